@@ -69,7 +69,7 @@ docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 
 site: $(VENV)/.installed-dev  ## build the documentation as a site in build/site, and look for dead links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "build/site/index.html; or with a server: $(BIN)/mkdocs serve"
+	@echo "build/site/index.html; with a server, which searching needs: $(BIN)/mkdocs serve"
 
 clean:  ## remove what make has made
 	rm -rf $(VENV) $(PEERS) build *.egg-info

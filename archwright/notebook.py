@@ -60,7 +60,7 @@ class Report(os.PathLike[str]):
 
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table below a caption; texts are escaped."""
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    names = "".join(f'<th style="text-align: left">{escape(name)}</th>' for name in head)
     lines = [_row(cells) for cells in rows]
     table = f"<table><tr>{names}</tr>{''.join(lines)}</table>" if lines else ""
     return f"<div><p>{escape(caption)}</p>{table}</div>"

@@ -186,12 +186,12 @@ def sentence(text: str | None) -> str:
 @cache
 def refusal(asks: tuple[str, ...]) -> str:
     """Return what is printed of assignments that cannot be trained, or nothing."""
-    return _refusal(lambda: enforce_run(load_run(BASE).override(*asks)))
+    return _refusal(lambda: enforce_run(_base_run().override(*asks)))
 
 
 def builds(asks: tuple[str, ...]) -> bool:
     """Tell whether there is a model with these assignments, even if it cannot be trained."""
-    return not _refusal(lambda: enforce(load_run(BASE).override(*asks).model))
+    return not _refusal(lambda: enforce(_base_run().override(*asks).model))
 
 
 def _refusal(check: Callable[[], object]) -> str:
@@ -293,7 +293,12 @@ def _with_companion(asks: tuple[str, ...]) -> tuple[str, ...]:
 @cache
 def _base() -> dict[str, Any]:
     """Return every value of the base, by dotted path."""
-    return flatten(load_run(BASE).model_dump(by_alias=True))
+    return flatten(_base_run().model_dump(by_alias=True))
+
+
+@cache
+def _base_run() -> RunSpec:
+    return load_run(BASE)
 
 
 def _belongs(cls: type[Spec], option: Option) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ABOUT = """\
 Check files, and say all at once what is wrong in them and what to do.
 
-  FILE.toml   a model or a run: keys, types, limits, rules between axes, doubtful values
+  FILE.toml   a model, a run or a study: keys, types, limits, rules between axes, doubtful values
   FILE.py     choices of your own, as --parts takes them: each is held against the laws of its axis. A small
               model with it must build, train, save, show no token what follows it, read texts piece by piece
               and packed as it reads them alone; an optimizer must follow its schedule and go on bit for bit;
@@ -52,18 +52,51 @@ def run(words: Sequence[str]) -> int:
 
 
 def _check_spec(file: str) -> dict[str, Any]:
-    """Return what is wrong or doubtful in a model or a run."""
+    """Return what is wrong or doubtful in a model, a run or a study."""
     with loading():
         from archwright.spec.checking import checked
-        from archwright.spec.read import given_model
+        from archwright.spec.read import given_model, is_study, study_names
         from archwright.spec.rules import suspicions
+        from archwright.spec.toml import read_toml
+    doubts: list[str] = []
     try:
-        run = checked(file)
+        _refuse_others(file)
+        if file in study_names() or (Path(file).is_file() and is_study(read_toml(Path(file)))):
+            _check_study(file)
+        else:
+            run = checked(file)
+            doubts += suspicions(run.model, given_model(file))
     except UserError as error:
         mistakes = [_located(file, line) for line in error.lines]
         return {"file": file, "good": False, "mistakes": mistakes, "warnings": []}
-    doubts = [*suspicions(run.model, given_model(file))]
     return {"file": file, "good": True, "mistakes": [], "warnings": doubts}
+
+
+def _refuse_others(file: str) -> None:
+    """Refuse a file or a folder that holds nothing to check."""
+    from archwright.cli.models import is_config
+    from archwright.spec.read import is_run, preset_names
+
+    path = Path(file)
+    named = any(file in preset_names(room) for room in ("models", "runs", "studies"))
+    misspelt = (
+        not path.exists() and not path.suffix
+    )  # a preset's name, which is answered with the nearest
+    if named or misspelt or path.suffix == ".toml" or is_run(file) or is_config(file):
+        return
+    what = "a folder that is no run" if path.is_dir() else "nothing that can be checked"
+    found = what if path.exists() else "there is no such file"
+    raise UserError(
+        f"{file}: {found}; expected a .toml file of a model, a run or a study, or a .py file of choices"
+    )
+
+
+def _check_study(file: str) -> None:
+    """Raise a UserError with what is wrong in a study and in the models that it names."""
+    from archwright.lab.variants import arms
+    from archwright.spec.read import load_study
+
+    arms(load_study(file), None)
 
 
 def _check_choices(file: str) -> dict[str, Any]:
@@ -112,7 +145,7 @@ def _is_broken(law: dict[str, str]) -> bool:
 
 def _located(file: str, line: str) -> str:
     """Name the file; keys of a model's own file have no prefix there."""
-    if Path(file).name in line:
+    if Path(file).name in line or not Path(file).is_file():
         return line
     from archwright.spec.read import is_recipe
     from archwright.spec.toml import read_toml

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from archwright.cli.field_words import CHOICES
 from archwright.cli.parser import print_table, terminal_width
 from archwright.spec.errors import UserError, nearest
 
@@ -36,6 +37,7 @@ def print_choices_of(name: str, sections: Sequence[Section], parts: Sequence[str
 def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]]]:
     """Return the sections of that name with all their kinds, or those that have a kind of that name."""
     words = name.strip().lower().removesuffix(".kind")
+    words = CHOICES.get(words, words)
     whole = [s for s in known if words in _names(s)]
     if whole:
         return [(s, _kinds(s)) for s in whole]
@@ -45,6 +47,10 @@ def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]
     if not found:
         names = [n for s in known for n in (*_names(s), *_kinds(s))]
         names += [f"{s['name']}.{kind}" for s in known for kind in _kinds(s)]
+        if words != name.strip().lower():  # an option's name elsewhere
+            raise UserError(
+                f'list choices "{name}": an option, not a kind; see archwright explain {shlex.quote(name)}'
+            )
         raise UserError(
             f'list choices "{name}": expected an axis, a table or a kind, such as mask, head or '
             f"rope; archwright list choices has all of them.{nearest(words, names)}"

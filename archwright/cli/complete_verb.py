@@ -109,6 +109,7 @@ def _words(verb: str, parser: Parser, before: Sequence[str], current: str) -> It
     if verb in PRESETS and len(named) < MOST_MODELS.get(verb, len(before) + 1):
         for room in PRESETS[verb]:
             yield from _presets(room)
+        yield from sorted(path.name for path in Path().glob("*.toml"))
     if verb in PRESETS and (
         named or verb in ("compare", "plan") or "=" in current or "." in current
     ):

@@ -7,7 +7,7 @@ from archwright.format import columns
 from archwright.machine.loading import loading
 
 ABOUT = """\
-Show what two models chose otherwise, and what costs differ. Those of a model that is not published as it
+Show where two models differ, and in what costs. Those of a model that is not published as it
 is are counted with --costs, which takes a second or two."""
 
 EXAMPLES = """\
@@ -34,12 +34,13 @@ def run(words: Sequence[str]) -> int:
     with loading():
         from archwright.catalogue.summaries import differences
         from archwright.cli.cost_words import cost_differences
-        from archwright.cli.models import load_model
+        from archwright.cli.models import check_words, load_model
         from archwright.spec.read import diff
 
     changes_old = "=" in options.new  # diff modern norm.kind=layer: the model and its change
     changes = [*([options.new] if changes_old else []), *options.assignments]
     old = load_model(options.old).spec
+    check_words(options.old, changes, run=False)
     new = (old if changes_old else load_model(options.new).spec).override(*changes)
     if options.values:
         print("\n".join(diff(old, new)) or "no difference")

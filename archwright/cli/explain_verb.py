@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from archwright.cli.choices_table import Section
+from archwright.cli.field_words import CHOICES
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, print_table, terminal_width
 from archwright.machine.loading import loading
@@ -24,35 +25,6 @@ EXAMPLES = """\
   archwright explain swiglu
   archwright explain gqa
   archwright explain mask.window       a kind of one axis, where several have one of that name"""
-
-WORDS = {
-    "gqa": "attention.num_kv_heads",
-    "mqa": "attention.num_kv_heads",
-    "mha": "attention.num_kv_heads",
-    "grouped-query attention": "attention.num_kv_heads",
-    "mla": "attention.latent",
-    "nope": "position.none",
-    "rotary": "position.rope",
-    "layernorm": "norm.layer",
-    "rmsnorm": "norm.rms",
-    "pre-norm": "residual.pre",
-    "prenorm": "residual.pre",
-    "post-norm": "residual.post",
-    "postnorm": "residual.post",
-    "sandwich-norm": "residual.sandwich",
-    "sliding window": "mask.window",
-    "swa": "mask.window",
-    "moe": "feedforward.experts",
-    "mixture of experts": "feedforward.experts",
-    "qk-norm": "attention.qk_norm.rms",
-    "tying": "head.tied",
-    "weight tying": "head.tied",
-    "soft-cap": "attention.softcap",
-    "mup": "init.mup",
-    "mlm": "objective.masked_tokens",
-    "nsp": "objective.segments",
-}
-"""What the field calls choices and options that are called otherwise here, or that are found by more than a kind."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -76,8 +48,10 @@ def known_words(known: Sequence[Section]) -> Iterator[str]:
     """Yield what can be explained: kinds, alone and behind their axis, what the field calls them, and options."""
     kinds = [(section["name"], kind["name"]) for section in known for kind in section["kinds"]]
     yield from (name for _, name in kinds)
-    yield from WORDS
-    yield from (_option(asks)[1] for section in known for asks, _ in _options(section))
+    yield from CHOICES
+    axes = {name for section in known for name in _names(section)}
+    options = (_option(asks)[1] for section in known for asks, _ in _options(section))
+    yield from (name for name in options if name not in axes)
     yield from (f"{axis}.{name}" for axis, name in kinds)
 
 
@@ -88,21 +62,25 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
         UserError: nothing has it.
     """
     wanted = word.strip().lower().replace("=", ".").replace(".kind.", ".")
-    axis, _, name = WORDS.get(wanted, wanted).removeprefix("model.").rpartition(".")
+    axis, _, name = CHOICES.get(wanted, wanted).removeprefix("model.").rpartition(".")
     here = [s for s in known if not axis or axis in _names(s)]
     kinds = [(s, kind) for s in here for kind in s["kinds"] if kind["name"] == name]
-    options = {
-        path: about
-        for section in here
-        for asks, about in _options(section)
-        for path, option in [_option(asks)]
-        if option == name
-    }
+    options: dict[str, str] = {}
+    for asks, about in (pair for section in here for pair in _options(section)):
+        path, option = _option(asks)
+        if option == name:  # several kinds may have it, of which the first has the users
+            options.setdefault(path, about)
+    axes = [s["name"] for s in known if wanted.removeprefix("model.") in _names(s)]
+    if axes and not kinds:
+        raise UserError(
+            f'explain "{word}": expected a kind or an option; archwright list choices {axes[0]} '
+            f"shows those of {axes[0]}"
+        )
     if not kinds and not options:
         names = [kind["name"] for s in known for kind in s["kinds"]]
         raise UserError(
             f'explain "{word}": expected a kind or an option, such as rope, rms, swiglu or gqa; '
-            f"archwright list choices has all of them.{nearest(word, [*names, *WORDS])}"
+            f"archwright list choices has all of them.{nearest(word, [*names, *CHOICES])}"
         )
     for section, kind in kinds:
         yield _of_kind(section, kind)

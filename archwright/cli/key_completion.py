@@ -11,11 +11,15 @@ FILES = ("model", "run", "study")
 """Files that have a schema."""
 UNLISTED = {"name", "source", "sources", "base", "parts"}
 """Keys of a file that are no values to change on the command line."""
+OF_MODEL = "model."
 
 
 def keys_and_values(file: str, text: str) -> Iterator[str]:
     """Yield the keys one table below `text`, with the dot or the equals sign that follows them; or, behind an equals
-    sign, the values that can be named. Keys of a run may leave `model.` out."""
+    sign, the values that can be named. Keys of a model may have `model.` before them, or leave it out."""
+    if file == "model" and text.startswith(OF_MODEL):
+        yield from (OF_MODEL + more for more in keys_and_values(file, text.removeprefix(OF_MODEL)))
+        return
     key, equals, _ = text.partition("=")
     *above, _ = path = key.split(".")
     schema: Node = listing(f"schema_{file}")

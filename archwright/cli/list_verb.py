@@ -86,7 +86,7 @@ def _check_names(what: str | None, names: Sequence[str]) -> None:
     """Refuse words that are neither a list, nor a condition, nor in the name of a model."""
     if what not in (None, "models"):
         raise UserError(
-            f'list {what} "{names[0]}": only choices can be named; see archwright list --help'
+            f"list {what}: {names[0]}: more words than it takes; archwright list {what} shows all of them"
         )
     rows = listing("models")["rows"]
     known = [row["model"] for row in rows]

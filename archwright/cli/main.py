@@ -103,20 +103,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] in ([], ["-h"], ["--help"], ["help"]):
+        if words[1:2] and words[1] in VERBS:  # archwright help train
+            return _run([words[1], "--help"])
         print(
             HELP.format(verbs="\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())),
             end="",
         )
         return 0
-    if words[0] in ("-V", "--version"):
+    if words[0] in ("-V", "--version", "version"):
         from archwright import __version__
 
         print(f"archwright {__version__}")
         return 0
     verb, *rest = words
     if verb not in VERBS and verb != COMPLETE:
-        hint = nearest(verb, VERBS)
+        from archwright.cli import field_words
+
+        known = field_words.VERBS.get(verb)
+        hint = f" Did you mean {known}?" if known else nearest(verb, VERBS)
         raise UserError(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{hint}')
     _prepare_process()
     module = importlib.import_module(f"archwright.cli.{verb}_verb")

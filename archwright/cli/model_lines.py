@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from archwright.catalogue.parameter_counts import Counts, parameter_counts
 from archwright.cli.card import card
 from archwright.cli.cost_words import ABOUT, cost_words, costs_of
-from archwright.cli.models import load_model
+from archwright.cli.models import check_words, load_model
 from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -40,6 +40,7 @@ def print_model(options: argparse.Namespace) -> None:
             f"archwright train {options.model} --dry-run"
         )
     loaded = load_model(options.model)
+    check_words(options.model, options.assignments, run=False)
     before = loaded.spec.tiny() if options.tiny else loaded.spec
     spec = override(before, options.assignments)
     own_file = options.model.endswith(".toml") and not options.tiny

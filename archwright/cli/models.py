@@ -1,11 +1,21 @@
 """Models as verbs take them: presets, TOML files, runs, and the config.json of other libraries."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
-from archwright.spec.read import Loaded, Origin, is_run, load_run, load_with_blame, preset_names
+from archwright.spec.read import (
+    ONLY_RUNS,
+    Loaded,
+    Origin,
+    is_run,
+    load_run,
+    load_with_blame,
+    preset_names,
+)
 from archwright.spec.run_spec import RunSpec
 
 CONFIG = "config.json"
@@ -43,6 +53,34 @@ def load_recipe(name: str) -> RunSpec:
         )
     model = load_model(name).spec
     return RunSpec(name=model.name, model=model)
+
+
+def check_words(name: str, words: Sequence[str], *, run: bool) -> None:
+    """Refuse words behind a model's name that set no value of it, or of its `run`, but look like something else.
+
+    Raises:
+        UserError: one line each.
+    """
+    lines = []
+    for word in words:
+        if word in preset_names("models"):
+            lines.append(
+                f'"{word}": expected key=value; archwright diff {name} {word} says where two models differ, and '
+                f"archwright compare {name} {word} which is better"
+            )
+        elif run and "=" not in word and Path(word).exists():
+            lines.append(f'"{word}": expected key=value. Did you mean "data.text={word}"?')
+        elif not run and re.split(r"[.=]", word)[0] in ONLY_RUNS - {"model"}:
+            key = word.partition("=")[0]
+            lines.append(
+                f"{key}: a key of a run, not of a model; see it with: archwright train {name} {word} --dry-run"
+            )
+    if "=" in words:
+        at = [*words].index("=")
+        text = " ".join([*words][max(0, at - 1) : at + 2])
+        lines = [f'"{text}": expected key=value without blanks around the equals sign']
+    if lines:
+        raise UserError(*lines)
 
 
 def is_config(name: str) -> bool:

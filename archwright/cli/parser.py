@@ -1,6 +1,7 @@
 """How verbs read their words: options anywhere, dotted assignments between them."""
 
 import argparse
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,21 +42,43 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             message = self._unknown(unknown)
+        elif found := re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL):
+            message = self._wrong_value(found[1].rpartition("/")[2], found[2])
         # Assignments are many or none, but argparse counts them among what is required.
         message = message.removesuffix(", KEY=VALUE")
-        raise UserError(f"{message}{'' if message[-1] == '?' else '.'} See {self.prog} --help")
+        raise UserError(f"{message}{'' if message[-1] in '?.' else '.'} See {self.prog} --help")
 
     def _unknown(self, words: str) -> str:
         if not words.startswith("-"):
             return f"{words}: more words than {self.prog} takes"
         message = f"{words}: no such option"
-        if any(action.metavar == "KEY=VALUE" for action in self._actions):
-            message += "; values are set as key=value, without dashes"
         option, _, value = words.replace("=", " ", 1).partition(" ")
+        if any(action.metavar == "KEY=VALUE" for action in self._actions):
+            key = option.lstrip("-").replace("-", "_")
+            example = f": {key}={value}" if value and " " not in value else ""
+            message += f"; values are set as key=value, without dashes{example}"
         # What another command takes as a value may be an option here: --format json is --json.
         named = f"--{value}" if f"--{value}" in self._option_string_actions else option
         hint = nearest(named, self._option_string_actions)
         return f"{message}.{hint}" if hint else message
+
+    def _wrong_value(self, name: str, complaint: str) -> str:
+        """Return argparse's complaint about the value of an option or a word as ours are."""
+        if complaint == "expected one argument":
+            return f"{name}: expected a value behind it"
+        if complaint.startswith("ignored explicit argument"):
+            return f"{name}: takes no value"
+        number = re.fullmatch(r"invalid (int|float) value: '(.*)'", complaint)
+        if number is not None:
+            expected = "a whole number" if number[1] == "int" else "a number"
+            return f'{name}: found "{number[2]}"; expected {expected}'
+        actions = [a for a in self._actions if name in (*a.option_strings, a.metavar, a.dest)]
+        choice = re.match(r"invalid choice: '(.*?)' \(", complaint)
+        if choice is not None and actions and actions[0].choices is not None:
+            known = [*map(str, actions[0].choices)]
+            expected = f"one of {', '.join(known)}" if known[1:] else known[0]
+            return f'{name}: found "{choice[1]}"; expected {expected}.{nearest(choice[1], known)}'
+        return f"{name}: {complaint}"
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the options; they may stand before, between and after the other words.

@@ -97,7 +97,7 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
         raise UserError(
             f'train what? "{options.what}" sets a value; name a recipe or model before it'
         )
-    from archwright.cli.models import is_config, load_recipe
+    from archwright.cli.models import check_words, is_config, load_recipe
     from archwright.spec.read import given_model
     from archwright.spec.rules import suspicions
     from archwright.spec.run_rules import enforce_run
@@ -111,6 +111,7 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
             f"archwright train modern data.text={options.what}"
         )
     spec = load_recipe(options.what)
+    check_words(options.what, options.assignments, run=True)
     before = tiny_run(spec) if options.tiny else spec
     spec = before.override(*options.assignments)
     files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())

@@ -49,7 +49,7 @@ class Numbers:
     rows: Grid
 
 
-_ARGUMENTS = re.compile(r"^(?:Args|Raises):", re.MULTILINE)
+_ARGUMENTS = re.compile(r"^(?:Args|Attributes|Raises):", re.MULTILINE)
 
 Words = Sequence[str]
 """Assignments that ask for a choice, by paths of a model."""
@@ -169,9 +169,13 @@ def norm(choice: type[Choice], words: Words) -> Numbers:
 
 
 def mask(choice: type[Choice], words: Words) -> Numbers:
-    """Draw which keys a query sees."""
+    """Draw which keys a query sees, with sizes at which some are hidden."""
     fields = choice.model_fields
-    sizes = {"size": 5, "radius": 3, "stride": 4, "memory": 4, "num_global": 2, "block_size": 4}
+    sizes = {
+        **{"size": 5, "radius": 3, "stride": 4, "memory": 4, "num_global": 2, "num_summary": 1},
+        "block_size": 2 if "local_blocks" in fields or "num_random" in fields else 4,
+        **{"local_blocks": 2, "num_random": 1},
+    }
     asked = {name: number for name, number in sizes.items() if name in fields}
     pattern = pattern_of(cast(Mask, choice.model_validate(asked)), 1)
     at = torch.arange(TEXT)
@@ -221,6 +225,8 @@ def feedforward(choice: type[Choice], words: Words) -> Numbers:
     if "feedforward" not in layer.branches:
         raise UserError("it has no feed-forward")
     spec = model.spec.resolved().layers_by_kind["default"].feedforward
+    hidden = spec.hidden_layer
+    width = "" if hidden is None else str(hidden.model_dump()["hidden_dim"])
     parameters = sum(p.numel() for p in layer.branch("feedforward").parameters())
     costs = forward_flops(model, TEXT).items()
     flops = sum(value for name, value in costs if name.startswith("layers.feedforward"))
@@ -228,7 +234,7 @@ def feedforward(choice: type[Choice], words: Words) -> Numbers:
         "At width 512, with the sizes that follow from it:",
         [
             ("hidden width", "parameters of a layer", "FLOPs per token, forward"),
-            (str(spec.model_dump().get("hidden_dim", "")), count(parameters), count(flops)),
+            (width, count(parameters), count(flops)),
         ],
     )
 

@@ -27,7 +27,7 @@ def study_of(
     """
     names = [w for w in words if isinstance(w, StudySpec) or is_variant(w)]
     common = [str(w) for w in words if w not in names]
-    study = _named_study(names)
+    study = _named_study(names, common)
     common = [run_key(word) for word in common]
     assignments = [
         f"{key}={value if isinstance(value, str) else toml_value(value)}"
@@ -102,7 +102,9 @@ def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:
     return tuple(PartsFile(name=file.name, sha256=load_parts_file(file)) for file in files)
 
 
-def _named_study(names: Sequence[str | StudySpec]) -> StudySpec:
+def _named_study(names: Sequence[str | StudySpec], common: Sequence[str]) -> StudySpec:
+    if ":" in names:
+        raise UserError('":": expected a change right behind the colon, such as :norm.kind=layer')
     if not names:
         raise UserError(
             "compare what? Name two models or more, or a study, such as: archwright compare textbook modern"
@@ -114,6 +116,12 @@ def _named_study(names: Sequence[str | StudySpec]) -> StudySpec:
         return first
     if not rest and (first in study_names() or str(first).endswith(".toml")):
         return load_study(str(first))
+    changes = [word for word in common if run_key(word).startswith("model.")]
+    if not rest and changes and first not in study_names():
+        raise UserError(
+            f'compare "{first}" with what? A change that makes a variant begins with a colon: '
+            f"archwright compare {first} :{changes[0]}"
+        )
     if not rest:
         raise UserError(
             f'compare "{first}" with what? Name a second model, or one of the studies '

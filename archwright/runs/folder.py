@@ -87,8 +87,7 @@ class RunFolder:
         """
         run = cls(path)
         if not run.exists:
-            near = nearest(run.path.name, [other.path.name for other in find(run.path.parent)])
-            raise UserError(f"{run.path} is not a run folder: it has no spec.toml.{near}")
+            raise UserError(_no_run(run.path))
         run._check_format()
         return run
 
@@ -387,6 +386,28 @@ class RunFolder:
             f"{self.path} holds another run ({'; '.join(lines[:_SHOWN])}{more}). "
             f"Train with another --out, or go on with the run there: --resume {self.path}"
         )
+
+
+def _no_run(path: Path) -> str:
+    """Say that there is no run at a path, with the nearest name, or the run that is called so."""
+    found = (
+        " is not a run folder: it has no spec.toml." if path.exists() else ": there is no such run."
+    )
+    if RunFolder(RUNS / path).exists:
+        return f'{path}{found} Did you mean "{RUNS / path}"?'
+    names = {other.path.name: str(other.path) for other in find(path.parent)}
+    hint = nearest(path.name, names)
+    for name, whole in names.items():
+        hint = hint.replace(f'"{name}"', f'"{whole}"')
+    if not hint and path.parent == Path() and _is_preset(path.name):
+        hint = f" archwright train {path} makes {RUNS / path}."
+    return f"{path}{found}{hint}"
+
+
+def _is_preset(name: str) -> bool:
+    from archwright.spec.read import preset_names
+
+    return name in (*preset_names("models"), *preset_names("runs"))
 
 
 def find(parent: str | Path = RUNS) -> list[RunFolder]:

@@ -1,5 +1,6 @@
 """Errors of the user, in one line each."""
 
+import re
 from collections.abc import Iterable
 
 from archwright.format import one_line
@@ -21,21 +22,34 @@ class UserError(ValueError):
 
 def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     """Return ` Did you mean "x"?` for the choice closest to `word`, or the `most` closest; an empty string
-    where more than a third of the letters of each differ. A choice that goes on where `word` ends is close."""
+    where more than a third of the letters of each differ. A choice that goes on where `word` ends is close, with or
+    without marks between its letters: llama3 -> llama-3-8b."""
     word = str(word)
     if not 0 < len(word) <= LONGEST:
         return ""
     import difflib  # seldom wanted
 
     names = {choice.lower(): choice for choice in choices if len(choice) <= LONGEST}
+    if same := names.get(word.lower()):
+        return f' Did you mean "{same}"?'
     alike = difflib.get_close_matches(word.lower(), names, n=3 * most, cutoff=0.5)
     close = [
         name for name in alike if _differing(word.lower(), name) <= max(map(len, (word, name))) / 3
     ]
-    onwards = [name for name in names if name.startswith(f"{word.lower()}-")]
+    onwards = [name for name in names if _letters(word) in _beginnings(name)]
     found = [*dict.fromkeys([*close, *onwards])][:most]
     *first, last = (f'"{names[name]}"' for name in found) if found else ("",)
     return f" Did you mean {', '.join(first)}{' or ' * bool(first)}{last}?" if found else ""
+
+
+def _beginnings(name: str) -> list[str]:
+    """Return the letters of a name up to each of its dashes: llama-3-8b -> llama, llama3."""
+    parts = name.split("-")
+    return ["".join(map(_letters, parts[:end])) for end in range(1, len(parts))]
+
+
+def _letters(word: str) -> str:
+    return re.sub("[^a-z0-9]", "", word.lower())
 
 
 def _differing(a: str, b: str) -> int:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
+from archwright.spec.other_names import KEYS
 from archwright.spec.renamings import renamed
 from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml
 from archwright.spec.validation_errors import show
@@ -90,13 +91,33 @@ def paths(cls: type[Spec], prefix: str = "") -> Iterator[str]:
     for name, field in cls.model_fields.items():
         name, inner = field.alias or name, field.annotation
         yield prefix + name
-        if not (isinstance(inner, type) and issubclass(inner, Spec)):
-            continue
-        members: Iterable[type[Spec]] = [inner]
-        if issubclass(inner, Choice) and inner.is_axis():
-            members = inner.choices().values()
-        for member in members:
+        for member in _members(inner):
             yield from paths(member, f"{prefix}{name}.")
+
+
+def _members(annotation: Any) -> Iterable[type[Spec]]:
+    """Return the specs that can stand in a field: its table, or all choices of its axis."""
+    if not (isinstance(annotation, type) and issubclass(annotation, Spec)):
+        return ()
+    if issubclass(annotation, Choice) and annotation.is_axis():
+        return annotation.choices().values()
+    return (annotation,)
+
+
+def has_path(cls: type[Spec], keys: Keys) -> bool:
+    """Tell whether a path is one of `paths`, without a walk through all of them."""
+    tables: list[type[Spec]] = [cls]
+    for key in keys:
+        found = [
+            field
+            for table in tables
+            for name, field in table.model_fields.items()
+            if key == (field.alias or name)
+        ]
+        if not found:
+            return False
+        tables = [member for field in found for member in _members(field.annotation)]
+    return True
 
 
 def dump(spec: Spec) -> Values:
@@ -106,7 +127,6 @@ def dump(spec: Spec) -> Values:
 
 def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], list[str]]:
     """Return paths with their values, and a line for each assignment that is wrong."""
-    known: list[str] = []
     given: dict[Keys, Any] = {}
     lines: list[str] = []
     for assignment in assignments:
@@ -122,9 +142,14 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
             lines.append(f"{name}: {error}")
             continue
         path, value = _today(type(spec), full_path(type(spec), name), value)
-        known = known or [*dict.fromkeys(paths(type(spec)))]
-        if unknown := _unknown_path(".".join(path), known):
+        if unknown := _unknown_path(type(spec), path):
             lines.append(unknown)
+        elif name in KEYS and not (
+            isinstance(value, dict) or has_path(type(spec), (*path, "kind"))
+        ):
+            lines.append(  # `layers` and `data` are tables here
+                f'{name}: found {show(value)}; expected a table. Did you mean "{KEYS[name]}"?'
+            )
         else:
             for keys, inner in _leaves(path, value):
                 lines += _contradictions(keys, inner, given)
@@ -187,15 +212,18 @@ def _contradictions(keys: Keys, value: object, given: dict[Keys, Any]) -> list[s
     ]
 
 
-def _unknown_path(path: str, known: list[str]) -> str:
+def _unknown_path(cls: type[Spec], keys: Keys) -> str:
     """Refuse a path that no choice could have, naming the nearest one in the whole spec."""
-    keys = path.split(".")
-    if path in known or "sources" in keys or ("layer_kinds" in keys and len(keys) < MOST_DEPTH):
+    free = "sources" in keys or ("layer_kinds" in keys and len(keys) < MOST_DEPTH)
+    if free or has_path(cls, keys):
         return ""
+    path, known = ".".join(keys), [*dict.fromkeys(paths(cls))]
     same_leaf = [k for k in known if k.endswith(f".{path}")]
     outermost = min(same_leaf, key=lambda k: k.count("."), default="")
     short = [k.partition(".")[2] for k in known if k.startswith("model.")]
-    hint = f' Did you mean "{outermost}"?' if outermost else nearest(path, [*short, *known])
+    elsewhere = KEYS.get(path.removeprefix("model."), "")
+    meant = elsewhere if elsewhere in (*short, *known) else outermost
+    hint = f' Did you mean "{meant}"?' if meant else nearest(path, [*short, *known])
     if not hint:
         hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
     return f"{path}: unknown key.{hint}"

@@ -137,6 +137,11 @@ def is_recipe(keys: Collection[str]) -> bool:
     return bool(found) and not (found == {"objective"} and ONLY_MODELS.intersection(keys))
 
 
+def is_study(keys: Collection[str]) -> bool:
+    """Tell whether a file with these keys describes a study."""
+    return "baseline" in keys
+
+
 def is_run(name: str | Path) -> bool:
     """Tell whether a name is that of a run's folder."""
     return (Path(name) / RUN_FILE).is_file()
@@ -350,6 +355,8 @@ def _run_from(values: Values, path: Path) -> RunSpec:
 def _read(path: Path, cls: type[Spec], *, warn: bool = True) -> Values:
     """Return a file's table with today's keys; what a user wrote with older ones gets a line for each."""
     values = read_toml(path)
+    if cls is not StudySpec and is_study(values):
+        raise UserError(f"{path}: a study, not a model; run it with: archwright compare {path}")
     written = values.pop("format", None)  # a run folder's spec.toml has one
     return renamed(cls, values, warn=warn and written is None)
 
@@ -371,13 +378,17 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
             path = beside.parent / path
         if path.exists():
             return path
-        raise UserError(f"{text}: no such file")
+        hint = nearest(path.stem, [file.stem for file in path.parent.glob("*.toml")])
+        hint = hint.replace('"?', '.toml"?')
+        raise UserError(f"{text}: no such file{'.' * bool(hint)}{hint}")
     for kind in dict.fromkeys((room, "models")):
         found = presets.FOLDER / kind / f"{text}.toml"
         if found.is_file():
             return found
     refuse_unpublished(text)
     refuse_absent(text)
+    if text in study_names():
+        raise UserError(f'"{text}" is a study, not a model; run it with: archwright compare {text}')
     names = (
         [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
     )
@@ -387,7 +398,13 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
             f'"{text}": a checkpoint of another library: archwright import {text} makes a run of it, and '
             f'archwright.hf.load_spec("{text}") reads its architecture'
         )
+    what = "no such preset"
+    if Path(text).is_dir():
+        what = f"a folder that is no run, as it has no {RUN_FILE}, and no preset"
+    elif Path(text).is_file():
+        what = "a file that does not end in .toml, and no preset"
+    of_hub = text.rstrip("/").rpartition("/")[2]  # meta-llama/Llama-3.2-1B
     raise UserError(
-        f'"{text}": no such preset; {known}, or give a file ending in .toml.'
-        + nearest(text, names, most=3)
+        f'"{text}": {what}; {known}, or give a file ending in .toml.'
+        + nearest(of_hub, names, most=3)
     )

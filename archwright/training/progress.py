@@ -101,11 +101,9 @@ class CellBar(shown.Lines, Progress):
         self._show("trained" if self._step >= self.num_steps else "stopped")
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        now, self._step = time.monotonic(), step
-        left = (now - self._started) * (self.num_steps - step) / max(1, step - self._first)
-        remaining = f", {duration(left)} left" if left else ""
-        self._figures = f", loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s{remaining}"
-        if now - self._shown >= CELL_EVERY:
+        self._step = step
+        self._figures = f", loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
+        if time.monotonic() - self._shown >= CELL_EVERY:
             self._show("training")
 
     def expect(self, num_steps: int) -> None:
@@ -118,8 +116,13 @@ class CellBar(shown.Lines, Progress):
 
     def _show(self, what: str) -> None:
         self._shown = time.monotonic()
+        trained, ahead = self._step - self._first, self.num_steps - self._step
+        left = (self._shown - self._started) * ahead / max(1, trained)
+        remaining = f", {duration(left)} left" if trained and left and what != "stopped" else ""
         bar = f'<progress value="{self._step}" max="{self.num_steps}"></progress>'
-        self._cell.show(f"{bar} {what}, step {self._step:,} of {self.num_steps:,}{self._figures}")
+        self._cell.show(
+            f"{bar} {what}, step {self._step:,} of {self.num_steps:,}{self._figures}{remaining}"
+        )
 
 
 class Lines(shown.Lines, Progress):

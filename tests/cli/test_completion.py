@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,18 @@ def test_values_of_options() -> None:
     assert candidates(["generate", "--prompt", ""]) == []
 
 
+def test_files_of_models_stand_beside_presets(place: Path) -> None:
+    """A shell looks for files by itself only where nothing is offered."""
+    for name in ("mine.toml", "my_norm.py"):
+        (place / name).write_text("", "utf-8")
+    for verb in ("train", "show", "plan"):
+        found = candidates([verb, "mi"])
+        assert "mine.toml" in found
+        assert "mixtral-8x7b" in found
+    assert candidates(["show", "mine.toml", "mi"]) == []
+    assert candidates(["generate", "mi"]) == []
+
+
 def test_runs(place: Path) -> None:
     (place / "runs" / "mine").mkdir(parents=True)
     (place / "runs" / "mine" / "spec.toml").write_text("", "utf-8")
@@ -80,9 +93,10 @@ def test_runs(place: Path) -> None:
 
 def test_every_kind() -> None:
     for key, axis in (("norm", Norm), ("attention.mask", Mask)):
-        for path in (f"{key}.kind=", f"model.{key}.kind="):
+        for path, verb in product((f"{key}.kind=", f"model.{key}.kind="), ("train", "show")):
             kinds: dict[str, type[Choice]] = dict(axis.kinds)
-            assert set(candidates(["train", "modern", path])) == {path + kind for kind in kinds}
+            assert set(candidates([verb, "modern", path])) == {path + kind for kind in kinds}
+            assert candidates([verb, "modern", path[:-2]]) == [path]
     assert candidates(["show", "modern", "head.tied="]) == ["head.tied=true", "head.tied=false"]
     assert candidates(["train", "modern", "loggers="]) == [f"loggers={name}" for name in LOGGERS]
 

@@ -142,7 +142,7 @@ def test_a_folder_in_use(unfinished: Path, place: Path) -> None:
         ),
         (
             ["--temperature", "hot"],
-            ["argument --temperature: invalid float value: 'hot'. See archwright generate --help"],
+            ['--temperature: found "hot"; expected a number. See archwright generate --help'],
         ),
     ],
 )  # fmt: skip

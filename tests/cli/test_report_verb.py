@@ -60,8 +60,8 @@ def test_every_folder_that_is_no_run_is_named(
 ) -> None:
     lines = error_lines(capsys, "report", "runs/on", "runs/one", "elsewhere")
     assert lines == [
-        'runs/on is not a run folder: it has no spec.toml. Did you mean "one"?',
-        "elsewhere is not a run folder: it has no spec.toml.",
+        'runs/on: there is no such run. Did you mean "runs/one"?',
+        "elsewhere: there is no such run.",
     ]
 
 

@@ -48,6 +48,14 @@ def test_a_window_is_drawn() -> None:
     assert [row.split().count("■") for _, row in rows] == [min(i + 1, 5) for i in range(16)]
 
 
+@pytest.mark.parametrize("kind", sorted(kind for axis, kind in KINDS if axis == "mask"))
+def test_a_mask_is_drawn_at_sizes_at_which_it_hides_what_its_rule_hides(kind: str) -> None:
+    plain = {"causal": 136, "full": 256}
+    _, *rows = numbers("mask", kind).rows
+    shown = sum(row.split().count("■") for _, row in rows)
+    assert shown == plain[kind] if kind in plain else shown not in plain.values()
+
+
 def test_the_stream_of_pre_norm_grows_and_that_of_post_norm_does_not() -> None:
     pre, post = ([float(x) for x in numbers("residual", k).rows[1][1:]] for k in ("pre", "post"))
     assert pre == sorted(pre)
@@ -80,4 +88,5 @@ def test_every_kind_has_numbers_or_says_why_not(axis: str, kind: str) -> None:
 def test_formulas_are_those_of_the_parts() -> None:
     assert "theta^(-2i/r)" in formula(KINDS["position", "rope"])
     assert "sqrt(mean(x^2) + eps)" in formula(KINDS["norm", "rms"])
-    assert not any("Raises:" in formula(choice) for choice in KINDS.values())
+    ends = ("Raises:", "Args:", "Attributes:")
+    assert not any(end in formula(choice) for end in ends for choice in KINDS.values())

@@ -224,7 +224,7 @@ def test_a_busy_folder_is_not_begun_anew(tmp_path: Path) -> None:
 
 def test_opening_what_is_no_run(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "modern", SPEC)
-    with pytest.raises(UserError, match=r'not a run folder.* Did you mean "modern"'):
+    with pytest.raises(UserError, match=r'there is no such run\. Did you mean ".*/modern"'):
         RunFolder.open(tmp_path / "modren")
     with pytest.raises(UserError, match="not a run folder"):
         RunFolder.open(tmp_path / "none" / "none")

@@ -130,3 +130,18 @@ def test_a_notebook_gets_one_bar_that_moves(
     assert shown_there[-1] == (
         '<progress value="100" max="100"></progress> trained, step 100 of 100, loss 3.250, 2,000 tokens/s'
     )
+
+
+def test_a_bar_whose_run_ends_early_has_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a budget in time ends, or a callback asks for it, behind the last step that was shown."""
+    notebook, clock = FakeNotebook(monkeypatch), {"now": 1000.0}
+    monkeypatch.setattr(time, "monotonic", lambda: clock["now"])
+    with progress(100, 0, quiet=False) as bar:
+        for step in range(1, 10):
+            clock["now"] += 1
+            bar.update(step, 3.25, 1999.6)
+        bar.expect(9)
+    assert notebook.places[0][-2].endswith(
+        "training, step 9 of 100, loss 3.250, 2,000 tokens/s, 1 min 31 s left"
+    )
+    assert notebook.places[0][-1].endswith("trained, step 9 of 9, loss 3.250, 2,000 tokens/s")

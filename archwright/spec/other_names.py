@@ -1,0 +1,29 @@
+"""What other programs call the keys of models and runs: for hints, where spelling leads nowhere."""
+
+KEYS = {
+    **dict.fromkeys(("d_model", "n_embd", "hidden_size", "embed_dim", "width"), "dim"),
+    **dict.fromkeys(("layers", "n_layers", "n_layer", "num_hidden_layers", "depth"), "num_layers"),
+    **dict.fromkeys(("heads", "n_heads", "n_head", "num_attention_heads"), "attention.num_heads"),
+    **dict.fromkeys(("kv_heads", "n_kv_heads", "num_key_value_heads"), "attention.num_kv_heads"),
+    **dict.fromkeys(("d_ff", "ffn_dim", "intermediate_size", "mlp_dim"), "feedforward.hidden_dim"),
+    **dict.fromkeys(("activation", "act", "hidden_act"), "feedforward.kind"),
+    **dict.fromkeys(
+        ("seq_len", "sequence_length", "block_size", "max_seq_len", "n_ctx", "context"),
+        "context_length",
+    ),
+    **dict.fromkeys(("vocab", "n_vocab"), "vocab_size"),
+    **dict.fromkeys(("rope_theta", "rope_base"), "position.theta"),
+    **dict.fromkeys(("learning_rate", "max_lr"), "optimizer.lr"),
+    **dict.fromkeys(
+        ("steps", "max_steps", "num_steps", "iters", "max_iters", "epochs", "time", "minutes"),
+        "budget",
+    ),
+    **dict.fromkeys(("batch", "bs", "micro_batch_size"), "batch_size"),
+    **dict.fromkeys(("grad_clip", "clip", "gradient_clipping"), "max_grad_norm"),
+    **dict.fromkeys(("warmup_steps", "warmup_iters"), "schedule.warmup"),
+    **dict.fromkeys(("data", "dataset", "corpus", "train_file"), "data.text"),
+    **dict.fromkeys(("eval_every", "eval_interval", "eval_steps"), "evaluate.every"),
+    "gradient_accumulation_steps": "grad_accum_steps",
+    "dtype": "machine.precision",
+}
+"""A key here by its name elsewhere; keys of a model without `model.`."""
