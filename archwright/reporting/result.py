@@ -174,10 +174,10 @@ def _beside(history: History, last: Line) -> str:
     """Say which compressors the model beats and which it does not."""
     if "bits_per_byte" not in last:
         return ""
-    sides: dict[str, list[str]] = {"below": [], "above": [], "level with": []}
+    sides: dict[str, list[str]] = {"better than": [], "worse than": [], "level with": []}
     for line in history.compressors:
         difference = round(last["bits_per_byte"], 3) - round(line["bits_per_byte"], 3)
-        side = "below" if difference < 0 else "above" if difference > 0 else "level with"
+        side = "better than" if difference < 0 else "worse than" if difference > 0 else "level with"
         sides[side].append(f"{line['name']} ({fmt.decimal(line['bits_per_byte'])})")
     clauses = [f"{side} {fmt.listed(names)}" for side, names in sides.items() if names]
     return " but ".join(clauses) + ", with " if clauses else ""

@@ -330,8 +330,9 @@ def _announce(
     say.say(repr(session.model))
     say.say(f"data: {material}")
     say.say(
-        f"{session.num_steps:,} steps of {run.tokens_per_step:,} tokens, on {run.machine.device} in "
-        f"{run.machine.precision}{'' if verbose else '; the page says why, and so does --verbose'}"
+        f"{session.num_steps:,} step{'s' * (session.num_steps != 1)} of {run.tokens_per_step:,} tokens, "
+        f"on {run.machine.device} in {run.machine.precision}"
+        f"{'' if verbose else '; the page says why, and so does --verbose'}"
     )
     for key, made in folder.environment().get("decisions", {}).items() if verbose else ():
         say.say(f"{key} = {made['value']}: {made['reason']}")

@@ -109,7 +109,7 @@ def test_what_cannot_be_exported_is_said_before_and_after(
     assert main(["show", "gemma-2-27b", "--exportable"]) == 0
     assert "exportable as gemma2 (Gemma2ForCausalLM)" in capsys.readouterr().out
     assert main(["export", "nowhere", "out"]) == 2
-    assert "not a run folder" in capsys.readouterr().err
+    assert "nowhere: there is no such run" in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_no_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,6 @@ def test_a_worker_leaves_when_who_gave_it_work_is_gone(tmp_path: Path) -> None:
         assert process.stdout
         process.stdin.write('{"do": "train", "folders": ["none"]}\n')
         process.stdin.flush()
-        assert "is not a run folder" in process.stdout.readline()
+        assert "none: there is no such run" in process.stdout.readline()
         process.stdin.close()
         assert process.wait(30) in (0, -signal.SIGTERM)

@@ -23,6 +23,7 @@ from archwright.parts.residuals import PostNorm, PreNorm
 from archwright.parts.states import KVCache, SlotTable
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.norms import LayerNorm, Norm
 from archwright.spec.residuals import PostNorm as PostNormSpec
 from tests.laws import laws
 from tests.laws.laws import Case
@@ -192,6 +193,11 @@ def a_tied_head_with_a_table_of_its_own(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@fault(laws.shapes_on_meta, "norm.kind=layer")
+def a_norm_that_does_not_count_itself(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LayerNorm, "num_parameters", Norm.num_parameters)
+
+
 @fault(laws.weights_return, "attention.sinks=true")
 def sinks_that_are_not_saved(patch: pytest.MonkeyPatch) -> None:
     state = building.Decoder.state_dict
@@ -251,6 +257,15 @@ def test_it_is_caught(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, RuntimeError)):
         holds()
+
+
+def test_what_does_not_count_itself_is_told_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(SMALL.override("norm.kind=layer"), 0)
+    a_norm_that_does_not_count_itself(monkeypatch)
+    with pytest.raises(
+        AssertionError, match="norms have 160 parameters, and num_parameters says 0"
+    ):
+        laws.shapes_on_meta(case)
 
 
 def test_norms_in_the_wrong_place_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

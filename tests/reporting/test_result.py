@@ -28,7 +28,7 @@ def test_the_verdict_says_it_all(made: Any) -> None:
     bits = 3.0 / (3.3 * math.log(2))
     assert sentence == (
         f"{bits:.3f} bits per byte on held-out text reached by a model of 1.28M parameters after "
-        "410k tokens in 15 s on Testing CPU 9000 (2 threads, bf16): below gzip -9 (2.040) and "
+        "410k tokens in 15 s on Testing CPU 9000 (2 threads, bf16): better than gzip -9 (2.040) and "
         "xz -9e (1.710), with perplexity 20.1 per token (base e)."
     )
     assert warning == ""
@@ -37,10 +37,14 @@ def test_the_verdict_says_it_all(made: Any) -> None:
 @pytest.mark.parametrize(
     ("gzip", "xz", "expected"),
     [
-        (2.04, 1.71, "below gzip -9 (2.040) and xz -9e (1.710)"),
-        (2.04, 1.2, "below gzip -9 (2.040) but above xz -9e (1.200)"),
-        (1.3, 1.2, "above gzip -9 (1.300) and xz -9e (1.200)"),
-        (2.04, 3.0 / (3.3 * math.log(2)), "below gzip -9 (2.040) but level with xz -9e (1.312)"),
+        (2.04, 1.71, "better than gzip -9 (2.040) and xz -9e (1.710)"),
+        (2.04, 1.2, "better than gzip -9 (2.040) but worse than xz -9e (1.200)"),
+        (1.3, 1.2, "worse than gzip -9 (1.300) and xz -9e (1.200)"),
+        (
+            2.04,
+            3.0 / (3.3 * math.log(2)),
+            "better than gzip -9 (2.040) but level with xz -9e (1.312)",
+        ),
     ],
 )
 def test_beside_compressors(made: Any, gzip: float, xz: float, expected: str) -> None:

@@ -70,9 +70,14 @@ def shapes_on_meta(case: Case) -> None:
         raise Broken(
             f"logits have shape {[*without.shape]} there, {[*with_memory.shape]} in memory"
         )
-    expected = parameter_counts(real.spec)  # that of a choice from outside is not known
-    if expected is not None and counted(real) != expected:
-        raise Broken(f"{counted(real)} were found; num_parameters says {expected}")
+    expected, found = parameter_counts(real.spec), counted(real)
+    if expected is not None and found != expected:  # that of a choice from outside is not known
+        differing = [
+            f"{part} have {number} parameters, and num_parameters says {expected.parts.get(part, 0)}"
+            for part, number in found.parts.items()
+            if number != expected.parts.get(part, 0)
+        ]
+        raise Broken("; ".join(differing) or f"{found} were found; num_parameters says {expected}")
 
 
 def the_same_seed_gives_the_same_model(case: Case) -> None:
