@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import archwright
 from archwright.notebook import Cell, Report, html_table, in_notebook
+from archwright.spec.errors import UserError
 from tests.fake_notebook import FakeNotebook
 
 
@@ -49,3 +51,11 @@ def test_a_table_shows_texts_as_they_are() -> None:
     assert "&lt;script&gt;" in html
     assert html.count("<tr>") == 3
     assert html_table("none", ("key",), []) == "<div><p>none</p></div>"
+
+
+def test_a_mistake_is_shown_in_a_line_and_not_as_a_traceback() -> None:
+    with pytest.raises(UserError) as caught:
+        archwright.load("modern").override("dmi=256", "norm.kind=layr")
+    shown = caught.value._render_traceback_()  # by which IPython asks
+    assert shown == [f"archwright: {line}" for line in caught.value.lines]
+    assert len(shown) == 2

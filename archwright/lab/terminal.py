@@ -21,7 +21,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
         lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
         lines += [
-            f"{len(results.runs)} runs in {duration(results.seconds)}, "
+            f"{len(results.runs) + len(results.shorter_runs)} runs in {duration(results.seconds)}, "
             f"estimated: {duration(results.predicted_seconds)}",
             f"page  {results.folder}/report.html",
         ]

@@ -19,6 +19,10 @@ class UserError(ValueError):
         self.lines = tuple(map(one_line, lines))
         super().__init__("\n".join(self.lines))
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback; IPython asks for it by this name."""
+        return [f"archwright: {line}" for line in self.lines]
+
 
 def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     """Return ` Did you mean "x"?` for the choice closest to `word`, or the `most` closest; an empty string
