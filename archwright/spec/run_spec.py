@@ -21,6 +21,7 @@ from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken, Objective
 from archwright.spec.overrides import dump, override
+from archwright.spec.scale import ScaleSpec
 from archwright.spec.shown import as_html
 from archwright.spec.tasks import Documents, Task
 
@@ -384,6 +385,7 @@ class MachineSpec(Spec):
     """Whose fused kernels compute norms, gates and the loss in chunks: liger's, on a GPU (extra liger), or none;
     auto: liger's where they are here and steps are then faster, tried in runs of over ten minutes."""
     threads: AutoCount = "auto"
+    """Of one machine; processes on it that train a run together have equal shares of them."""
     num_steps: AutoSteps = "auto"
     """Steps of the run; auto: what fits the budget."""
 
@@ -398,7 +400,9 @@ class PartsFile(Spec):
 class RunSpec(Spec):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "loggers", "probes"})
+    not_identity: ClassVar[frozenset[str]] = frozenset(
+        {"name", "machine", "scale", "loggers", "probes"}
+    )
     name: str = ""
     """Name of the run; its folder is runs/NAME."""
     model: ModelSpec = ModelSpec()
@@ -433,6 +437,7 @@ class RunSpec(Spec):
     loggers: Loggers = ()
     """Where metrics go beside metrics.jsonl: csv, tensorboard, wandb (the last two with extras of these names)."""
     machine: MachineSpec = MachineSpec()
+    scale: ScaleSpec = ScaleSpec()
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
     @classmethod

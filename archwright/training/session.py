@@ -22,6 +22,7 @@ from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
+from archwright.scale.processes import ALONE, Processes
 from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import Plan, schedule_steps
 from archwright.training.step import LossStats, StepResult, to_device, train_step, update
@@ -52,8 +53,14 @@ class TrainerState:
 class Session:
     """A model in training. `step()` trains on the next batch."""
 
-    def __init__(self, run: RunSpec, model: LanguageModel, batches: BatchSource) -> None:
-        self.run, self.model, self.batches = run, model, batches
+    def __init__(
+        self,
+        run: RunSpec,
+        model: LanguageModel,
+        batches: BatchSource,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.run, self.model, self.batches, self.processes = run, model, batches, processes
         self.device = torch.device(run.machine.device)
         self.standing = TrainerState()
         self._begin()
@@ -61,8 +68,8 @@ class Session:
     def _begin(self) -> None:
         """Start the optimizers, the loss scale and the random numbers of dropout again."""
         self.precision = Precision(self.run.machine.precision, self.device, self.model.head.d_out)
-        self.optimizers: Optimizers = build_optimizers(
-            self.model, self.run.optimizer, precision=self.precision.dtype
+        self.optimizers: Optimizers = self.processes.take(
+            build_optimizers(self.model, self.run.optimizer, precision=self.precision.dtype)
         )
         torch.manual_seed(self.run.seed)
 
@@ -237,6 +244,7 @@ class Session:
             grad_accum_steps=self.run.grad_accum_steps,
             second_weight=self.run.objective.second_weight,
             stream_decay=self.run.stream_decay,
+            processes=self.processes,
         )
 
 
