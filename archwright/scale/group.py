@@ -14,10 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from archwright.data.batches import share_of
 from archwright.data.inputs import Batch
+from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
-from archwright.scale.launch import Launch
-from archwright.scale.layout import Layout
+from archwright.scale.launch import Launch, LostError
+from archwright.scale.layout import AXES, ONE, Layout
 from archwright.scale.processes import Processes
 from archwright.scale.shards import ModelShards
 
@@ -33,10 +34,6 @@ ROOM = 2048
 """Bytes of an order that are sent at once."""
 
 
-class LostError(RuntimeError):
-    """Another process of the run has ended, or does not answer."""
-
-
 class Group(Processes):
     """All processes of a run, of which this is one; the first orders, the others follow.
 
@@ -46,6 +43,7 @@ class Group(Processes):
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.rank, self.size = launch, launch.rank, launch.size
+        self.layout, self.device = ONE, torch.device("cpu")
         self.is_open = False
         self.busy = False
         """Whether processes are at work together, so that an order would not be heard."""
@@ -56,36 +54,56 @@ class Group(Processes):
         """Let the others begin with an order, and join them; for the first process."""
         self._store.set(_BEGIN, json.dumps(order))
         if order["do"] != LEAVE:
-            self._open(order["device"])
+            self._open(order)
 
     def wait_to_begin(self) -> Order:
         """Return the order that the first process begins with, and join it if there is something to do."""
         self._store.wait([_BEGIN], START)
         order: Order = json.loads(self._store.get(_BEGIN))
         if order["do"] != LEAVE:
-            self._open(order["device"])
+            self._open(order)
         return order
 
-    def _open(self, device: str) -> None:
-        backend = "gloo"
+    def _open(self, order: Order) -> None:
+        device, backend = order["device"], "gloo"
         if device == "cuda":
             torch.cuda.set_device(self.launch.local_rank)
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.size, timeout=PATIENCE
         )
-        self.device, self.is_open = torch.device(device), True
+        self.layout, self.device, self.is_open = (
+            Layout(*order["layout"]),
+            torch.device(device),
+            True,
+        )
 
-    def send(self, order: Order) -> None:
-        """Tell all others what to do; for the first process."""
+    def order(self, order: Order) -> None:
+        """Tell all others what to do; for the first process.
+
+        Raises:
+            LostError: another process has ended, or does not answer.
+        """
+        with self.together():
+            self._send(order)
+
+    def next_order(self) -> Order:
+        """Return what the first process tells this one to do.
+
+        Raises:
+            LostError: it has ended, or does not answer.
+        """
+        with self.together():
+            return self._receive()
+
+    def _send(self, order: Order) -> None:
         text = json.dumps(order).encode()
         head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
         dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
         if rest := text[ROOM - 8 :]:
             dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
 
-    def receive(self) -> Order:
-        """Return what the first process tells this one to do."""
+    def _receive(self) -> Order:
         head = torch.empty(ROOM, dtype=torch.uint8)
         dist.broadcast(head, 0)
         content = bytes(head.tolist())
@@ -125,20 +143,18 @@ class Group(Processes):
         except RuntimeError as error:
             if not is_lost(error):
                 raise
-            raise LostError(_told(error)) from error
+            raise LostError(_what(error), is_first=self.is_first_to_tell()) from error
         self.busy = False
 
     def mesh(self, layout: Layout) -> DeviceMesh:
         """Return the processes as a grid."""
-        names = Layout._fields
+        kind, sizes = self.device.type, (layout.replicate, layout.shard)
         if layout.replicate == 1:
-            return init_device_mesh(self.device.type, (layout.shard,), mesh_dim_names=names[1:])
-        return init_device_mesh(self.device.type, tuple(layout), mesh_dim_names=names)
+            return init_device_mesh(kind, sizes[1:], mesh_dim_names=AXES[1:])
+        return init_device_mesh(kind, sizes, mesh_dim_names=AXES)
 
-    def shard(self, model: nn.Module, layout: Layout) -> ModelShards:
-        """Cut up a whole model, which is the same in all processes."""
-        self._shards = ModelShards(model, self.mesh(layout))
-        return self._shards
+    def cut(self, model: LanguageModel) -> None:
+        self._shards = ModelShards(model, self.mesh(self.layout))
 
     def broadcast(self, value: Tensor) -> None:
         """Give all processes the first one's tensor."""
@@ -207,7 +223,7 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(name in str(error) for name in _ENGINES)
 
 
-def _told(error: Exception) -> str:
+def _what(error: Exception) -> str:
     silent = "Timed out" in str(error) or "timeout" in str(error)
     minutes = PATIENCE.total_seconds() / 60
     return f"does not answer for {minutes:.0f} minutes" if silent else "has ended"

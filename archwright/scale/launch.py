@@ -7,6 +7,20 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """What torchrun sets in the environment of each process."""
 
 
+class LostError(RuntimeError):
+    """Another process of the run has ended, or does not answer.
+
+    Attributes:
+        is_first: whether this process is the first to see it, and so the one to say it.
+    """
+
+    def __init__(self, what: str, *, is_first: bool) -> None:
+        super().__init__(
+            f"a process of this run {what}, so all end; the same command goes on from the last checkpoint"
+        )
+        self.is_first = is_first
+
+
 class Launch(NamedTuple):
     """The place of a process among those that were started together."""
 
@@ -16,11 +30,6 @@ class Launch(NamedTuple):
     """Its place among those of its machine."""
     local_size: int
 
-    @property
-    def is_first(self) -> bool:
-        """Whether it is the one that decides, writes and prints."""
-        return self.rank == 0
-
 
 def launched() -> Launch | None:
     """Return the place of this process among several; None where it was started alone."""
@@ -28,3 +37,9 @@ def launched() -> Launch | None:
         return None
     found = Launch(*(int(os.environ[name]) for name in VARIABLES[:4]))
     return found if found.size > 1 else None
+
+
+def is_first() -> bool:
+    """Tell whether this process decides, writes and prints: it is alone, or the first of several."""
+    found = launched()
+    return found is None or found.rank == 0

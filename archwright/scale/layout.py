@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from archwright.scale.launch import Launch
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Routing
@@ -16,27 +17,45 @@ class Layout(NamedTuple):
 
     replicate: int = 1
     shard: int = 1
+    local: int = 1
+    """How many of them are on one machine."""
 
     @property
     def size(self) -> int:
         """How many processes that are."""
         return self.replicate * self.shard
 
+    @property
+    def num_machines(self) -> int:
+        """On how many machines they are."""
+        return self.size // self.local
+
     def __str__(self) -> str:
-        return f"{self.size} processes, scale.replicate = {self.replicate}, scale.shard = {self.shard}"
+        return (
+            f"{self.size} processes, scale.replicate = {self.replicate}, scale.shard = {self.shard}"
+        )
 
 
-def layout_of(scale: ScaleSpec, size: int) -> Layout:
-    """Return how so many processes share a run.
+ONE = Layout()
+"""One process."""
+AXES = ("replicate", "shard")
+
+
+def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
+    """Return how the processes that were started together share a run.
 
     Raises:
         UserError: the numbers that are asked for have another product.
     """
-    asked = {name: n for name in Layout._fields if (n := getattr(scale, name)) != "auto"}
+    size, local = (launch.size, launch.local_size) if launch else (1, 1)
+    asked = {name: n for name in AXES if (n := getattr(scale, name)) != "auto"}
     if "shard" not in asked:
-        found = Layout(asked.get("replicate", 1), size // asked.get("replicate", 1))
+        copies = asked.get("replicate", 1)
+        found = Layout(copies, max(1, size // copies), local)
     else:
-        found = Layout(asked.get("replicate", size // asked["shard"]), asked["shard"])
+        found = Layout(
+            asked.get("replicate", max(1, size // asked["shard"])), asked["shard"], local
+        )
     if found.size == size:
         return found
     wanted = " and ".join(f"scale.{name}={number}" for name, number in asked.items())
@@ -44,19 +63,18 @@ def layout_of(scale: ScaleSpec, size: int) -> Layout:
         raise UserError(
             f"scale: found {wanted} of {size} processes; expected scale.replicate times scale.shard to be {size}"
         )
-    number = max(found.shard, 1) * found.replicate
     raise UserError(
-        f"scale: found {wanted} of one process; start {number}: "
-        f"torchrun --nproc-per-node {number} -m archwright train ..."
+        f"scale: found {wanted} of one process; start {found.size}: "
+        f"torchrun --nproc-per-node {found.size} -m archwright train ..."
     )
 
 
-def kept_layout(scale: ScaleSpec, size: int) -> Layout:
-    """Return how so many processes go on with a run: as it was asked for where that fits, else sharded over all."""
+def kept_layout(scale: ScaleSpec, launch: Launch | None) -> Layout:
+    """Return how processes go on with a run: as it was asked for where they are as many, else sharded over all."""
     try:
-        return layout_of(scale, size)
+        return layout_of(scale, launch)
     except UserError:
-        return layout_of(ScaleSpec(), size)
+        return layout_of(ScaleSpec(), launch)
 
 
 def check_layout(run: RunSpec, layout: Layout) -> None:
@@ -72,7 +90,9 @@ def check_layout(run: RunSpec, layout: Layout) -> None:
 def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
     parts = layout.size * run.grad_accum_steps
     if run.batch_size % parts:
-        times = f" times grad_accum_steps = {run.grad_accum_steps}" if run.grad_accum_steps > 1 else ""
+        times = (
+            f" times grad_accum_steps = {run.grad_accum_steps}" if run.grad_accum_steps > 1 else ""
+        )
         yield (
             f"batch_size: found {run.batch_size}; expected a multiple of {parts}, the {layout.size} processes{times}, "
             "as each takes as many rows"

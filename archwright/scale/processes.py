@@ -6,9 +6,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from archwright.data.batches import share_of
 from archwright.data.inputs import Batch
+from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
+from archwright.scale.layout import ONE, Layout
 
 T = TypeVar("T")
 
@@ -17,6 +20,10 @@ class Processes:
     """Processes that train a run together: one alone, which has all rows and whole parameters. `Group` has many."""
 
     rank, size = 0, 1
+    layout = ONE
+
+    def cut(self, model: LanguageModel) -> None:
+        """Let this process hold its part of a model that is whole, and the same in all."""
 
     def rows(self, part: Batch) -> Batch:
         """Return the rows of a part of a batch that are this process's."""
@@ -59,6 +66,17 @@ ALONE = Processes()
 """A process that trains a run by itself."""
 
 
-def set_threads(threads: int, local_size: int) -> None:
+class OneOf(Processes):
+    """One of several processes, which waits for no other: its steps tell how long those of all take."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def rows(self, part: Batch) -> Batch:
+        return part[share_of(len(part.targets), 0, self.layout.size)]
+
+
+def share_threads(threads: int | str, layout: Layout) -> None:
     """Let this process have its share of the threads of a machine."""
-    torch.set_num_threads(max(1, threads // local_size))
+    assert isinstance(threads, int), "threads are decided"
+    torch.set_num_threads(max(1, threads // layout.local))

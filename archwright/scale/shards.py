@@ -1,5 +1,6 @@
 """A model cut up over processes by torch's FSDP2, from outside; and what each process holds of it."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import cast
@@ -33,6 +34,8 @@ class ModelShards(Shards):
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
         self.model, self.mesh = model, mesh
+        # Nobody changes in place what a model returns.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         # A number has nothing to cut; FSDP2 refuses it.
         self._numbers = [p for p in model.parameters() if p.ndim == 0]
         for unit in (*units(model), model):
@@ -45,7 +48,7 @@ class ModelShards(Shards):
         for name in OTHER_PASSES:
             if hasattr(model, name):
                 calls_forward(model, name)
-        self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._of: dict[int, DTensor] = {}
         self._moved: list[nn.Parameter] = []
 
@@ -117,7 +120,7 @@ class ModelShards(Shards):
     @torch.no_grad()
     def put(self, name: str, whole: Tensor) -> None:
         """Set a parameter or a buffer to a whole value that all processes have."""
-        tensor = self._tensors[name]
+        tensor = self.tensors[name]
         if isinstance(tensor, DTensor):
             tensor.to_local().copy_(_part(whole, self.mesh))
         else:
