@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from archwright.data.batches import share_of
 from archwright.data.inputs import Batch
@@ -47,7 +50,10 @@ class Group(Processes):
         self.is_open = False
         self.busy = False
         """Whether processes are at work together, so that an order would not be heard."""
-        self._store, _, _ = next(dist.rendezvous("env://", timeout=START))
+        store, _, _ = next(rendezvous("env://", timeout=START))
+        # Processes that torchrun starts again may meet the store of those before them.
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = PrefixStore(f"archwright/{restarts}", store)
         self._shards: ModelShards | None = None
 
     def begin(self, order: Order) -> None:
@@ -69,9 +75,10 @@ class Group(Processes):
         if device == "cuda":
             torch.cuda.set_device(self.launch.local_rank)
             backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(
-            backend, store=self._store, rank=self.rank, world_size=self.size, timeout=PATIENCE
-        )
+        with self.together():
+            dist.init_process_group(
+                backend, store=self._store, rank=self.rank, world_size=self.size, timeout=PATIENCE
+            )
         self.layout, self.device, self.is_open = (
             Layout(*order["layout"]),
             torch.device(device),
@@ -220,16 +227,17 @@ class Group(Processes):
 
 def is_lost(error: BaseException) -> bool:
     """Tell whether an error says that another process does not answer."""
-    return isinstance(error, dist.DistError) or any(name in str(error) for name in _ENGINES)
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(words in text for words in _ENGINES)
 
 
 def _what(error: Exception) -> str:
-    silent = "Timed out" in str(error) or "timeout" in str(error)
     minutes = PATIENCE.total_seconds() / 60
+    silent = "timed out waiting" in str(error).lower()
     return f"does not answer for {minutes:.0f} minutes" if silent else "has ended"
 
 
-_ENGINES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-_BEGIN, _TOLD = "archwright/begin", "archwright/told"
+_ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+_BEGIN, _TOLD = "begin", "told"
 LEAVE = "leave"
 """The order to part."""

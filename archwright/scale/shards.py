@@ -57,7 +57,7 @@ class ModelShards(Shards):
         held = {id(p): p for p in self._numbers}
         for p in self.model.parameters():
             if isinstance(p, DTensor):
-                own = nn.Parameter(p.detach().to_local(), p.requires_grad)
+                own = nn.Parameter(_local(p), p.requires_grad)
                 held[id(p)], self._of[id(own)] = own, p
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
@@ -78,7 +78,7 @@ class ModelShards(Shards):
             whole = self._of.get(id(own))
             if whole is not None:
                 gradient = whole.grad
-                own.grad = None if gradient is None else cast(DTensor, gradient).to_local()
+                own.grad = None if gradient is None else _local(cast(DTensor, gradient))
         if numbers := [p.grad for p in self._numbers if p.grad is not None]:
             total = torch.stack(numbers)
             dist.all_reduce(total)
@@ -112,17 +112,17 @@ class ModelShards(Shards):
             return whole
         return _part(whole, self.mesh)
 
-    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters of the model by name, each gathered when it is asked for; all processes ask alike."""
-        for name, p in self.model.named_parameters():
-            yield name, _gathered(p.to_local(), p) if isinstance(p, DTensor) else p.detach()
+    def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield parameters and buffers by name, each gathered when it is asked for; all processes ask alike."""
+        for name, tensor in self.tensors.items():
+            yield name, _gathered(_local(tensor), tensor) if isinstance(tensor, DTensor) else tensor
 
     @torch.no_grad()
     def put(self, name: str, whole: Tensor) -> None:
         """Set a parameter or a buffer to a whole value that all processes have."""
         tensor = self.tensors[name]
         if isinstance(tensor, DTensor):
-            tensor.to_local().copy_(_part(whole, self.mesh))
+            _local(tensor).copy_(_part(whole, self.mesh))
         else:
             tensor.copy_(whole)
 
@@ -148,6 +148,12 @@ def _around(model: nn.Module, layers: set[nn.Module]) -> Iterator[nn.Module]:
     for child in model.children():
         if child not in layers:
             yield from _around(child, layers)
+
+
+@torch.no_grad()
+def _local(cut: DTensor) -> Tensor:
+    """Return what this process holds, in the same memory."""
+    return cut.to_local()
 
 
 def _gathered(own: Tensor, like: DTensor) -> Tensor:

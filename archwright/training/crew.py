@@ -9,12 +9,11 @@ import contextlib
 import signal
 import warnings
 from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from archwright.runs import RunFolder
 from archwright.scale.launch import LostError, launched
@@ -63,54 +62,58 @@ class Member:
                     self._spread(whole, order["moments"])
         return None
 
+    @torch.no_grad()
     def _collect(self, whole: Session | None, *, moments: bool) -> None:
         """Gather the model, tensor by tensor, and where asked for what optimizers keep, into a whole session."""
-        shards, into = self.group.shards, dict(whole.model.named_parameters()) if whole else {}
-        with torch.no_grad():
-            for name, value in shards.whole_parameters():
-                if whole:
-                    into[name].copy_(value)
+        shards = self.group.shards
+        into = _tensors(whole.model) if whole else {}
+        for name, value in shards.whole_tensors():
             if whole:
-                own = dict(self.session.model.named_buffers())
-                for name, buffer in whole.model.named_buffers():
-                    buffer.copy_(own[name])
+                into[name].copy_(value)
         for name, optimizer in self.session.optimizers.items() if moments else ():
-            theirs = whole.optimizers[name] if whole else None
-            for parameter, target in zip(
-                _parameters(optimizer), _parameters(theirs) if theirs else repeat(None)
-            ):
-                state = {
-                    key: _copied(shards.whole(parameter, value) if _is_cut(value) else value)
-                    for key, value in optimizer.state.get(parameter, {}).items()
+            states = [
+                {
+                    key: _copied(shards.whole(p, value) if _is_cut(value) else value)
+                    for key, value in optimizer.state.get(p, {}).items()
                 }
-                if theirs is not None and state:
-                    theirs.state[target] = state
-            if theirs is not None:
-                for group, other in zip(optimizer.param_groups, theirs.param_groups, strict=True):
-                    other.update({key: v for key, v in group.items() if key != "params"})
+                for p in _parameters(optimizer)
+            ]
+            if whole:
+                _set_state(whole.optimizers[name], states)
+                groups = zip(
+                    optimizer.param_groups, whole.optimizers[name].param_groups, strict=True
+                )
+                for own, other in groups:
+                    other.update({key: value for key, value in own.items() if key != "params"})
 
+    @torch.no_grad()
     def _spread(self, whole: Session | None, moments: dict[str, list[State]] | None) -> None:
         """Take this process's part of the first one's model, and where given of what its optimizers keep."""
         shards = self.group.shards
-        given: dict[str, Tensor] = {}
-        if whole:
-            given = {**dict(whole.model.named_parameters()), **dict(whole.model.named_buffers())}
+        given = _tensors(whole.model) if whole else {}
         for name, tensor in shards.tensors.items():
             shards.put(name, self._sent(given.get(name), tensor.shape, tensor.dtype))
-        for name, states in (moments or {}).items():
-            optimizer = self.session.optimizers[name]
-            theirs = _parameters(whole.optimizers[name]) if whole else repeat(None)
-            optimizer.state.clear()
-            for parameter, theirs_of, described in zip(
-                _parameters(optimizer), theirs, states, strict=False
-            ):
-                for key, about in described.items():
-                    value = about["value"]
-                    if "dtype" in about:
-                        found = whole.optimizers[name].state[theirs_of][key] if whole else None
-                        sent = self._sent(found, about["value"], getattr(torch, about["dtype"]))
-                        value = torch.clone(shards.own(parameter, sent) if _is_cut(sent) else sent)
-                    optimizer.state[parameter][key] = value
+        for name, described in (moments or {}).items():
+            parameters = _parameters(self.session.optimizers[name])
+            kept: list[State] = [{} for _ in parameters]
+            if whole:
+                kept = _states(whole.optimizers[name])
+            states = [
+                {key: self._part(p, state.get(key), about) for key, about in asked.items()}
+                for p, state, asked in zip(parameters, kept, described, strict=True)
+            ]
+            _set_state(self.session.optimizers[name], states)
+
+    def _part(self, parameter: Tensor, value: Any, about: State) -> Any:
+        """Return this process's part of what the first one keeps of a parameter."""
+        if "dtype" not in about:
+            return about["value"]
+        sent = self._sent(value, about["value"], getattr(torch, about["dtype"]))
+        if not _is_cut(sent):
+            return sent
+        return torch.empty_like(parameter, dtype=sent.dtype).copy_(
+            self.group.shards.own(parameter, sent)
+        )
 
     def _sent(
         self, value: Tensor | None, shape: torch.Size | list[int], dtype: torch.dtype
@@ -154,8 +157,8 @@ class Conductor(Session):
         super().restore(path)
         described = {
             name: [
-                {key: _described(value) for key, value in optimizer.state.get(p, {}).items()}
-                for p in _parameters(optimizer)
+                {key: _described(value) for key, value in state.items()}
+                for state in _states(optimizer)
             ]
             for name, optimizer in self.optimizers.items()
         }
@@ -265,6 +268,23 @@ def _undisturbed() -> Iterator[None]:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[State]:
+    """Return what an optimizer keeps of each parameter."""
+    return [dict(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
+
+
+def _set_state(optimizer: torch.optim.Optimizer, states: list[State]) -> None:
+    optimizer.state.clear()
+    for parameter, state in zip(_parameters(optimizer), states, strict=True):
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _is_cut(value: object) -> bool:

@@ -109,8 +109,10 @@ def train_step(
         loss += part_loss.nll_sum.item() / num_valid
         z_term += part_loss.z_term.item()
     second_loss = ahead if second_loss is None else second_loss
-    sums = processes.sums([loss, z_term, router_loss, second_loss or 0.0])
-    seen = LossStats(*sums[:3], None if second_loss is None else sums[3])
+    loss, z_term, router_loss, second = processes.sums(
+        [loss, z_term, router_loss, second_loss or 0.0]
+    )
+    seen = LossStats(loss, z_term, router_loss, None if second_loss is None else second)
     return update(
         model,
         optimizers,
