@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from archwright.optim.eager import EagerOptimizer
+from archwright.optim.shards import Shards, WholeMatrices
 
 Method = Literal["polar", "jordan"]
 Quintic = tuple[float, float, float]
@@ -30,23 +30,7 @@ BATCH = 2**25
 """Elements that are made orthogonal at once, which bounds the memory of a step."""
 
 
-class Shards:
-    """What an optimizer holds of parameters that are cut up over processes; here, all of each."""
-
-    def whole(self, parameter: Tensor, own: Tensor) -> Tensor:
-        """Return all of a tensor of which the optimizer holds `own`, as of `parameter`."""
-        return own
-
-    def own(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """Return of a whole tensor what the optimizer holds."""
-        return whole
-
-    def shape(self, parameter: Tensor) -> torch.Size:
-        """Return the shape of the whole parameter."""
-        return parameter.shape
-
-
-class Muon(EagerOptimizer):
+class Muon(WholeMatrices):
     """W <- (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in)) U V^T, where U S V^T = SVD of M.
 
     M is the momentum, M <- mu M + (1 - mu) G, or with Nesterov's look ahead (1 - mu) G + mu M.
@@ -54,9 +38,6 @@ class Muon(EagerOptimizer):
     `newton_schulz`. The factor makes its root mean square 0.2, as AdamW's updates have, so that
     both take the same learning rates. Matrices of one shape are worked on together; a parameter
     [*, d_out, d_in] is a stack of them.
-
-    Attributes:
-        shards: what it holds of each parameter; a matrix is made orthogonal as a whole.
 
     Raises:
         ValueError: a parameter that is no matrix.
@@ -86,7 +67,6 @@ class Muon(EagerOptimizer):
             "dtype": str(dtype).removeprefix("torch."),  # plain data, as the rest of the state
         }
         super().__init__(params, defaults)
-        self.shards = Shards()
         for parameter in (p for group in self.param_groups for p in group["params"]):
             if parameter.ndim < 2:
                 raise ValueError(

@@ -8,7 +8,7 @@ from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Routing
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import AdamW, Muon, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.scale import ScaleSpec
 
 
@@ -97,22 +97,20 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
             f"batch_size: found {run.batch_size}; expected a multiple of {parts}, the {layout.size} processes{times}, "
             "as each takes as many rows"
         )
+    for path, share in dropouts(run):
+        yield (
+            f"{path}: found {share}, of which {layout.size} processes would draw otherwise than one; expected 0"
+        )
     for path, spec in _inside(run.model, "model"):
-        for name in type(spec).model_fields:
-            if name.endswith("dropout") and getattr(spec, name):
-                yield (
-                    f"{path}.{name}: found {getattr(spec, name)}, of which {layout.size} processes would draw "
-                    "otherwise than one; expected 0"
-                )
         if isinstance(spec, Routing) and spec.draws:
             yield (
                 f'{path}.kind: found "{spec.kind}", which draws experts, otherwise in {layout.size} processes than '
                 "in one; expected another"
             )
-    if layout.shard > 1 and type(run.optimizer) not in (AdamW, Muon):
+    if layout.shard > 1 and not run.optimizer.can_shard:
         yield (
-            f'optimizer.kind: found "{run.optimizer.kind}", which may look at a matrix as a whole; expected adamw or '
-            "muon, or copies alone: scale.shard=1"
+            f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
+            "can_shard = True in its spec, or copies alone: scale.shard=1"
         )
     machine = run.machine
     if machine.precision in ("fp16", "fp8"):
@@ -124,6 +122,16 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
             f"probes.every: found {run.probes.every}; probes see one process alone: expected 0 of {layout.size} "
             "processes"
         )
+
+
+def dropouts(run: RunSpec) -> list[tuple[str, float]]:
+    """Return the path and the share of each dropout of a run's model."""
+    return [
+        (f"{path}.{name}", getattr(spec, name))
+        for path, spec in _inside(run.model, "model")
+        for name in type(spec).model_fields
+        if name.endswith("dropout") and getattr(spec, name)
+    ]
 
 
 def _inside(spec: Spec, path: str) -> Iterator[tuple[str, Spec]]:

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import register_fsdp_forward_method as calls_forward
 from torch.distributed.tensor import DTensor
 
 from archwright.model.language_model import LanguageModel
-from archwright.optim import Muon, Optimizers
-from archwright.optim.muon import Shards
+from archwright.optim import Optimizers
+from archwright.optim.shards import Shards, WholeMatrices
 
 OTHER_PASSES = ("hidden",)
 """Methods of a model, beside `forward`, that a step calls."""
@@ -62,7 +62,7 @@ class ModelShards(Shards):
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
                 group["params"] = [held[id(p)] for p in group["params"]]
-            if isinstance(optimizer, Muon):
+            if isinstance(optimizer, WholeMatrices):
                 optimizer.shards = self
         self._moved = [
             p for o in optimizers.values() for group in o.param_groups for p in group["params"]

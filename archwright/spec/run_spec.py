@@ -168,6 +168,9 @@ class Optimizer(Choice):
     """The axis of optimizers: how a gradient becomes a step."""
 
     axis: ClassVar[str] = "optimizer"
+    can_shard: ClassVar[bool] = False
+    """Whether processes may each hold parts of what it moves: it moves every number by itself, or asks for wholes by
+    `archwright.optim.shards`."""
     learning_rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The fields that are peak learning rates: first the one that is tuned, to which the others keep their ratio,
     and which an "auto" among them stands for."""
@@ -213,6 +216,7 @@ class AdamW(Optimizer):
     (Loshchilov and Hutter, 2017)."""
 
     kind: Literal["adamw"] = "adamw"
+    can_shard: ClassVar[bool] = True
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate."""
     betas: Betas = (0.9, 0.95)
@@ -229,6 +233,7 @@ class Muon(Optimizer):
     the rest."""
 
     kind: Literal["muon"] = "muon"
+    can_shard: ClassVar[bool] = True
     learning_rates: ClassVar[tuple[str, ...]] = ("lr", "adamw_lr")
     lr: float = Field(1e-2, gt=0)
     """Peak learning rate of matrices, in AdamW's units: updates have a root mean square of 0.2."""
