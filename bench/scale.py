@@ -1,8 +1,8 @@
 """Several processes beside one: the same losses, and how many tokens a second.
 
-    python -m bench.scale                  losses of 15 steps in one process and in groups of 2 and 4; makes the table of
-                                           docs/scale.md anew
-    python -m bench.scale --overhead       tokens/s of two processes of one thread beside one of two threads
+    python -m bench.scale               losses of 15 steps in one process and in groups of 2 and 4; makes the table of
+                                        docs/scale.md anew
+    python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
 
 Parity: tiny models on the pages of docs/, fp32, AdamW, the gradient's norm clipped. A number is the largest difference
 of a step's loss from that of one process. Beside it stands a control: what one process differs from itself where it
@@ -19,14 +19,19 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from archwright.scale.processes import Processes
+    from archwright.spec.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- made by python -m bench.scale -->", "<!-- to here -->"
 STEPS = 15
 MODELS = {
-    "textbook": ("textbook",),
+    "textbook (ReLU)": ("textbook",),
+    "textbook, GELU": ("textbook", "model.feedforward.kind=gelu"),
     "modern": ("modern",),
     "modern, Muon, two parts a batch, chunked loss": (
         *("modern", "optimizer.kind=muon", "grad_accum_steps=2", "machine.loss=chunked"),
@@ -37,7 +42,8 @@ MODELS = {
     "deepseek-v3 (moving router bias)": (
         *("deepseek-v3", "model.feedforward.selection_bias_update_rate=0.01"),
     ),
-    "t5-small (two stacks)": ("t5-small",),
+    "t5-small (two stacks, ReLU)": ("t5-small",),
+    "t5-small, GELU": ("t5-small", "model.feedforward.kind=gelu"),
     "bert-base (encoder)": ("bert-base",),
     "albert-base (shared layers)": ("albert-base",),
     "reformer (hashes, reversible)": ("reformer",),
@@ -69,7 +75,7 @@ class Case(NamedTuple):
     text: str
 
 
-def run_of(case: Case, *more: str) -> "object":
+def run_of(case: Case, *more: str) -> "RunSpec":
     """Return the run of a row: tiny, without dropout."""
     from archwright.scale.layout import dropouts
     from archwright.spec.read import load_run
@@ -80,8 +86,11 @@ def run_of(case: Case, *more: str) -> "object":
     return run.override(*(f"{path}=0" for path, _ in dropouts(run))).override(*more)
 
 
-def losses(case: Case, steps: int, processes: "object | None" = None, *more: str) -> list[float]:
-    """Return the losses of the first steps of a row, made by one process or, if this is one of several, by all."""
+def trained(
+    case: Case, steps: int, *more: str, processes: "Processes | None" = None
+) -> list[list[float]]:
+    """Return loss and norm of the gradient of each of the first steps of a row, made by one process or, where this is
+    one of several, by all."""
     from archwright.machine.decide import decide
     from archwright.runs import RunFolder
     from archwright.scale.processes import ALONE
@@ -99,11 +108,12 @@ def losses(case: Case, steps: int, processes: "object | None" = None, *more: str
         group = processes or ALONE
         group.cut(model)
         session = Session(run, model, make_batches(run, material), group)
-        return [session.step().loss for _ in range(steps)]
+        found = [session.step() for _ in range(steps)]
+        return [[result.loss, result.grad_norm] for result in found]
 
 
 def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], out: Path) -> None:
-    """As one of the processes that torchrun started: train all rows on all grids; the first one writes the losses."""
+    """As one of the processes that torchrun started: train all rows on all grids; the first one writes what it saw."""
     from archwright.scale.group import Group
     from archwright.scale.launch import launched
     from archwright.scale.layout import Layout
@@ -119,7 +129,7 @@ def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], 
     for case in cases:
         for replicate, shard in grids:
             group.layout = Layout(replicate, shard, launch.local_size)
-            found[f"{case.name}/{replicate}x{shard}"] = losses(case, steps, group)
+            found[f"{case.name}/{replicate}x{shard}"] = trained(case, steps, processes=group)
     if launch.rank == 0:
         out.write_text(json.dumps(found))
     group.leave()
@@ -127,8 +137,8 @@ def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], 
 
 def of_processes(
     number: int, cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]]
-) -> dict[str, list[float]]:
-    """Return the losses of rows on grids of so many processes, by "row/grid"."""
+) -> dict[str, list[list[float]]]:
+    """Return what `trained` gives of rows on grids of so many processes, by "row/grid"."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "losses.json"
         asked = json.dumps({"cases": cases, "steps": steps, "grids": grids, "out": str(out)})
@@ -138,13 +148,19 @@ def of_processes(
             check=True,
             env=environment(),
         )
-        found: dict[str, list[float]] = json.loads(out.read_text())
+        found: dict[str, list[list[float]]] = json.loads(out.read_text())
         return found
 
 
 def torchrun(number: int) -> list[str]:
     """Return the beginning of a command that starts so many processes, at a port that is free."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={number}",
+    ]
 
 
 def environment(threads: int = 1) -> dict[str, str]:
@@ -154,12 +170,12 @@ def environment(threads: int = 1) -> dict[str, str]:
 
 def parity(cases: Sequence[Case], steps: int) -> str:
     """Return the table of the largest differences from one process."""
-    one = {case.name: losses(case, steps) for case in cases}
+    one = {case.name: trained(case, steps) for case in cases}
     accumulated = {
-        case.name: losses(case, steps, None, f"grad_accum_steps={4 if 'parts' in case.name else 2}")
+        case.name: trained(case, steps, f"grad_accum_steps={4 if 'parts' in case.name else 2}")
         for case in cases
     }
-    many: dict[str, list[float]] = {}
+    many: dict[str, list[list[float]]] = {}
     for number in (2, 4):
         grids = [grid for grid in GRIDS if grid[0] * grid[1] == number]
         many |= of_processes(number, cases, steps, grids)
@@ -171,16 +187,21 @@ def parity(cases: Sequence[Case], steps: int) -> str:
     for case in cases:
         alone = one[case.name]
         rows = [many[f"{case.name}/{r}x{s}"] for r, s in GRIDS] + [accumulated[case.name]]
-        worst = [max(abs(a - b) for a, b in zip(row, alone, strict=True)) for row in rows]
+        worst = [max(abs(a[0] - b[0]) for a, b in zip(row, alone, strict=True)) for row in rows]
         cells = " | ".join(f"{number:.1e}" if number else "0" for number in worst)
-        lines.append(f"| {case.name} | {alone[0]:.3f}, {alone[-1]:.3f} | {cells} |")
+        lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
     return "\n".join(lines)
 
 
 def overhead(repeats: int, steps: int) -> str:
     """Return a table of tokens/s: one process of two threads, and two of one, in turns."""
     words = (
-        *("train", "modern", f"data.text={ROOT / 'docs' / 'decisions.md'}", "data.tokenizer.kind=bytes"),
+        *(
+            "train",
+            "modern",
+            f"data.text={ROOT / 'docs' / 'decisions.md'}",
+            "data.tokenizer.kind=bytes",
+        ),
         *("model.dim=256", "model.num_layers=6", "model.context_length=256", "batch_size=16"),
         *(f"budget={steps}steps", "evaluate.every=1000000", "evaluate.final_max_tokens=1000"),
         *("machine.threads=2", "machine.precision=fp32", "machine.kernel=sdpa", "--quiet"),
@@ -196,7 +217,7 @@ def overhead(repeats: int, steps: int) -> str:
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "run"
                 command = [*start, "-m", "archwright", *words, *more, "--out", str(out)]
-                subprocess.run(command, check=True, cwd=ROOT, env=environment(len(start) == 1 or 1))
+                subprocess.run(command, check=True, cwd=ROOT, env=environment())
                 records = [json.loads(line) for line in (out / "metrics.jsonl").open()]
                 trained = [r["tokens_per_second"] for r in records if r["kind"] == "train"]
                 speeds[name].append(statistics.median(trained[5:]))
