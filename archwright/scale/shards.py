@@ -32,7 +32,7 @@ class ModelShards(Shards):
         mesh: the processes, [shard] or [replicate, shard].
     """
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+    def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
         self.model, self.mesh = model, mesh
         # Nobody changes in place what a model returns.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
@@ -46,8 +46,7 @@ class ModelShards(Shards):
                 unit.set_force_sum_reduction_for_comms(True)
                 unit.set_gradient_divide_factor(1.0)
         for name in OTHER_PASSES:
-            if hasattr(model, name):
-                calls_forward(model, name)
+            calls_forward(model, name)
         self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._of: dict[int, DTensor] = {}
         self._moved: list[nn.Parameter] = []
@@ -127,10 +126,10 @@ class ModelShards(Shards):
             tensor.copy_(whole)
 
 
-def units(model: nn.Module) -> list[nn.Module]:
+def units(model: LanguageModel) -> list[nn.Module]:
     """Return the layers of a model that can be gathered one by one: those that are gone through once, by a call, and
     whose parameters nothing else has."""
-    if not isinstance(model, LanguageModel) or model.spec.is_reversible:
+    if model.spec.is_reversible:
         return []
     layers = Counter(model.all_layers)
     inside = Counter(id(p) for layer in layers for p in layer.parameters())
