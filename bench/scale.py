@@ -40,7 +40,11 @@ MODELS = {
     "mixtral-8x7b (experts)": ("mixtral-8x7b", "model.feedforward.balance_loss=0.01"),
     "deepseek-v2-lite (MLA, experts)": ("deepseek-v2-lite",),
     "deepseek-v3 (moving router bias)": (
-        *("deepseek-v3", "model.feedforward.selection_bias_update_rate=0.1"),
+        *(
+            "deepseek-v3",
+            "model.feedforward.num_experts=32",
+            "model.feedforward.selection_bias_update_rate=0.1",
+        ),
     ),
     "t5-small (two stacks, ReLU)": ("t5-small",),
     "t5-small, GELU": ("t5-small", "model.feedforward.kind=gelu"),
