@@ -130,10 +130,10 @@ class Group(Processes):
             dist.destroy_process_group()
             self.is_open = False
 
-    def is_first_to_tell(self) -> bool:
+    def is_first_to_report(self) -> bool:
         """Tell whether no other process has said yet why all of them end."""
         try:
-            return bool(self._store.add(_TOLD, 1) == 1)
+            return bool(self._store.add(_REPORTED, 1) == 1)
         except (dist.DistError, RuntimeError):  # the store is gone with the process that kept it
             return self.rank == 0
 
@@ -150,7 +150,7 @@ class Group(Processes):
         except RuntimeError as error:
             if not is_lost(error):
                 raise
-            raise LostError(_what(error), is_first=self.is_first_to_tell()) from error
+            raise LostError(_what(error), is_first=self.is_first_to_report()) from error
         self.busy = False
 
     def mesh(self, layout: Layout) -> DeviceMesh:
@@ -238,6 +238,6 @@ def _what(error: Exception) -> str:
 
 
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
-_BEGIN, _TOLD = "begin", "told"
+_BEGIN, _REPORTED = "begin", "reported"
 LEAVE = "leave"
 """The order to part."""

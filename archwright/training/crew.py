@@ -199,7 +199,7 @@ def crew(
         yield Conductor(session, Member.of(group, folder, material))
     except BaseException:
         if group.busy:  # the others hear no order now; they see that this process ends
-            group.is_first_to_tell()
+            group.is_first_to_report()
         else:
             group.order({"do": LEAVE, "code": 1})
             group.leave()
@@ -242,11 +242,11 @@ def follow() -> RunFolder:
         except LostError:
             raise
         except UserError as error:
-            group.is_first_to_tell()
+            group.is_first_to_report()
             who = f"process {launch.rank} of {launch.size}"
             raise UserError(*(f"{who}: {line}" for line in error.lines)) from error
         except BaseException:
-            group.is_first_to_tell()
+            group.is_first_to_report()
             raise
         group.leave()
     if order["code"]:
