@@ -4,7 +4,7 @@
                                         docs/scale.md anew
     python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
 
-Parity: tiny models on the pages of docs/, fp32, AdamW, the gradient's norm clipped. A number is the largest difference
+Parity: tiny models on the text of LICENSE, fp32, AdamW, the gradient's norm clipped. A number is the largest difference
 of a step's loss from that of one process. Beside it stands a control: what one process differs from itself where it
 only adds up its gradients in another order, with grad_accum_steps=2. All groups are started by torchrun, on the CPU.
 """
@@ -258,7 +258,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(overhead(options.repeats, options.steps))
         return
     started = time.perf_counter()
-    table = parity(cases_of([*MODELS], str(ROOT / "docs" / "decisions.md")), STEPS)
+    table = parity(cases_of([*MODELS], str(ROOT / "LICENSE")), STEPS)
     print(table)
     print(f"\n{time.perf_counter() - started:.0f} s", file=sys.stderr)
     before, _, rest = PAGE.read_text().partition(BEGIN)

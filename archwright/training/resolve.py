@@ -23,6 +23,7 @@ from archwright.scale.layout import ONE, Layout
 from archwright.scale.processes import ALONE, OneOf, Processes, share_threads
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.scale import ScaleSpec
 from archwright.training.budget import seconds_of
 from archwright.training.data import Material, settled_task
 from archwright.training.progress import Progress
@@ -63,7 +64,8 @@ def resolve(
         _decide_without_trial(decisions, layout)
     if run.machine.num_steps == "auto":
         decisions.decide("num_steps", *_num_steps(session, spent))
-    run = run.model_copy(update={"machine": decisions.machine})
+    scale = ScaleSpec(replicate=layout.replicate, shard=layout.shard)
+    run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
     session.run = with_steps(run, decisions.num_steps)
     return session, decisions
 
