@@ -1,6 +1,6 @@
 """Losses: cross-entropy with z-loss and label smoothing, summed over valid tokens, then divided."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,26 +137,45 @@ def of_streams(losses: Sequence[Loss], decay: float = 1.0) -> Loss:
     return Loss(total, first.nll_sum, z_term, first.num_targets, mean)
 
 
-def pop_aux_losses(model: nn.Module) -> Tensor:
+def pop_aux_losses(
+    model: nn.Module, mean: Callable[[Tensor], Tensor] = lambda values: values
+) -> Tensor:
     """Return the sum of what modules asked to be minimised in their last forward, and forget it; 0 of none.
 
-    Of balance losses over all layers together, f_e and p_e are means over the layers.
+    A balance loss is a factor of the sum of f_e p_e, with f_e and p_e those of a layer, or means over all layers.
+    `mean` takes the shares f_e of these rows to those of all rows that are balanced together; their p_e then add up.
     """
+    asked = []
+    for module in model.modules():
+        found = vars(module).get(AUXILIARY)  # a module without it would make an error of that
+        if found is not None:
+            setattr(module, AUXILIARY, None)
+            asked.append(found)
+    balances = [found for found in asked if isinstance(found, RouterAuxLoss)]
+    shares: Iterator[Tensor] = iter(())
+    if balances:
+        sizes = [len(found.share) for found in balances]
+        shares = iter(mean(torch.cat([found.share for found in balances])).split(sizes))
     taken: list[Tensor] = []
     together: dict[tuple[int, float], list[RouterAuxLoss]] = {}
-    for module in model.modules():
-        asked = vars(module).get(AUXILIARY)  # a module without it would make an error of that
-        if isinstance(asked, Tensor):
-            taken.append(asked)
-        elif asked is not None:
-            together.setdefault((len(asked.share), asked.factor), []).append(asked)
-            taken.append(asked.rest)
-        if asked is not None:
-            setattr(module, AUXILIARY, None)
+    for found in asked:
+        if isinstance(found, Tensor):
+            taken.append(found)
+            continue
+        balance = found._replace(share=next(shares))
+        if balance.together:
+            together.setdefault((len(balance.share), balance.factor), []).append(balance)
+            taken.append(balance.rest)
+        else:
+            taken.append(_balance(balance.factor, balance.share, balance.mean_score) + balance.rest)
     for (_, factor), layers in together.items():
         share, score = (torch.stack(parts).mean(0) for parts in list(zip(*layers, strict=True))[:2])
-        taken.append(factor * (share * score).sum())
+        taken.append(_balance(factor, share, score))
     return torch.stack(taken).sum() if taken else torch.zeros(())
+
+
+def _balance(factor: float, share: Tensor, mean_score: Tensor) -> Tensor:
+    return factor * (share * mean_score).sum()
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from archwright.format import PrintableStream, one_line
+from archwright.scale.launch import is_first, launched
 from archwright.spec.errors import UserError, nearest
 
 VERBS = {
@@ -76,6 +77,16 @@ MOST_LINES = 20
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code: 0, 2 for a user's mistake, 1 for a failed run,
     128 + n for signal n."""
+    code = _main(arguments)
+    if arguments is None and launched():
+        # What connects processes may abort one that ends in the usual way, though all is done.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with warnings.catch_warnings(), _printable_output() as streams:
@@ -84,7 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("default", UserWarning)
             # Only a process of our own: what else goes on in another one is not known here.
             is_slow = (
-                arguments is None and words[:1] and words[0] in SLOW and "--quiet" not in words
+                arguments is None
+                and words[:1]
+                and words[0] in SLOW
+                and "--quiet" not in words
+                and is_first()
             )
             with _sign_of_life(words[0], streams) if is_slow else contextlib.nullcontext():
                 code = _run(words)
@@ -117,6 +132,12 @@ def _run(words: list[str]) -> int:
         print(f"archwright {__version__}")
         return 0
     verb, *rest = words
+    if verb != "train" and launched():
+        if not is_first():
+            return 2
+        raise UserError(
+            f'"{verb}": torchrun starts several processes, which train alone can use; leave torchrun out'
+        )
     if verb not in VERBS and verb != COMPLETE:
         from archwright.cli import field_words
 

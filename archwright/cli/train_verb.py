@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright.cli.parser import Parser, check_parts
+from archwright.scale.launch import LostError, is_first, launched
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
+    from archwright.scale.layout import Layout
     from archwright.spec.choice import Spec
     from archwright.spec.run_spec import RunSpec
 
@@ -57,6 +59,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--verbose", action="store_true", help="say why the machine decides as it does"
     )
+    if not is_first():
+        return _follow(parser, words)
     options, parts = parser.parse_with_parts(words)
     if options.resume:
         if options.what or options.out or options.dry_run or options.tiny:
@@ -129,7 +133,9 @@ def _train(
     spec: "RunSpec", options: argparse.Namespace, parts: Mapping[str, str], since: float
 ) -> int:
     from archwright.runs import RUNS, RunFolder
+    from archwright.scale.layout import check_layout, layout_of
 
+    check_layout(spec, layout := layout_of(spec.scale, launched()))
     path = Path(options.out or RUNS / (spec.name or "run"))
     if RunFolder(path).started:
         check_parts(RunFolder(path), parts, same=True)
@@ -138,7 +144,7 @@ def _train(
         _warn_of_ignored("machine", spec.machine, folder.spec.machine)
         _warn_of_ignored("probes", spec.probes, folder.spec.probes)
         _warn_of_loggers(spec.loggers, folder.spec.loggers)
-    return _run(folder, options, since)
+    return _run(folder, options, since, layout)
 
 
 def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
@@ -165,7 +171,36 @@ def _warn_of_loggers(asked: Sequence[str], resolved: Sequence[str]) -> None:
         )
 
 
-def _run(folder: "RunFolder", options: argparse.Namespace, since: float) -> int:
+def _follow(parser: Parser, words: Sequence[str]) -> int:
+    """Do what the first of several processes says, which alone tells of mistakes in the words."""
+    try:
+        options, _ = parser.parse_with_parts(words)
+    except UserError:
+        return 2
+    if options.dry_run:
+        return 0
+    from archwright.machine.allocator import tune_allocator
+    from archwright.training.crew import follow
+
+    tune_allocator()
+    try:
+        follow()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except LostError as error:
+        return _lost(error)
+    return 0
+
+
+def _lost(error: LostError) -> int:
+    if error.is_first:
+        print(f"archwright: {error}", file=sys.stderr)
+    return 1
+
+
+def _run(
+    folder: "RunFolder", options: argparse.Namespace, since: float, layout: "Layout | None" = None
+) -> int:
     from archwright.machine.allocator import tune_allocator
     from archwright.machine.loading import loading
 
@@ -175,13 +210,15 @@ def _run(folder: "RunFolder", options: argparse.Namespace, since: float) -> int:
     was_finished = folder.finished
     tune_allocator()
     try:
-        resume(folder, quiet=options.quiet, verbose=options.verbose, since=since)
+        resume(folder, quiet=options.quiet, verbose=options.verbose, since=since, layout=layout)
     except Stopped as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal
     except DivergedError as error:
         print(f"archwright: {error}", file=sys.stderr)
         return 1
+    except LostError as error:
+        return _lost(error)
     if not options.quiet:
         from archwright.reporting.terminal import print_result
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from archwright.optim.eager import EagerOptimizer
+from archwright.optim.shards import Shards, WholeMatrices
 
 Method = Literal["polar", "jordan"]
 Quintic = tuple[float, float, float]
@@ -30,7 +30,7 @@ BATCH = 2**25
 """Elements that are made orthogonal at once, which bounds the memory of a step."""
 
 
-class Muon(EagerOptimizer):
+class Muon(WholeMatrices):
     """W <- (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in)) U V^T, where U S V^T = SVD of M.
 
     M is the momentum, M <- mu M + (1 - mu) G, or with Nesterov's look ahead (1 - mu) G + mu M.
@@ -90,9 +90,9 @@ class Muon(EagerOptimizer):
             if parameters:
                 directions = self._directions(group, parameters)
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                for indices in _alike(parameters):
+                for indices in _alike(parameters, self.shards):
                     some = [parameters[i] for i in indices]
-                    _move(some, [directions[i] for i in indices], group)
+                    _move(some, [directions[i] for i in indices], group, self.shards)
         return loss
 
     def _directions(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
@@ -164,26 +164,28 @@ def _norm(x: Tensor) -> Tensor:
     return norm.clamp(min=1e-7)
 
 
-def _alike(parameters: list[Tensor]) -> Iterator[list[int]]:
+def _alike(parameters: list[Tensor], shards: Shards) -> Iterator[list[int]]:
     """Yield places of parameters that have one shape, in batches."""
-    places: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    places: dict[tuple[torch.Size, torch.device], list[int]] = defaultdict(list)
     for i, p in enumerate(parameters):
-        places[p.shape, p.device].append(i)
-    for alike in places.values():
-        size = max(1, BATCH // max(1, parameters[alike[0]].numel()))
+        places[shards.shape(p), p.device].append(i)
+    for (shape, _), alike in places.items():
+        size = max(1, BATCH // max(1, shape.numel()))
         yield from (alike[i : i + size] for i in range(0, len(alike), size))
 
 
-def _move(parameters: list[Tensor], directions: list[Tensor], group: dict[str, Any]) -> None:
+def _move(
+    parameters: list[Tensor], directions: list[Tensor], group: dict[str, Any], shards: Shards
+) -> None:
     """Move parameters of one shape along their directions made orthogonal."""
-    shape = parameters[0].shape
+    shape = shards.shape(parameters[0])
     batch = directions[0].new_empty(len(directions), *shape, dtype=getattr(torch, group["dtype"]))
-    for row, direction in zip(batch, directions, strict=True):
-        row.copy_(direction)
+    for row, p, direction in zip(batch, parameters, directions, strict=True):
+        row.copy_(shards.whole(p, direction))
     updates = METHODS[group["method"]](batch.flatten(0, -3), group["steps"]).view_as(batch)
     scale = 0.2 * math.sqrt(max(shape[-2:]))
     for p, update in zip(parameters, updates, strict=True):
-        p.add_(update, alpha=-group["lr"] * scale)
+        p.add_(shards.own(p, update), alpha=-group["lr"] * scale)
 
 
 METHODS: dict[Method, Callable[[Tensor, int], Tensor]] = {

@@ -13,9 +13,12 @@ class Branch(nn.Module):
     Attributes:
         first_pass: whether a batch is read for the first time, so that what is seen counts; not so while a layer is
             computed again for its backward pass.
+        counts: the names of tensors in which a branch counts what it sees in a step, of which a larger batch has the
+            sum; None where it has seen nothing.
     """
 
     first_pass: bool = True
+    counts: Sequence[str] = ()
 
     @property
     def inputs(self) -> Sequence[Linear]:

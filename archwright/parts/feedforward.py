@@ -98,7 +98,7 @@ class Gated(Branch):
 
 
 class RouterAuxLoss(NamedTuple):
-    """A layer's part in a balance loss that is taken over all layers together."""
+    """A layer's part in a balance loss, which is taken over each layer by itself or over all together."""
 
     share: Float[Tensor, " experts"]
     """f_e, the share of the choices that fell on each expert."""
@@ -107,7 +107,9 @@ class RouterAuxLoss(NamedTuple):
     factor: float
     """Factor of the sum of f_e p_e."""
     rest: Tensor
-    """Loss that the layer asks for by itself."""
+    """Loss that the layer asks for besides."""
+    together: bool = True
+    """Whether f_e and p_e are means over all layers."""
 
 
 MOST_IN_BLOCK = 32
@@ -128,6 +130,8 @@ class Experts(Branch):
         auxiliary: what the last forward in training asks to be minimised besides, until it is taken.
         load: how many tokens went to each expert in training, since the last step.
     """
+
+    counts = ("load",)
 
     def __init__(self, spec: spec.Experts, dim: int) -> None:
         super().__init__()
@@ -152,7 +156,7 @@ class Experts(Branch):
         bias = torch.zeros(spec.num_experts) if spec.has_selection_bias else None
         self.register_buffer("selection_bias", bias)
         self.selection_bias: Tensor | None
-        self.auxiliary: Tensor | RouterAuxLoss | None = None
+        self.auxiliary: RouterAuxLoss | None = None
         self.load: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
@@ -239,9 +243,8 @@ class Experts(Branch):
             self.selection_bias += self.spec.selection_bias_update_rate * short.sign()
         self.load = None
 
-    def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> "Tensor | RouterAuxLoss":
-        """Return balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z, or what it is
-        made of where that is done for all layers together."""
+    def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> RouterAuxLoss:
+        """Return what balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z is made of."""
         s = self.spec
         scores = self.routing.probabilities(logits)
         # As for weights, no 0 / 0 where all sigmoids underflow.
@@ -249,9 +252,7 @@ class Experts(Branch):
         share = sent_to / (len(logits) * s.top_k)
         z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()
         factor = s.balance_loss * s.num_experts
-        if s.balance_over == "model":
-            return RouterAuxLoss(share, mean_score, factor, z_loss)
-        return factor * (share * mean_score).sum() + z_loss
+        return RouterAuxLoss(share, mean_score, factor, z_loss, s.balance_over == "model")
 
     def reset_parameters(self) -> None:
         if self.selection_bias is not None:

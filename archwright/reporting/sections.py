@@ -80,7 +80,7 @@ def training_recipe(history: History, result: Result) -> Section:
     """State how the model was trained, on what."""
     caption = "Text, optimizer and schedule. Marked: what differs from archwright's defaults."
     rows = choices.spec_rows(
-        history.spec, leave_out=("model", "name", "machine", "loggers", "probes")
+        history.spec, leave_out=("model", "name", "machine", "scale", "loggers", "probes")
     )
     return Section("Training", [*_texts(history, result), Table(caption, choices.HEAD, rows)])
 

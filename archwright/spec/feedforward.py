@@ -251,6 +251,8 @@ class Routing(Choice):
     """Whether the weights of the chosen experts add up to 1, whatever the router says."""
     chooses_alone: ClassVar[bool] = False
     """Whether groups and numbers that are added for choosing have no say."""
+    draws: ClassVar[bool] = False
+    """Whether experts are drawn by chance in training."""
 
 
 class SoftmaxRouting(Routing):
@@ -278,6 +280,7 @@ class SparseMixer(Routing):
 
     kind: Literal["sparsemixer"] = "sparsemixer"
     chooses_alone: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
 
 
 class Experts(FeedForward):

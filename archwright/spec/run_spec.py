@@ -21,6 +21,7 @@ from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken, Objective
 from archwright.spec.overrides import dump, override
+from archwright.spec.scale import ScaleSpec
 from archwright.spec.shown import as_html
 from archwright.spec.tasks import Documents, Task
 
@@ -167,6 +168,9 @@ class Optimizer(Choice):
     """The axis of optimizers: how a gradient becomes a step."""
 
     axis: ClassVar[str] = "optimizer"
+    can_shard: ClassVar[bool] = False
+    """Whether processes may each hold parts of what it moves: it moves every number by itself, or asks for wholes by
+    `archwright.optim.shards`."""
     learning_rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The fields that are peak learning rates: first the one that is tuned, to which the others keep their ratio,
     and which an "auto" among them stands for."""
@@ -212,6 +216,7 @@ class AdamW(Optimizer):
     (Loshchilov and Hutter, 2017)."""
 
     kind: Literal["adamw"] = "adamw"
+    can_shard: ClassVar[bool] = True
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate."""
     betas: Betas = (0.9, 0.95)
@@ -228,6 +233,7 @@ class Muon(Optimizer):
     the rest."""
 
     kind: Literal["muon"] = "muon"
+    can_shard: ClassVar[bool] = True
     learning_rates: ClassVar[tuple[str, ...]] = ("lr", "adamw_lr")
     lr: float = Field(1e-2, gt=0)
     """Peak learning rate of matrices, in AdamW's units: updates have a root mean square of 0.2."""
@@ -384,6 +390,7 @@ class MachineSpec(Spec):
     """Whose fused kernels compute norms, gates and the loss in chunks: liger's, on a GPU (extra liger), or none;
     auto: liger's where they are here and steps are then faster, tried in runs of over ten minutes."""
     threads: AutoCount = "auto"
+    """Of one machine; processes on it that train a run together have equal shares of them."""
     num_steps: AutoSteps = "auto"
     """Steps of the run; auto: what fits the budget."""
 
@@ -398,7 +405,9 @@ class PartsFile(Spec):
 class RunSpec(Spec):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "loggers", "probes"})
+    not_identity: ClassVar[frozenset[str]] = frozenset(
+        {"name", "machine", "scale", "loggers", "probes"}
+    )
     name: str = ""
     """Name of the run; its folder is runs/NAME."""
     model: ModelSpec = ModelSpec()
@@ -433,6 +442,7 @@ class RunSpec(Spec):
     loggers: Loggers = ()
     """Where metrics go beside metrics.jsonl: csv, tensorboard, wandb (the last two with extras of these names)."""
     machine: MachineSpec = MachineSpec()
+    scale: ScaleSpec = ScaleSpec()
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
     @classmethod

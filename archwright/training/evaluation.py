@@ -3,9 +3,9 @@
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -25,17 +25,21 @@ from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel, Output
 from archwright.runs.load import OpenRun
+from archwright.scale.processes import ALONE, Processes
 from archwright.spec.errors import UserError
 from archwright.spec.objectives import OF_PAIRS, Objective
+from archwright.spec.run_spec import RunSpec
 from archwright.text.corpus import Document, open_texts
 from archwright.text.pairs import read_pairs
 from archwright.text.tokenizer import Tokenizer
-from archwright.training.data import pair_material, task_material
+from archwright.training.data import Material, pair_material, task_material
 from archwright.training.step import second_answers, second_cases, to_device
 
 ROW_TOKENS = 8192
 """Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
 
+COLUMNS = 7
+"""Of a batch that is evaluated, the numbers that are added up."""
 FEW_DOCUMENTS = 20
 """Below so many, documents say too little of how much another choice of text would move a loss."""
 STRETCHES = 64
@@ -117,17 +121,54 @@ def held_out_windows(
     )
 
 
+class Reading(NamedTuple):
+    """How much of held-out text is read, and in windows of which length; see `held_out_windows`."""
+
+    context_length: int
+    stride: int | None
+    max_tokens: int
+    max_bytes: int | None
+
+    def windows(self, run: RunSpec, material: Material) -> Windows:
+        """Return the windows of a run's held-out text."""
+        return held_out_windows(
+            material.held_out,
+            material.tokenizer,
+            run.objective,
+            self.context_length,
+            stride=self.stride,
+            max_tokens=self.max_tokens,
+            max_bytes=self.max_bytes,
+        )
+
+
+def reading_of(run: RunSpec, max_tokens: int, max_bytes: int | None) -> Reading:
+    """Return what an evaluation reads in windows as long as the context."""
+    stride = None if run.evaluate.stride == "auto" else run.evaluate.stride
+    return Reading(run.model.context_length, stride, max_tokens, max_bytes)
+
+
 @torch.inference_mode()
-def evaluate(model: LanguageModel, windows: Windows, precision: Precision) -> Evaluation:
-    """Return what a model reaches on held-out windows."""
-    nats, num_targets, num_right, second = 0.0, 0, 0, _Second()
-    for out, batch in _predictions(model, windows, precision):
-        loss = cross_entropy(out.logits, batch.targets)
-        nats += loss.nll_sum.item()
-        num_targets += int(loss.num_targets)
-        num_right += _num_right(windows, out.logits, batch.targets)
+def evaluate(
+    model: LanguageModel, windows: Windows, precision: Precision, processes: Processes = ALONE
+) -> Evaluation:
+    """Return what a model reaches on held-out windows, of which several processes read one batch each in turns."""
+    rows: list[list[float]] = []
+    for out, batch, mine in _predictions(model, windows, precision, processes):
+        loss, second = cross_entropy(out.logits, batch.targets), _Second()
         second.add(out, batch)
-    return _evaluation(windows, nats, num_targets, num_right, second)
+        right = _num_right(windows, out.logits, batch.targets)
+        found = [loss.nll_sum.item(), int(loss.num_targets), right, *astuple(second)]
+        # A row for each process: their sums are the rows of all batches, in order.
+        nothing = [0.0] * len(found)
+        rows += [found if mine and i == processes.rank else nothing for i in range(processes.size)]
+    sums = processes.sums([value for row in rows for value in row])
+    totals = [0.0] * COLUMNS
+    for start in range(0, len(sums), COLUMNS):
+        totals = [a + b for a, b in zip(totals, sums[start : start + COLUMNS], strict=True)]
+    nats, num_targets, num_right, second_nats, *counts = totals
+    second = _Second(second_nats, *map(int, counts))
+    return _evaluation(windows, nats, int(num_targets), int(num_right), second)
 
 
 @torch.inference_mode()
@@ -136,7 +177,7 @@ def evaluate_halves(
 ) -> tuple[Evaluation, Halves]:
     """Return what a model reaches on held-out windows, and on each half of them."""
     total, num_right, rows, second = 0.0, 0, [], _Second()
-    for out, batch in _predictions(model, windows, precision):
+    for out, batch, _ in _predictions(model, windows, precision):
         logits, targets = out.logits, batch.targets
         second.add(out, batch)
         total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
@@ -204,17 +245,17 @@ class _Second:
 
 
 def _predictions(
-    model: LanguageModel, windows: Windows, precision: Precision
-) -> Iterator[tuple[Output, Batch]]:
-    """Yield what the model gives for each batch; the model is as it was in the end."""
+    model: LanguageModel, windows: Windows, precision: Precision, processes: Processes = ALONE
+) -> Iterator[tuple[Output, Batch, bool]]:
+    """Yield what the model gives for each batch, and whether it counts; the model is as it was in the end."""
     was_training = model.training
     model.eval()
     with uncompiled(model):
-        for arrays in windows:
+        for arrays, mine in processes.dealt(windows):
             batch = to_device(arrays, precision.device)
             with precision.autocast():
                 out = model(**batch.inputs.given())
-            yield out, batch
+            yield out, batch, mine
     model.train(was_training)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from archwright import checkpoint
-from archwright.data.eval_windows import HeldOut, Windows
+from archwright.data.eval_windows import HeldOut
 from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
@@ -16,12 +16,7 @@ from archwright.runs.ending import early_end
 from archwright.spec.run_spec import RunSpec
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material
-from archwright.training.evaluation import (
-    compressors,
-    evaluate,
-    evaluate_halves,
-    held_out_windows,
-)
+from archwright.training.evaluation import Reading, compressors, evaluate_halves, reading_of
 from archwright.training.loop import Loop
 from archwright.training.session import Session
 
@@ -43,7 +38,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     What a process that was killed in here has recorded already is not recorded twice.
     """
     session, tokenizer = loop.session, material.tokenizer
-    windows = _windows(session.run, material, final_max_tokens(session.run, folder))
+    windows = session.windows(material, _final(session.run, folder))
     loop.restore_best()
     final_evaluation(loop, folder, material)
     known = _known(folder, session.num_steps)
@@ -51,6 +46,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
         for baseline in compressors(windows, tokenizer):
             if ("baseline", baseline.name) not in known:
                 loop.record("baseline", **baseline._asdict())
+    session.collect()
     if windows.generates_text:
         text = printable(_sample(session, tokenizer, SAMPLE_TOKENS))
         folder.check_kept()
@@ -76,9 +72,10 @@ def rehearse(
     from archwright.reporting.page import run_page
 
     session, seconds = loop.session, dict[str, float]()
-    windows = _windows(session.run, material, REHEARSED_TOKENS)
+    reading = reading_of(session.run, REHEARSED_TOKENS, session.run.evaluate.final_bytes)
+    windows = session.windows(material, reading)
     with _timed(seconds, "evaluation", final_tokens / windows.num_tokens):
-        evaluate(session.model, windows, session.precision)
+        session.evaluate(material, reading)
     if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
         whole = min(len(material.held_out), final_max_tokens(session.run, folder))
         with _timed(seconds, "baselines", whole / windows.num_tokens):
@@ -131,7 +128,7 @@ def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> 
     known = _known(folder, session.num_steps)
     if ("eval", None) not in known:
         loop.record("eval", **loop.evaluate().record())
-    windows = _windows(session.run, material, final_max_tokens(session.run, folder))
+    windows = session.windows(material, _final(session.run, folder))
     if ("eval", FINAL) not in known:
         found, halves = evaluate_halves(session.model, windows, session.precision)
         loop.record("eval", name=FINAL, **found.record(), **halves.record())
@@ -147,8 +144,7 @@ def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     session = loop.session
     known = _known(folder, session.num_steps)
     if ("eval", None) not in known:
-        windows = _windows(session.run, material, final_max_tokens(session.run, folder))
-        found = evaluate(session.model, windows, session.precision)
+        found = session.evaluate(material, _final(session.run, folder))
         loop.call("on_evaluation", loop.record("eval", **found.record()))
     _evaluate_lengths(loop, folder, material, known)
 
@@ -174,28 +170,13 @@ def _at_length(loop: Loop, folder: RunFolder, material: Material, length: int) -
     session = loop.session
     if session.model.spec.position.ends and length > session.run.model.context_length:
         return {}
-    windows = held_out_windows(
-        material.held_out,
-        material.tokenizer,
-        session.run.objective,
-        length,
-        stride=length,
-        max_tokens=final_max_tokens(session.run, folder),
-        max_bytes=session.run.evaluate.final_bytes,
-    )
-    return evaluate(session.model, windows, session.precision).record()
+    max_tokens, max_bytes = final_max_tokens(session.run, folder), session.run.evaluate.final_bytes
+    return session.evaluate(material, Reading(length, length, max_tokens, max_bytes)).record()
 
 
-def _windows(run: RunSpec, material: Material, max_tokens: int) -> Windows:
-    return held_out_windows(
-        material.held_out,
-        material.tokenizer,
-        run.objective,
-        run.model.context_length,
-        stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
-        max_tokens=max_tokens,
-        max_bytes=run.evaluate.final_bytes,
-    )
+def _final(run: RunSpec, folder: RunFolder) -> Reading:
+    """Return what the evaluation at the end reads."""
+    return reading_of(run, final_max_tokens(run, folder), run.evaluate.final_bytes)
 
 
 def _known(folder: RunFolder, step: int) -> set[tuple[str, str | None]]:

@@ -170,11 +170,13 @@ class Loop:
             if checkpoint.read_metadata(file).get("step") != str(step):
                 raise checkpoint.DamagedError(f"{file} is not of step {step:,}.")
             checkpoint.load_model(file, self.session.model)
+            self.session.spread()
         except UserError as error:
             warnings.warn(f"{error} The weights of the last step are kept.", stacklevel=2)
 
     def _write_best(self, step: int) -> None:
         self.folder.check_kept()
+        self.session.collect()
         metadata = {"archwright": "model", "step": str(step)}
         checkpoint.write_model(self.folder.best_file, self.session.model, metadata)
 

@@ -19,8 +19,11 @@ from archwright.optim import warmup_steps
 from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import least_memory, total_memory
 from archwright.runs import RunFolder
+from archwright.scale.layout import ONE, Layout
+from archwright.scale.processes import ALONE, OneOf, Processes, share_threads
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.scale import ScaleSpec
 from archwright.training.budget import seconds_of
 from archwright.training.data import Material, settled_task
 from archwright.training.progress import Progress
@@ -33,8 +36,12 @@ WARM_SECONDS = 0.3
 """Time for which steps are timed, at most a twentieth of the budget; all of it is lost to the training."""
 
 
-def resolve(run: RunSpec, material: Material, progress: Progress) -> tuple[Session, Decisions]:
+def resolve(
+    run: RunSpec, material: Material, progress: Progress, layout: Layout = ONE
+) -> tuple[Session, Decisions]:
     """Return a session whose run has only values, and the machine's decisions with their reasons.
+
+    Where several processes are to train it, this one decides for all of them, by its own share of a step.
 
     Raises:
         UserError: the text is too short, weights to start from do not fit, or the run does not fit
@@ -42,19 +49,32 @@ def resolve(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessi
     """
     batches = make_batches(run, material)
     decisions = decide(run.machine)
-    model = make_model(run, material, decisions.machine)
+    share_threads(decisions.machine.threads, layout)
+    model = make_model(run, material, decisions.machine, layout)
     if run.init.from_:
         _take_weights(model, weights_file(Path(run.init.from_)), progress)
     decide_kernel(decisions, model, run)
     decide_loss(decisions, model, run)
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
-    session = Session(run, model, batches)
-    spent = _decide_compile(decisions, session) + _decide_fused(decisions, session)
+    if layout.size == 1:
+        session = Session(run, model, batches)
+        spent = _decide_compile(decisions, session) + _decide_fused(decisions, session)
+    else:
+        session, spent = Session(run, model, batches, OneOf(layout)), 0.0
+        _decide_without_trial(decisions, layout)
     if run.machine.num_steps == "auto":
         decisions.decide("num_steps", *_num_steps(session, spent))
-    run = run.model_copy(update={"machine": decisions.machine})
+    scale = ScaleSpec(replicate=layout.replicate, shard=layout.shard)
+    run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
     session.run = with_steps(run, decisions.num_steps)
     return session, decisions
+
+
+def _decide_without_trial(decisions: Decisions, layout: Layout) -> None:
+    """Settle what is tried where one process trains: that several are faster by it, one cannot tell."""
+    for key in ("compile", "fused"):
+        if getattr(decisions.machine, key) == "auto":
+            decisions.decide(key, "none", f"not tried where {layout.size} processes train")
 
 
 def _decide_compile(decisions: Decisions, session: Session) -> float:
@@ -99,19 +119,25 @@ def _at_least_seconds(session: Session, peak: float) -> float:
     return float(steps) * run.tokens_per_step * flops / peak
 
 
-def resolved_session(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
+def resolved_session(
+    folder: RunFolder, material: Material, processes: Processes = ALONE
+) -> tuple[Session, Decisions]:
     """Return the session of a run that was settled before; nothing is decided or measured."""
-    run = folder.spec
+    run, layout = folder.spec, processes.layout
     decisions = decided(run.machine, folder.environment())
-    model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
+    share_threads(run.machine.threads, layout)
+    model = make_model(run, material, run.machine, layout).use_kernel(run.machine.kernel)
     compiled = "none" if run.machine.compile == "auto" else run.machine.compile
     compile_parts(model, compiled, whole_loss=run.machine.loss == "whole")
     if run.machine.fused == "liger":
         fuse(model, run.machine)
-    return Session(run, model, make_batches(run, material)), decisions
+    processes.cut(model)
+    return Session(run, model, make_batches(run, material), processes), decisions
 
 
-def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> LanguageModel:
+def make_model(
+    run: RunSpec, material: Material, machine: MachineSpec, layout: Layout = ONE
+) -> LanguageModel:
     """Return the run's model with its initial weights.
 
     Raises:
@@ -124,26 +150,31 @@ def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> Langua
             f"model.vocab_size: found {vocab_size}; expected at least {num_tokens}, the size of "
             'the tokenizer, or "auto"'
         )
-    check_memory(run, num_tokens, machine)
+    check_memory(run, num_tokens, machine, layout)
     model = build(run.model, seed=run.seed, device=machine.device, vocab_size=num_tokens)
     return model if machine.activation_checkpointing == "none" else model.checkpoint_activations()
 
 
-def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
+def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: Layout = ONE) -> None:
     """Raise a UserError where a step cannot fit into the machine's memory, before it is tried."""
     model = build(run.model, device="meta", vocab_size=num_tokens)
-    rows = -(-run.batch_size // run.grad_accum_steps)
+    rows = -(-run.batch_size // (run.grad_accum_steps * layout.size))
     needed = least_memory(model, rows, whole_logits=machine.loss == "whole")
     total = total_memory(machine.device)
-    if needed.model > total:
+    kept, here = needed.model, "this machine has"
+    if layout.size > 1:  # at first the weights are whole in each process
+        kept, here = max(kept // layout.shard, 4 * model.num_parameters()), "each process has"
+        total //= layout.local if machine.device == "cpu" else 1
+    if kept > total:
         raise UserError(
             f"model: {model.num_parameters():,} parameters, their gradients and moments need "
-            f"{size(needed.model)}, this machine has {size(total)}; lower model.dim or "
+            f"{size(kept)}, {here} {size(total)}; lower model.dim or "
             "model.num_layers"
         )
-    if needed.total > total:
+    least = kept + needed.total - needed.model
+    if least > total:
         raise UserError(
-            f"batch_size: a step needs at least {size(needed.total)}, this machine has "
+            f"batch_size: a step needs at least {size(least)}, {here} "
             f"{size(total)}; lower batch_size or model.context_length, or raise grad_accum_steps"
         )
 

@@ -16,14 +16,18 @@ from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
 from archwright.data.batches import BatchSource
+from archwright.data.eval_windows import Windows
 from archwright.inspection.probes import PASSES, Probes
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
+from archwright.scale.processes import ALONE, Processes
 from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import Plan, schedule_steps
+from archwright.training.data import Material
+from archwright.training.evaluation import Evaluation, Reading, evaluate
 from archwright.training.step import LossStats, StepResult, to_device, train_step, update
 
 PROBED_TOKENS = 4096
@@ -52,17 +56,24 @@ class TrainerState:
 class Session:
     """A model in training. `step()` trains on the next batch."""
 
-    def __init__(self, run: RunSpec, model: LanguageModel, batches: BatchSource) -> None:
-        self.run, self.model, self.batches = run, model, batches
+    def __init__(
+        self,
+        run: RunSpec,
+        model: LanguageModel,
+        batches: BatchSource,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.run, self.model, self.batches, self.processes = run, model, batches, processes
         self.device = torch.device(run.machine.device)
         self.standing = TrainerState()
+        self._windows: dict[Reading, Windows] = {}
         self._begin()
 
     def _begin(self) -> None:
         """Start the optimizers, the loss scale and the random numbers of dropout again."""
         self.precision = Precision(self.run.machine.precision, self.device, self.model.head.d_out)
-        self.optimizers: Optimizers = build_optimizers(
-            self.model, self.run.optimizer, precision=self.precision.dtype
+        self.optimizers: Optimizers = self.processes.take(
+            build_optimizers(self.model, self.run.optimizer, precision=self.precision.dtype)
         )
         torch.manual_seed(self.run.seed)
 
@@ -100,7 +111,7 @@ class Session:
 
     def step(self) -> StepResult:
         """Train on the batch of this step."""
-        result = self._train(self.standing.step, self.lr_scale)
+        result = self.make_step(self.standing.step, self.lr_scale)
         if result.finite:
             self.standing.step += 1
         return result
@@ -118,6 +129,23 @@ class Session:
         if result.finite:
             self.standing.step += 1
         return result
+
+    def windows(self, material: Material, reading: Reading) -> Windows:
+        """Return windows of held-out text, which are kept, as a run is evaluated many times."""
+        if reading not in self._windows:
+            self._windows[reading] = reading.windows(self.run, material)
+        return self._windows[reading]
+
+    def evaluate(self, material: Material, reading: Reading) -> Evaluation:
+        """Return what the model reaches on held-out text."""
+        windows = self.windows(material, reading)
+        return evaluate(self.model, windows, self.precision, self.processes)
+
+    def collect(self) -> None:
+        """Bring `model` up to what was trained, where other processes hold parts of it."""
+
+    def spread(self) -> None:
+        """Train on with `model` as it is now, where other processes hold parts of it."""
 
     def probe(self) -> Probes:
         """Return probes that have seen a pass over the first rows of the coming batch.
@@ -148,7 +176,7 @@ class Session:
         """
         steps = itertools.count()
         with self._state_restored():
-            return median_step(lambda: self._train(next(steps), 1e-3), seconds)
+            return median_step(lambda: self.make_step(next(steps), 1e-3), seconds)
 
     def gradient_norms(self) -> dict[str, float]:
         """Return the norm of each parameter's gradient in the first step, before clipping, and leave a session that
@@ -167,7 +195,7 @@ class Session:
         ]
         try:
             with self._state_restored():
-                self._train(0, 1e-3)
+                self.make_step(0, 1e-3)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -221,7 +249,8 @@ class Session:
     def _max_grad_norm(self) -> float | None:
         return None if self.run.max_grad_norm == "none" else self.run.max_grad_norm
 
-    def _train(self, step: int, lr_scale: float) -> StepResult:
+    def make_step(self, step: int, lr_scale: float) -> StepResult:
+        """Train on the batch of a step, at a share of the peak learning rates; `step` does so in turn."""
         if not self.model.training:  # an evaluation came before; this walks through all modules
             self.model.train()
         return train_step(
@@ -237,6 +266,7 @@ class Session:
             grad_accum_steps=self.run.grad_accum_steps,
             second_weight=self.run.objective.second_weight,
             stream_decay=self.run.stream_decay,
+            processes=self.processes,
         )
 
 

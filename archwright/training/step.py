@@ -23,6 +23,7 @@ from archwright.machine.precision import Precision
 from archwright.model.language_model import Output
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.parts.branch import Branch
+from archwright.scale.processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def train_step(
     chunked: bool = False,
     second_weight: float = 1.0,
     stream_decay: float = 1.0,
+    processes: Processes = ALONE,
 ) -> StepResult:
     """Forward and backward over the parts of a batch, clip, update: `lr_scale` is the share of the peaks.
 
@@ -73,14 +75,17 @@ def train_step(
     mean of that loss is added, times `second_weight`. Of predicting streams, the losses are weighed by
     `stream_decay`, and that of the first alone is the loss that is returned. A loss or a gradient that is not finite
     updates nothing. `chunked` logits never exist all at once. Branches then move
-    what follows no gradient by `after_step`, by what they saw in all parts.
+    what follows no gradient by `after_step`, by what they saw in all parts. Of each part, several `processes` take
+    their rows: what is divided by is the whole batch's, and all that is returned are sums over them.
     """
     num_valid = valid_targets(batch)
     loss, z_term, router_loss = 0.0, 0.0, 0.0
     num_cases = second_cases(batch)
     second_loss = 0.0 if num_cases else None
     ahead: float | None = None
-    for part in batch.split(grad_accum_steps):
+    for number, whole_part in enumerate(batch.split(grad_accum_steps), 1):
+        part = processes.rows(whole_part)
+        processes.before_part(model, is_last=number == grad_accum_steps)
         loss_of = _chunked_loss if chunked else _whole_loss
         part_loss, out = loss_of(
             model,
@@ -91,7 +96,8 @@ def train_step(
             num_valid=num_valid,
             stream_decay=stream_decay,
         )
-        auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
+        auxiliary = pop_aux_losses(model, processes.mean)
+        auxiliary = auxiliary * (len(part.targets) / len(batch.targets))
         total = part_loss.total + auxiliary
         if second_loss is not None:
             own = second_answers(out, part)[0].sum() / num_cases
@@ -103,9 +109,18 @@ def train_step(
         loss += part_loss.nll_sum.item() / num_valid
         z_term += part_loss.z_term.item()
     second_loss = ahead if second_loss is None else second_loss
-    seen = LossStats(loss, z_term, router_loss, second_loss)
+    loss, z_term, router_loss, second = processes.sums(
+        [loss, z_term, router_loss, second_loss or 0.0]
+    )
+    seen = LossStats(loss, z_term, router_loss, None if second_loss is None else second)
     return update(
-        model, optimizers, seen, lr_scale=lr_scale, precision=precision, max_grad_norm=max_grad_norm
+        model,
+        optimizers,
+        seen,
+        lr_scale=lr_scale,
+        precision=precision,
+        max_grad_norm=max_grad_norm,
+        processes=processes,
     )
 
 
@@ -127,13 +142,15 @@ def update(
     lr_scale: float,
     precision: Precision,
     max_grad_norm: float | None,
+    processes: Processes = ALONE,
 ) -> StepResult:
     """Clip the gradients that the parameters have, update by them and drop them; see `train_step`."""
+    processes.bring_gradients()
     precision.unscale(optimizers.values())
     # Asking the optimizers needs no walk through the model.
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]
-    grad_norm = clip_gradients(parameters, max_grad_norm).item()
+    grad_norm = clip_gradients(parameters, max_grad_norm, processes.norm).item()
     # A loss scale mends its own overflows.
     finite = math.isfinite(seen.loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:
@@ -141,11 +158,13 @@ def update(
         for optimizer in optimizers.values():
             precision.step(optimizer)
         precision.update()
-    for module in model.modules():
-        if isinstance(module, Branch):
-            module.after_step(updated=finite)
+    branches = [module for module in model.modules() if isinstance(module, Branch)]
+    processes.add_up_counts(branches)
+    for branch in branches:
+        branch.after_step(updated=finite)
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
+    processes.drop_gradients()
     return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss, seen.second_loss)
 
 

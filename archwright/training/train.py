@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from archwright import checkpoint
@@ -16,6 +16,8 @@ from archwright.runs import RUNS, RunFolder
 from archwright.runs.ending import early_end, early_end_text
 from archwright.runs.load import OpenRun, open_run
 from archwright.runs.records import Record
+from archwright.scale.launch import is_first, launched
+from archwright.scale.layout import ONE, Layout, check_layout, kept_layout, layout_of
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
@@ -31,9 +33,10 @@ from archwright.training.budget import (
     seconds_of,
 )
 from archwright.training.callbacks import Callback, CallbackError, Callbacks
+from archwright.training.crew import crew, dismiss, follow
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.early_stop import EarlyStop
-from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
+from archwright.training.evaluation import reading_of
 from archwright.training.finalize import READ, final_max_tokens, finish, rehearse, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
@@ -93,15 +96,18 @@ def train(
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
     since, callbacks = time.perf_counter(), Callbacks(on_step, on_evaluation)
+    if not is_first():
+        return open_run(follow().path)
     if isinstance(run, str):
         run = load_run(run)
     elif isinstance(run, ModelSpec):
         run = RunSpec(name=run.name, model=run)
     run = run.override(*assignments) if assignments else run
     enforce_run(run)
+    check_layout(run, layout := layout_of(run.scale, launched()))
     path = Path(out) if out else RUNS / (run.name or "run")
     folder = RunFolder.create(path, run)
-    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since)
+    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
 
 
 def resume(
@@ -112,6 +118,7 @@ def resume(
     since: float | None = None,
     on_step: Callback | None = None,
     on_evaluation: Callback | None = None,
+    layout: Layout | None = None,
 ) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
 
@@ -121,6 +128,8 @@ def resume(
         on_step: as of `train`.
         on_evaluation: as of `train`.
         since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
+        layout: how the processes that torchrun started share the run; by default, as they were to when it began, or
+            where they are not as many now, sharded over all.
 
     Raises:
         UserError: no run is there, another process trains there, or its text has changed.
@@ -129,17 +138,30 @@ def resume(
     """
     since = time.perf_counter() if since is None else since
     callbacks = Callbacks(on_step, on_evaluation)
+    if not is_first():
+        return open_run(follow().path)
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
-    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since)
+    if layout is None:
+        check_layout(folder.spec, layout := kept_layout(folder.spec.scale, launched()))
+    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
 
 
 def _resume(
-    folder: RunFolder, callbacks: Callbacks, *, quiet: bool, verbose: bool, since: float
+    folder: RunFolder,
+    callbacks: Callbacks,
+    *,
+    quiet: bool,
+    verbose: bool,
+    since: float,
+    layout: Layout,
 ) -> OpenRun:
     if not folder.finished:
-        train_in(folder, finish, callbacks, quiet=quiet, verbose=verbose, since=since)
+        train_in(
+            folder, finish, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout
+        )
     else:
+        dismiss(folder)
         if folder.holder_file.exists():  # its process was killed when all was done
             with contextlib.suppress(UserError), folder.lock():
                 folder.sweep()
@@ -157,6 +179,7 @@ def train_in(
     quiet: bool = False,
     verbose: bool = False,
     since: float | None = None,
+    layout: Layout = ONE,
 ) -> None:
     """Train what is left of the run in a folder up to its `ending`, which leaves what is wanted of it.
 
@@ -165,9 +188,12 @@ def train_in(
     """
     since = time.perf_counter() if since is None else since
     say = speaker(quiet)
-    with folder.lock(), explain_out_of_memory():
-        material, session, decisions = _begin(folder, say, since)
-        _announce(folder, session, material, say, verbose=verbose)
+    with ExitStack() as stack:
+        stack.enter_context(folder.lock())
+        stack.enter_context(explain_out_of_memory())
+        material, settled, decisions = _begin(folder, say, since, layout)
+        _announce(folder, settled, material, say, layout, verbose=verbose)
+        session = stack.enter_context(crew(settled, folder, material, layout))
         sent = (
             folder.metrics() if session.run.loggers else []
         )  # before those that are made again are cut off
@@ -177,8 +203,10 @@ def train_in(
         shown = progress(session.num_steps, session.standing.step, quiet)
         with loggers(folder, sent) as log:
             loop = new_loop(folder, session, decisions, material, shown, log, callbacks)
+            loop.peak *= layout.size if session.device.type == "cuda" else layout.num_machines
             loop.deadline = _deadline(loop, folder, material)
-            loop.record("event", name=started, text=f"at step {session.standing.step}")
+            on = f" on {layout}" if layout.size > 1 else ""
+            loop.record("event", name=started, text=f"at step {session.standing.step}{on}")
             with _saved_if_callbacks_fail(loop):
                 _run(loop, folder, say)
                 tokens = min(len(material.held_out), final_max_tokens(session.run, folder))
@@ -211,7 +239,9 @@ def _saved_if_callbacks_fail(loop: Loop) -> Iterator[None]:
         raise cause from cause.__cause__
 
 
-def _begin(folder: RunFolder, say: Progress, since: float) -> tuple[Material, Session, Decisions]:
+def _begin(
+    folder: RunFolder, say: Progress, since: float, layout: Layout
+) -> tuple[Material, Session, Decisions]:
     """Return what a run is trained with; if that is not settled yet, settle and record it."""
     if folder.resolved:
         check_installed(folder.spec.loggers)
@@ -224,7 +254,7 @@ def _begin(folder: RunFolder, say: Progress, since: float) -> tuple[Material, Se
         if run.init.from_:
             weights_file(Path(run.init.from_))
         material = prepare_data(run, folder)
-        session, decisions = resolve(run, material, say)
+        session, decisions = resolve(run, material, say, layout)
         budget = None
         if seconds := seconds_of(run):
             budget = {"seconds": seconds, "spent": time.perf_counter() - since}
@@ -323,7 +353,13 @@ def _record(
 
 
 def _announce(
-    folder: RunFolder, session: Session, material: Material, say: Progress, *, verbose: bool
+    folder: RunFolder,
+    session: Session,
+    material: Material,
+    say: Progress,
+    layout: Layout,
+    *,
+    verbose: bool,
 ) -> None:
     """Print what is about to be trained, in three lines; where wanted, also why the machine decided as it did."""
     run = session.run
@@ -334,6 +370,8 @@ def _announce(
         f"on {run.machine.device} in {run.machine.precision}"
         f"{'' if verbose else '; the page says why, and so does --verbose'}"
     )
+    if layout.size > 1:
+        say.say(f"trained by {layout}")
     for key, made in folder.environment().get("decisions", {}).items() if verbose else ():
         say.say(f"{key} = {made['value']}: {made['reason']}")
 
@@ -350,23 +388,12 @@ def new_loop(
     """Return the loop that trains a session and keeps its record in a folder."""
     run = session.run
     known = folder.metrics() if run.early_stop.patience else []
-    windows = held_out_windows(
-        material.held_out,
-        material.tokenizer,
-        run.objective,
-        run.model.context_length,
-        stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
-        max_tokens=run.evaluate.max_tokens,
-        max_bytes=None if run.evaluate.max_bytes == "none" else run.evaluate.max_bytes,
-    )
-
-    def evaluated() -> Evaluation:
-        return evaluate(session.model, windows, session.precision)
-
+    max_bytes = None if run.evaluate.max_bytes == "none" else run.evaluate.max_bytes
+    reading = reading_of(run, run.evaluate.max_tokens, max_bytes)
     return Loop(
         session,
         folder,
-        evaluate=evaluated,
+        evaluate=lambda: session.evaluate(material, reading),
         flops_per_token=run_flops_per_token(run, session.model),
         peak=decisions.peak,
         progress=shown,

@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_before_ends_at_the_same_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["evaluate", "compressors", "report"])
+@pytest.mark.parametrize("function", ["final_evaluation", "compressors", "report"])
 def test_a_run_that_is_killed_at_its_early_end_is_finished_there(
     longer: RunSpec, early: RunFolder, tmp_path: Path, function: str
 ) -> None:

@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
         (RunFolder, "write_environment"),
         (train_room, "_restore"),
         (checkpoint, "save"),
-        (finalize_room, "evaluate"),
+        (finalize_room, "final_evaluation"),
         (finalize_room, "compressors"),
         (finalize_room, "stream"),
         (RunFolder, "write_samples"),

@@ -98,7 +98,7 @@ def test_timing_stops_early_where_steps_are_slow(
         return StepResult(1.0, 0.0, 1.0, True)
 
     monkeypatch.setattr("time.perf_counter", lambda: clock["now"])
-    monkeypatch.setattr(session, "_train", slow)
+    monkeypatch.setattr(session, "make_step", slow)
     assert session.time_step(3.0) == 20.0  # the first does not count
     assert steps == [0, 1]
 
@@ -114,7 +114,7 @@ def test_timing_takes_its_time_where_steps_are_fast(
         return StepResult(1.0, 0.0, 1.0, True)
 
     monkeypatch.setattr("time.perf_counter", lambda: clock["now"])
-    monkeypatch.setattr(session, "_train", fast)
+    monkeypatch.setattr(session, "make_step", fast)
     assert session.time_step(10.0) == 0.5  # compiling and first touches do not count
     assert clock["now"] == 10.0
 

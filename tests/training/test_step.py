@@ -13,6 +13,7 @@ from archwright.data.inputs import Batch, Inputs
 from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
+from archwright.scale.processes import Processes
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import AdamW
 from archwright.training.step import StepResult, train_step
@@ -114,7 +115,7 @@ def test_what_routers_ask_for_is_minimised_too(chunked: bool, num_rows: int) -> 
     for part in (rows.inputs.tokens[:larger], rows.inputs.tokens[larger:]):
         expected(part)
         share = len(part) / num_rows
-        asked = asked + share * sum(layer.feedforward.auxiliary for layer in expected.layers)
+        asked = asked + share * losses.pop_aux_losses(expected)
     (loss + asked).backward()
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in expected.parameters()))  # type: ignore[union-attr]
     optimizers = build_optimizers(model, AdamW(lr=0.1, eps=1e-3))
@@ -278,3 +279,42 @@ def test_layers_that_are_computed_again_give_the_same_step(changes: tuple[str, .
     for name, value in weights.items():
         assert torch.equal(value, same[name]), name
     assert few_kept < 0.6 * all_kept
+
+
+class Share(Processes):
+    """One of two processes that wait for no other: it takes its rows, and keeps its gradients."""
+
+    size = 2
+
+    def __init__(self, rank: int, model: torch.nn.Module) -> None:
+        self.rank, self.model = rank, model
+        self.gradients: list[torch.Tensor] = []
+
+    def rows(self, part: Batch) -> Batch:
+        middle = len(part.targets) // 2
+        return part[middle:] if self.rank else part[:middle]
+
+    def bring_gradients(self) -> None:
+        self.gradients = [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_what_processes_make_of_their_rows_adds_up_to_that_of_the_batch(
+    model: nn.Module, chunked: bool
+) -> None:
+    """Though one has far fewer targets than the other."""
+    rows, found = batch(), []
+    for rank in (None, 0, 1):
+        own = copy.deepcopy(model)
+        share = Share(rank or 0, own)
+        if rank is None:
+            share.rows = lambda part: part  # type: ignore[method-assign]
+        result = stepped(
+            own, rows, processes=share, z_loss=0.1, grad_accum_steps=2, chunked=chunked
+        )
+        found.append((share.gradients, result))
+    (whole, result), (first, one), (second, other) = found
+    assert one.loss + other.loss == pytest.approx(result.loss, rel=1e-9)
+    assert one.z_loss + other.z_loss == pytest.approx(result.z_loss, rel=1e-9)
+    for a, b, c in zip(first, second, whole, strict=True):
+        torch.testing.assert_close(a + b, c, rtol=1e-6, atol=1e-9)

@@ -1,0 +1,243 @@
+"""The processes that torchrun started, and what they tell one another."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from archwright.data.batches import share_of
+from archwright.data.inputs import Batch
+from archwright.model.language_model import LanguageModel
+from archwright.optim import Optimizers
+from archwright.parts.branch import Branch
+from archwright.scale.launch import Launch, LostError
+from archwright.scale.layout import AXES, ONE, Layout
+from archwright.scale.processes import Processes
+from archwright.scale.shards import ModelShards
+
+T = TypeVar("T")
+Order = dict[str, Any]
+"""What the first process tells the others to do with it, as JSON."""
+
+PATIENCE = timedelta(minutes=30)
+"""Time that a process waits for the others in a step."""
+START = timedelta(days=7)
+"""Time that the others wait for the first to prepare a run: reading a large text takes its time."""
+ROOM = 2048
+"""Bytes of an order that are sent at once."""
+
+
+class Group(Processes):
+    """All processes of a run, of which this is one; the first orders, the others follow.
+
+    Args:
+        launch: the place of this process.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.rank, self.size = launch, launch.rank, launch.size
+        self.layout, self.device = ONE, torch.device("cpu")
+        self.is_open = False
+        self.busy = False
+        """Whether processes are at work together, so that an order would not be heard."""
+        store, _, _ = next(rendezvous("env://", timeout=START))
+        # Processes that torchrun starts again may meet the store of those before them.
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = PrefixStore(f"archwright/{restarts}", store)
+        self._shards: ModelShards | None = None
+
+    def begin(self, order: Order) -> None:
+        """Let the others begin with an order, and join them; for the first process."""
+        self._store.set(_BEGIN, json.dumps(order))
+        if order["do"] != LEAVE:
+            self._open(order)
+
+    def wait_to_begin(self) -> Order:
+        """Return the order that the first process begins with, and join it if there is something to do."""
+        self._store.wait([_BEGIN], START)
+        order: Order = json.loads(self._store.get(_BEGIN))
+        if order["do"] != LEAVE:
+            self._open(order)
+        return order
+
+    def _open(self, order: Order) -> None:
+        device, backend = order["device"], "gloo"
+        if device == "cuda":
+            torch.cuda.set_device(self.launch.local_rank)
+            backend = "cpu:gloo,cuda:nccl"
+        with self.together():
+            dist.init_process_group(
+                backend, store=self._store, rank=self.rank, world_size=self.size, timeout=PATIENCE
+            )
+        self.layout, self.device, self.is_open = (
+            Layout(*order["layout"]),
+            torch.device(device),
+            True,
+        )
+
+    def order(self, order: Order) -> None:
+        """Tell all others what to do; for the first process.
+
+        Raises:
+            LostError: another process has ended, or does not answer.
+        """
+        with self.together():
+            self._send(order)
+
+    def next_order(self) -> Order:
+        """Return what the first process tells this one to do.
+
+        Raises:
+            LostError: it has ended, or does not answer.
+        """
+        with self.together():
+            return self._receive()
+
+    def _send(self, order: Order) -> None:
+        text = json.dumps(order).encode()
+        head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
+        dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
+        if rest := text[ROOM - 8 :]:
+            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
+
+    def _receive(self) -> Order:
+        head = torch.empty(ROOM, dtype=torch.uint8)
+        dist.broadcast(head, 0)
+        content = bytes(head.tolist())
+        length = int.from_bytes(content[:8], "little")
+        text = content[8 : 8 + length]
+        if length > ROOM - 8:
+            rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
+            dist.broadcast(rest, 0)
+            text += bytes(rest.tolist())
+        order: Order = json.loads(text)
+        return order
+
+    def leave(self) -> None:
+        """Part in good order."""
+        if self.is_open:
+            dist.barrier()
+            dist.destroy_process_group()
+            self.is_open = False
+
+    def is_first_to_report(self) -> bool:
+        """Tell whether no other process has said yet why all of them end."""
+        try:
+            return bool(self._store.add(_REPORTED, 1) == 1)
+        except (dist.DistError, RuntimeError):  # the store is gone with the process that kept it
+            return self.rank == 0
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Work together, while the block lasts, on what all processes were told.
+
+        Raises:
+            LostError: another process has ended, or does not answer.
+        """
+        self.busy = True
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_lost(error):
+                raise
+            raise LostError(_what(error), is_first=self.is_first_to_report()) from error
+        self.busy = False
+
+    def mesh(self, layout: Layout) -> DeviceMesh:
+        """Return the processes as a grid."""
+        kind, sizes = self.device.type, (layout.replicate, layout.shard)
+        if layout.replicate == 1:
+            return init_device_mesh(kind, sizes[1:], mesh_dim_names=AXES[1:])
+        return init_device_mesh(kind, sizes, mesh_dim_names=AXES)
+
+    def cut(self, model: LanguageModel) -> None:
+        self._shards = ModelShards(model, self.mesh(self.layout))
+
+    def broadcast(self, value: Tensor) -> None:
+        """Give all processes the first one's tensor."""
+        dist.broadcast(value, 0)
+
+    @property
+    def shards(self) -> ModelShards:
+        """What this process holds of the model."""
+        assert self._shards is not None, "a model is cut up first"
+        return self._shards
+
+    def rows(self, part: Batch) -> Batch:
+        return part[share_of(len(part.targets), self.rank, self.size)]
+
+    def dealt(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        left = iter(items)
+        while hand := list(islice(left, self.size)):
+            mine = len(hand) > self.rank
+            # All make as many passes over the model, as each needs the others' shards.
+            yield hand[self.rank if mine else 0], mine
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        values = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(values)
+        found: list[float] = values.tolist()
+        return found
+
+    def mean(self, values: Tensor) -> Tensor:
+        total = values.detach().clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def add_up_counts(self, branches: Iterable[Branch]) -> None:
+        found = [
+            (branch, name, value)
+            for branch in branches
+            for name in branch.counts
+            if (value := getattr(branch, name)) is not None
+        ]
+        if found:
+            total = torch.cat([value.flatten() for _, _, value in found])
+            dist.all_reduce(total)
+            parts = total.split([value.numel() for _, _, value in found])
+            for (branch, name, value), part in zip(found, parts, strict=True):
+                setattr(branch, name, part.view_as(value))
+
+    def before_part(self, model: nn.Module, *, is_last: bool) -> None:
+        self.shards.add_up_gradients(is_last)
+
+    def take(self, optimizers: Optimizers) -> Optimizers:
+        self.shards.take(optimizers)
+        return optimizers
+
+    def bring_gradients(self) -> None:
+        self.shards.bring_gradients()
+
+    def drop_gradients(self) -> None:
+        self.shards.drop_gradients()
+
+    def norm(self, own: Tensor) -> Tensor:
+        return self.shards.norm(own)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Tell whether an error says that another process does not answer."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(words in text for words in _ENGINES)
+
+
+def _what(error: Exception) -> str:
+    minutes = PATIENCE.total_seconds() / 60
+    silent = "timed out waiting" in str(error).lower()
+    return f"does not answer for {minutes:.0f} minutes" if silent else "has ended"
+
+
+_ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+_BEGIN, _REPORTED = "begin", "reported"
+LEAVE = "leave"
+"""The order to part."""

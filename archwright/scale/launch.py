@@ -1,0 +1,45 @@
+"""How this process was started: alone, or as one of several by torchrun. Imports no torch."""
+
+import os
+from typing import NamedTuple
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets in the environment of each process."""
+
+
+class LostError(RuntimeError):
+    """Another process of the run has ended, or does not answer.
+
+    Attributes:
+        is_first: whether this process is the first to see it, and so the one to say it.
+    """
+
+    def __init__(self, what: str, *, is_first: bool) -> None:
+        super().__init__(
+            f"a process of this run {what}, so all end; the same command goes on from the last checkpoint"
+        )
+        self.is_first = is_first
+
+
+class Launch(NamedTuple):
+    """The place of a process among those that were started together."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Its place among those of its machine."""
+    local_size: int
+
+
+def launched() -> Launch | None:
+    """Return the place of this process among several; None where it was started alone."""
+    if any(name not in os.environ for name in VARIABLES):
+        return None
+    found = Launch(*(int(os.environ[name]) for name in VARIABLES[:4]))
+    return found if found.size > 1 else None
+
+
+def is_first() -> bool:
+    """Tell whether this process decides, writes and prints: it is alone, or the first of several."""
+    found = launched()
+    return found is None or found.rank == 0

@@ -1,0 +1,145 @@
+"""What each process holds, and what cannot be trained by several. Imports no torch."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from archwright.scale.launch import Launch
+from archwright.spec.choice import Spec
+from archwright.spec.errors import UserError
+from archwright.spec.feedforward import Routing
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import RunSpec
+from archwright.spec.scale import ScaleSpec
+
+
+class Layout(NamedTuple):
+    """A grid of processes: `replicate` copies of the model, each cut up over `shard` of them."""
+
+    replicate: int = 1
+    shard: int = 1
+    local: int = 1
+    """How many of them are on one machine."""
+
+    @property
+    def size(self) -> int:
+        """How many processes that are."""
+        return self.replicate * self.shard
+
+    @property
+    def num_machines(self) -> int:
+        """On how many machines they are."""
+        return self.size // self.local
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size} processes, scale.replicate = {self.replicate}, scale.shard = {self.shard}"
+        )
+
+
+ONE = Layout()
+"""One process."""
+AXES = ("replicate", "shard")
+
+
+def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
+    """Return how the processes that were started together share a run.
+
+    Raises:
+        UserError: the numbers that are asked for have another product.
+    """
+    size, local = (launch.size, launch.local_size) if launch else (1, 1)
+    asked = {name: n for name in AXES if (n := getattr(scale, name)) != "auto"}
+    if "shard" not in asked:
+        copies = asked.get("replicate", 1)
+        found = Layout(copies, max(1, size // copies), local)
+    else:
+        found = Layout(
+            asked.get("replicate", max(1, size // asked["shard"])), asked["shard"], local
+        )
+    if found.size == size:
+        return found
+    wanted = " and ".join(f"scale.{name}={number}" for name, number in asked.items())
+    if size > 1:
+        raise UserError(
+            f"scale: found {wanted} of {size} processes; expected scale.replicate times scale.shard to be {size}"
+        )
+    raise UserError(
+        f"scale: found {wanted} of one process; start {found.size}: "
+        f"torchrun --nproc-per-node {found.size} -m archwright train ..."
+    )
+
+
+def kept_layout(scale: ScaleSpec, launch: Launch | None) -> Layout:
+    """Return how processes go on with a run: as it was asked for where they are as many, else sharded over all."""
+    try:
+        return layout_of(scale, launch)
+    except UserError:
+        return layout_of(ScaleSpec(), launch)
+
+
+def check_layout(run: RunSpec, layout: Layout) -> None:
+    """Refuse what several processes would train otherwise than one, before anything is done.
+
+    Raises:
+        UserError: one line for each reason.
+    """
+    if layout.size > 1 and (lines := [*_refusals(run, layout)]):
+        raise UserError(*lines)
+
+
+def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
+    parts = layout.size * run.grad_accum_steps
+    if run.batch_size % parts:
+        times = (
+            f" times grad_accum_steps = {run.grad_accum_steps}" if run.grad_accum_steps > 1 else ""
+        )
+        yield (
+            f"batch_size: found {run.batch_size}; expected a multiple of {parts}, the {layout.size} processes{times}, "
+            "as each takes as many rows"
+        )
+    for path, share in dropouts(run):
+        yield (
+            f"{path}: found {share}, of which {layout.size} processes would draw otherwise than one; expected 0"
+        )
+    for path, spec in _inside(run.model, "model"):
+        if isinstance(spec, Routing) and spec.draws:
+            yield (
+                f'{path}.kind: found "{spec.kind}", which draws experts, otherwise in {layout.size} processes than '
+                "in one; expected another"
+            )
+    if layout.shard > 1 and not run.optimizer.can_shard:
+        yield (
+            f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
+            "can_shard = True in its spec, or copies alone: scale.shard=1"
+        )
+    machine = run.machine
+    if machine.precision in ("fp16", "fp8"):
+        yield f'machine.precision: found "{machine.precision}" of several processes; expected "bf16" or "fp32"'
+    if machine.fused == "liger":
+        yield 'machine.fused: found "liger" of several processes; expected "none"'
+    if run.probes.every:
+        yield (
+            f"probes.every: found {run.probes.every}; probes see one process alone: expected 0 of {layout.size} "
+            "processes"
+        )
+
+
+def dropouts(run: RunSpec) -> list[tuple[str, float]]:
+    """Return the path and the share of each dropout of a run's model."""
+    return [
+        (f"{path}.{name}", getattr(spec, name))
+        for path, spec in _inside(run.model, "model")
+        for name in type(spec).model_fields
+        if name.endswith("dropout") and getattr(spec, name)
+    ]
+
+
+def _inside(spec: Spec, path: str) -> Iterator[tuple[str, Spec]]:
+    """Yield a spec and all that it holds, with their paths."""
+    yield path, spec
+    for name in type(spec).model_fields:
+        if isinstance(inner := getattr(spec, name), Spec):
+            yield from _inside(inner, f"{path}.{name}")
+    if isinstance(spec, ModelSpec):
+        for kind in spec.layer_kinds:
+            yield from _inside(spec.layers_by_kind[kind], f"{path}.layer_kinds.{kind}")

@@ -1,0 +1,16 @@
+"""On how many processes a run is trained, and what each of them holds."""
+
+from pydantic import Field
+
+from archwright.spec.choice import AutoCount, Spec
+
+
+class ScaleSpec(Spec):
+    """How the processes that torchrun starts share a run: replicate times shard of them. It says nothing of what is
+    trained: any number of processes makes the same steps, up to the rounding of sums."""
+
+    replicate: AutoCount = Field("auto", examples=[2])
+    """Copies of the model, whose gradients are added up; auto: as many as there are processes for, beside `shard`, and
+    one where that is auto, too."""
+    shard: AutoCount = Field("auto", examples=[2])
+    """Processes over which each copy's parameters, gradients and optimizer are cut up; auto: what is left."""

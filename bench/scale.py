@@ -1,0 +1,270 @@
+"""Several processes beside one: the same losses, and how many tokens a second.
+
+    python -m bench.scale               losses of 15 steps in one process and in groups of 2 and 4; makes the table of
+                                        docs/scale.md anew
+    python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
+
+Parity: tiny models on the text of LICENSE, fp32, AdamW, the gradient's norm clipped. A number is the largest difference
+of a step's loss from that of one process. Beside it stands a control: what one process differs from itself where it
+only adds up its gradients in another order, with grad_accum_steps=2. All groups are started by torchrun, on the CPU.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from archwright.scale.processes import Processes
+    from archwright.spec.run_spec import RunSpec
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "scale.md"
+BEGIN, END = "<!-- made by python -m bench.scale -->", "<!-- to here -->"
+STEPS = 15
+MODELS = {
+    "textbook (ReLU)": ("textbook",),
+    "textbook, GELU": ("textbook", "model.feedforward.kind=gelu"),
+    "modern": ("modern",),
+    "modern, Muon, two parts a batch, chunked loss": (
+        *("modern", "optimizer.kind=muon", "grad_accum_steps=2", "machine.loss=chunked"),
+    ),
+    "gemma-2-2b": ("gemma-2-2b",),
+    "mixtral-8x7b (experts)": ("mixtral-8x7b", "model.feedforward.balance_loss=0.01"),
+    "deepseek-v2-lite (MLA, experts)": ("deepseek-v2-lite",),
+    "deepseek-v3 (moving router bias)": (
+        *(
+            "deepseek-v3",
+            "model.feedforward.num_experts=32",
+            "model.feedforward.selection_bias_update_rate=0.1",
+        ),
+    ),
+    "t5-small (two stacks, ReLU)": ("t5-small",),
+    "t5-small, GELU": ("t5-small", "model.feedforward.kind=gelu"),
+    "bert-base (encoder)": ("bert-base",),
+    "albert-base (shared layers)": ("albert-base",),
+    "reformer (hashes, reversible)": ("reformer",),
+}
+"""What each row is made of: the name of a model, and what is changed."""
+FIXED = (
+    "batch_size=8",
+    "seed=1",
+    "budget=15steps",
+    "data.tokenizer.kind=bytes",
+    "machine.device=cpu",
+    "machine.threads=1",
+    "machine.precision=fp32",
+    "machine.float32_matmul_precision=highest",
+    "machine.kernel=sdpa",
+    "machine.compile=none",
+    "machine.fused=none",
+)
+"""Nothing is measured, and nothing differs but the number of processes."""
+GRIDS = ((2, 1), (1, 2), (1, 4), (2, 2))
+"""scale.replicate and scale.shard."""
+
+
+class Case(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    words: tuple[str, ...]
+    text: str
+
+
+def run_of(case: Case, *more: str) -> "RunSpec":
+    """Return the run of a row: tiny, without dropout."""
+    from archwright.scale.layout import dropouts
+    from archwright.spec.read import load_run
+    from archwright.spec.scale_down import tiny_run
+
+    name, *words = case.words
+    run = tiny_run(load_run(name)).override(*FIXED, f"data.text={case.text}", *words)
+    return run.override(*(f"{path}=0" for path, _ in dropouts(run))).override(*more)
+
+
+def trained(
+    case: Case, steps: int, *more: str, processes: "Processes | None" = None
+) -> list[list[float]]:
+    """Return loss and norm of the gradient of each of the first steps of a row, made by one process or, where this is
+    one of several, by all."""
+    from archwright.machine.decide import decide
+    from archwright.runs import RunFolder
+    from archwright.scale.processes import ALONE
+    from archwright.training.data import prepare_data
+    from archwright.training.progress import Silent
+    from archwright.training.resolve import make_batches, make_model, resolve
+    from archwright.training.session import Session
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_of(case, *more)
+        material = prepare_data(run, RunFolder(folder))
+        run = resolve(run, material, Silent())[0].run
+        decide(run.machine)
+        model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
+        group = processes or ALONE
+        group.cut(model)
+        session = Session(run, model, make_batches(run, material), group)
+        found = [session.step() for _ in range(steps)]
+        return [[result.loss, result.grad_norm] for result in found]
+
+
+def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], out: Path) -> None:
+    """As one of the processes that torchrun started: train all rows on all grids; the first one writes what it saw."""
+    from archwright.scale.group import Group
+    from archwright.scale.launch import launched
+    from archwright.scale.layout import Layout
+
+    launch = launched()
+    assert launch is not None, "torchrun starts this"
+    group = Group(launch)
+    if launch.rank == 0:
+        group.begin({"do": "train", "device": "cpu", "layout": [1, launch.size]})
+    else:
+        group.wait_to_begin()
+    found = {}
+    for case in cases:
+        for replicate, shard in grids:
+            group.layout = Layout(replicate, shard, launch.local_size)
+            found[f"{case.name}/{replicate}x{shard}"] = trained(case, steps, processes=group)
+    if launch.rank == 0:
+        out.write_text(json.dumps(found))
+    group.leave()
+
+
+def of_processes(
+    number: int, cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]]
+) -> dict[str, list[list[float]]]:
+    """Return what `trained` gives of rows on grids of so many processes, by "row/grid"."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "losses.json"
+        asked = json.dumps({"cases": cases, "steps": steps, "grids": grids, "out": str(out)})
+        subprocess.run(
+            [*torchrun(number), "-m", "bench.scale", "--in-group", asked],
+            cwd=ROOT,
+            check=True,
+            env=environment(),
+        )
+        found: dict[str, list[list[float]]] = json.loads(out.read_text())
+        return found
+
+
+def torchrun(number: int) -> list[str]:
+    """Return the beginning of a command that starts so many processes, at a port that is free."""
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={number}",
+    ]
+
+
+def environment(threads: int = 1) -> dict[str, str]:
+    """Return the environment of processes that find this package."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+
+
+def parity(cases: Sequence[Case], steps: int) -> str:
+    """Return the table of the largest differences from one process."""
+    one = {case.name: trained(case, steps) for case in cases}
+    accumulated = {
+        case.name: trained(case, steps, f"grad_accum_steps={4 if 'parts' in case.name else 2}")
+        for case in cases
+    }
+    many: dict[str, list[list[float]]] = {}
+    for number in (2, 4):
+        grids = [grid for grid in GRIDS if grid[0] * grid[1] == number]
+        many |= of_processes(number, cases, steps, grids)
+    heads = ["replicate 2", "shard 2", "shard 4", "replicate 2, shard 2"]
+    lines = [
+        f"| model | loss, step 1 and {steps} | {' | '.join(heads)} | control: one process, its gradients in parts |",
+        "|---|---|" + "---|" * (len(heads) + 1),
+    ]
+    for case in cases:
+        alone = one[case.name]
+        rows = [many[f"{case.name}/{r}x{s}"] for r, s in GRIDS] + [accumulated[case.name]]
+        worst = [max(abs(a[0] - b[0]) for a, b in zip(row, alone, strict=True)) for row in rows]
+        cells = " | ".join(f"{number:.1e}" if number else "0" for number in worst)
+        lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
+    return "\n".join(lines)
+
+
+def overhead(repeats: int, steps: int) -> str:
+    """Return a table of tokens/s: one process of two threads, and two of one, in turns."""
+    words = (
+        *(
+            "train",
+            "modern",
+            f"data.text={ROOT / 'docs' / 'decisions.md'}",
+            "data.tokenizer.kind=bytes",
+        ),
+        *("model.dim=256", "model.num_layers=6", "model.context_length=256", "batch_size=16"),
+        *(f"budget={steps}steps", "evaluate.every=1000000", "evaluate.final_max_tokens=1000"),
+        *("machine.threads=2", "machine.precision=fp32", "machine.kernel=sdpa", "--quiet"),
+    )
+    ways = {
+        "one process of two threads": ([sys.executable], ()),
+        "two copies of one thread": (torchrun(2), ("scale.shard=1",)),
+        "two shards of one thread": (torchrun(2), ("scale.shard=2",)),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, (start, more) in ways.items():
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "run"
+                command = [*start, "-m", "archwright", *words, *more, "--out", str(out)]
+                subprocess.run(command, check=True, cwd=ROOT, env=environment())
+                records = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+                trained = [r["tokens_per_second"] for r in records if r["kind"] == "train"]
+                speeds[name].append(statistics.median(trained[5:]))
+    first = statistics.median(next(iter(speeds.values())))
+    lines = ["| | tokens/s | beside one process |", "|---|---|---|"]
+    for name, found in speeds.items():
+        middle = statistics.median(found)
+        lines.append(f"| {name} | {middle:,.0f} | {middle / first:.2f} |")
+    return "\n".join(lines)
+
+
+def cases_of(names: Sequence[str], text: str) -> list[Case]:
+    """Return rows by name."""
+    return [Case(name, MODELS[name], text) for name in names]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--overhead", action="store_true", help="measure speed in place of losses")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of --overhead")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each turn of --overhead")
+    parser.add_argument("--in-group", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.in_group:
+        asked = json.loads(options.in_group)
+        cases = [Case(name, tuple(words), text) for name, words, text in asked["cases"]]
+        in_group(cases, asked["steps"], asked["grids"], Path(asked["out"]))
+        sys.stdout.flush()
+        os._exit(0)  # as archwright's command ends where several processes train
+    if options.overhead:
+        print(overhead(options.repeats, options.steps))
+        return
+    started = time.perf_counter()
+    table = parity(cases_of([*MODELS], str(ROOT / "LICENSE")), STEPS)
+    print(table)
+    print(f"\n{time.perf_counter() - started:.0f} s", file=sys.stderr)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

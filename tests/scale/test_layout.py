@@ -1,0 +1,150 @@
+"""How processes share a run, and what is refused before anything is done."""
+
+from typing import Literal
+
+import pytest
+
+from archwright.cli.main import main
+from archwright.scale.launch import Launch, is_first, launched
+from archwright.scale.layout import Layout, check_layout, dropouts, kept_layout, layout_of
+from archwright.spec.errors import UserError
+from archwright.spec.read import load_run
+from archwright.spec.run_spec import Optimizer
+from archwright.spec.scale import ScaleSpec
+
+FOUR, EIGHT = Launch(0, 4, 0, 4), Launch(3, 8, 1, 2)
+STARTED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "launch", "expected"),
+    [
+        ({}, None, Layout(1, 1)),
+        ({"replicate": 1, "shard": 1}, None, Layout(1, 1)),
+        ({}, FOUR, Layout(1, 4, 4)),
+        ({"replicate": 2}, FOUR, Layout(2, 2, 4)),
+        ({"shard": 2}, EIGHT, Layout(4, 2, 2)),
+        ({"shard": 1}, FOUR, Layout(4, 1, 4)),
+        ({"replicate": 8, "shard": 1}, EIGHT, Layout(8, 1, 2)),
+    ],
+)
+def test_what_is_left_open_follows(
+    asked: dict[str, int], launch: Launch | None, expected: Layout
+) -> None:
+    assert layout_of(ScaleSpec(**asked), launch) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "launch", "words"),
+    [
+        ({"shard": 2}, None, "of one process; start 2: torchrun --nproc-per-node 2 -m archwright"),
+        ({"replicate": 3}, FOUR, "found scale.replicate=3 of 4 processes"),
+        ({"replicate": 2, "shard": 4}, FOUR, "found scale.replicate=2 and scale.shard=4 of 4"),
+        ({"shard": 8}, FOUR, "found scale.shard=8 of 4 processes"),
+    ],
+)
+def test_another_number_of_processes_is_refused(
+    asked: dict[str, int], launch: Launch | None, words: str
+) -> None:
+    with pytest.raises(UserError, match="scale: ") as error:
+        layout_of(ScaleSpec(**asked), launch)
+    assert words in str(error.value)
+    size = launch.size if launch else 1
+    assert kept_layout(ScaleSpec(**asked), launch)[:2] == (1, size)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("batch_size=6", "batch_size: found 6; expected a multiple of 4, the 4 processes, as each"),
+        (
+            "grad_accum_steps=8",
+            "expected a multiple of 32, the 4 processes times grad_accum_steps = 8",
+        ),
+        ("model.residual.dropout=0.1", "model.residual.dropout: found 0.1"),
+        ("probes.every=5", "probes.every: found 5"),
+        ("machine.precision=fp16", "machine.precision: found"),
+        ("machine.fused=liger", "machine.fused: found"),
+    ],
+)
+def test_what_several_would_train_otherwise_is_refused(change: str, words: str) -> None:
+    run = load_run("modern").override(change)
+    check_layout(run, Layout())
+    with pytest.raises(UserError) as error:
+        check_layout(run, Layout(2, 2))
+    (line,) = error.value.lines
+    assert line.startswith(change.partition("=")[0] if "accum" not in change else "batch_size")
+    assert words in line
+
+
+def test_what_draws_is_found_in_all_stacks_and_kinds_of_layers() -> None:
+    run = load_run("t5-small")
+    assert {path for path, _ in dropouts(run)} >= {"model.encoder.residual.dropout"}
+    few = load_run("modern").override(
+        'model.layers={"cycle" = ["default", "other"]}',
+        "model.layer_kinds.other.feedforward.dropout=0.2",
+    )
+    assert dropouts(few) == [("model.layer_kinds.other.feedforward.dropout", 0.2)]
+    drawing = load_run("modern").override(
+        "model.feedforward.kind=experts", "model.feedforward.routing.kind=sparsemixer"
+    )
+    with pytest.raises(UserError, match=r"routing\.kind: found .*draws experts"):
+        check_layout(drawing, Layout(1, 2))
+
+
+@pytest.mark.usefixtures("visitors")
+def test_only_what_says_so_is_cut_up() -> None:
+    class Foreign(Optimizer):
+        """An optimizer that does not say that it can be cut up."""
+
+        kind: Literal["foreign"] = "foreign"
+        lr: float = 1.0
+
+    run = load_run("modern").model_copy(update={"optimizer": Foreign()})
+    check_layout(run, Layout(2, 1))
+    with pytest.raises(UserError, match=r"optimizer.kind: found \"foreign\""):
+        check_layout(run, Layout(1, 2))
+
+
+def test_scale_is_no_part_of_what_is_trained() -> None:
+    run = load_run("modern")
+    assert run.override("scale.replicate=2", "scale.shard=4").hash() == run.hash()
+
+
+def test_torchrun_is_known_by_what_it_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*STARTED, *PLACE):
+        monkeypatch.delenv(name, raising=False)
+    assert launched() is None
+    assert is_first()
+    for name, value in (STARTED | PLACE).items():
+        monkeypatch.setenv(name, value)
+    assert launched() == Launch(1, 2, 1, 2)
+    assert not is_first()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert launched() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("list",), '"list": torchrun starts several processes, which train alone can use'),
+        (("train", "--oops"), "--oops"),
+        (("train", "modern", "scale.shard=3"), "scale: found scale.shard=3 of 2 processes"),
+        (("train", "modern", "batch_size=3"), "batch_size: found 3; expected a multiple of 2"),
+    ],
+)
+def test_a_mistake_is_told_by_the_first_process_alone(
+    words: tuple[str, ...],
+    answer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in (STARTED | PLACE | {"RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    assert main(words) == 2
+    assert answer in capsys.readouterr().err
+    if "modern" not in words:  # else the second one waits for the first, which ends
+        monkeypatch.setenv("RANK", "1")
+        assert main(words) == 2
+        assert capsys.readouterr().err == ""

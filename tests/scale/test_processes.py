@@ -1,0 +1,199 @@
+"""Several processes beside one: the same steps, the same files, and what becomes of a run whose processes die."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import archwright
+from archwright import checkpoint
+from archwright.runs import RunFolder
+from archwright.spec.run_spec import RunSpec
+from bench.scale import MODELS, Case, environment, of_processes, torchrun, trained
+from tests.tiny import ROOT, tiny_run, write_text
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+GRIDS = ((2, 1), (1, 2))
+ROWS = (
+    "modern, Muon, two parts a batch, chunked loss",
+    "deepseek-v3 (moving router bias)",
+    "t5-small, GELU",
+)
+"""Both optimizers, both losses, accumulation, balance, a bias that follows loads, two stacks, shared tables."""
+NUM_STEPS, EVERY = 60, 15
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt", 400)
+
+
+@pytest.fixture(scope="module")
+def rows(text: Path) -> list[Case]:
+    return [Case(name, MODELS[name], str(text)) for name in ROWS]
+
+
+@pytest.fixture(scope="module")
+def many(rows: list[Case]) -> dict[str, list[list[float]]]:
+    return of_processes(2, rows, STEPS, GRIDS)
+
+
+@pytest.mark.parametrize("number", range(len(ROWS)), ids=ROWS)
+def test_steps_are_those_of_one_process(
+    number: int, rows: list[Case], many: dict[str, list[list[float]]]
+) -> None:
+    """Losses to 5e-6; norms to what one process rounds off, which adds up whole matrices in float32."""
+    one = trained(rows[number], STEPS)
+    assert abs(one[-1][0] - one[0][0]) > 0.05, "weights move"
+    assert max(norm for _, norm in one) > 1, "some are clipped"
+    for replicate, shard in GRIDS:
+        found = many[f"{rows[number].name}/{replicate}x{shard}"]
+        for (loss, norm), (expected, expected_norm) in zip(found, one, strict=True):
+            assert loss == pytest.approx(expected, abs=5e-6)
+            assert norm == pytest.approx(expected_norm, rel=1e-4)
+
+
+class StopHere(Exception):  # noqa: N818
+    """Ends a run in the middle."""
+
+
+@pytest.fixture(scope="module")
+def run(text: Path) -> RunSpec:
+    return tiny_run(
+        text,
+        f"budget={NUM_STEPS}steps",
+        f"checkpoint.every={EVERY}",
+        "checkpoint.keep=9",
+        "evaluate.every=30",
+        "evaluate.max_tokens=900",
+        "evaluate.final_max_tokens=900",
+        "optimizer.kind=muon",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of one process."""
+    return archwright.train(run, out=tmp_path_factory.mktemp("whole") / "run", quiet=True).folder
+
+
+@pytest.fixture(scope="module")
+def shared(run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str, int]:
+    """A run that one process began and two went on with, of which one was killed; its folder, what was printed on
+    standard error, and torchrun's exit code."""
+    path = tmp_path_factory.mktemp("shared") / "run"
+
+    def stop(record: dict[str, object]) -> None:
+        if record["step"] == 3:
+            raise StopHere
+
+    with pytest.raises(StopHere):
+        archwright.train(run, out=path, quiet=True, on_step=stop)
+    command = [*torchrun(2), "--max-restarts=1", "-m", "archwright", "train", "--resume", str(path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        assert kill_second(process, path / "checkpoints" / f"step-{EVERY}")
+        _, err = process.communicate(timeout=120)
+    return RunFolder(path), err.decode(), process.returncode
+
+
+def kill_second(process: "subprocess.Popen[bytes]", after: Path) -> bool:
+    """Kill the second process of torchrun once a checkpoint is there."""
+    while process.poll() is None and not after.exists():
+        time.sleep(0.005)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if child.environ().get("RANK") == "1":
+            child.kill()
+            return True
+    return False
+
+
+def test_a_killed_process_costs_what_came_since_the_last_checkpoint(
+    shared: tuple[RunFolder, str, int],
+) -> None:
+    folder, err, code = shared
+    assert code == 0
+    events = [(r["name"], r["step"]) for r in folder.metrics() if r["kind"] == "event"]
+    resumed = [step for name, step in events if name == "resumed"]
+    assert resumed[0] == 3
+    assert resumed[1] % EVERY == 0 < resumed[1], "it goes on from a checkpoint of two processes"
+    assert events[-1] == ("finished", NUM_STEPS)
+    assert err.count("a process of this run has ended") == 1, err
+    left = [
+        p for p in psutil.process_iter(["cmdline"]) if str(folder.path) in (p.info["cmdline"] or [])
+    ]
+    assert left == []
+
+
+def test_files_are_those_of_one_process(
+    shared: tuple[RunFolder, str, int], whole: RunFolder
+) -> None:
+    folder = shared[0]
+    assert names(folder.path) == names(whole.path)
+    last = f"step-{NUM_STEPS}"
+    for step in ("checkpoints/" + last, "."):
+        assert_close(folder.path / step / "model.safetensors", whole.path / step)
+    read = [
+        json.loads((f.path / "checkpoints" / last / "state.json").read_text())
+        for f in (folder, whole)
+    ]
+    assert read[0]["optimizers"] == read[1]["optimizers"], "names, groups and rates"
+
+
+def test_records_are_those_of_one_process(
+    shared: tuple[RunFolder, str, int], whole: RunFolder
+) -> None:
+    """The same losses, to the rounding of many steps; nothing twice though two processes trained."""
+    for kind, key in (("train", "loss"), ("eval", "nats_per_token"), ("baseline", "bits_per_byte")):
+        found, expected = (
+            [(r["step"], r.get(key)) for r in folder.metrics() if r["kind"] == kind]
+            for folder in (shared[0], whole)
+        )
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        for (_, value), (_, wanted) in zip(found, expected, strict=True):
+            assert value == pytest.approx(wanted, rel=1e-4)
+    (on,) = {
+        r["text"].partition(" on ")[2] for r in shared[0].metrics() if r.get("name") == "resumed"
+    }
+    assert on == "2 processes, scale.replicate = 1, scale.shard = 2"
+
+
+def test_one_process_goes_on_with_what_two_saved(
+    shared: tuple[RunFolder, str, int], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(shared[0].path, path)
+    folder = RunFolder(path)
+    folder.truncate_to(NUM_STEPS - EVERY)
+    folder.model_file.unlink()
+    assert archwright.resume(folder, quiet=True).folder.finished
+    assert_close(folder.model_file, shared[0].path)
+
+
+def names(folder: Path) -> set[str]:
+    """Return the names of all files of a run, but those of its locks."""
+    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if "lock" not in p.name}
+    return {name for name in found if "step-3" not in name}
+
+
+def assert_close(file: Path, other: Path) -> None:
+    ours, theirs = (checkpoint.read_model(f) for f in (file, other / "model.safetensors"))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=2e-4)
