@@ -144,8 +144,10 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
         path, value = _today(type(spec), full_path(type(spec), name), value)
         if unknown := _unknown_path(type(spec), path):
             lines.append(unknown)
-        elif name in KEYS and not (
-            isinstance(value, dict) or has_path(type(spec), (*path, "kind"))
+        elif (
+            name in KEYS
+            and path[-1] == name  # and none of format 1, as `clip` is
+            and not (isinstance(value, dict) or has_path(type(spec), (*path, "kind")))
         ):
             lines.append(  # `layers` and `data` are tables here
                 f'{name}: found {show(value)}; expected a table. Did you mean "{KEYS[name]}"?'
