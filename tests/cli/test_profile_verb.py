@@ -81,7 +81,7 @@ MISTAKES = {
         '--kernel: found "flash"; expected one of auto, eager, sdpa, blockwise.',
     ],
     "profile modern --length many": [
-        "argument --length: invalid int value: 'many'. See archwright profile --help"
+        '--length: found "many"; expected a whole number. See archwright profile --help'
     ],
 }
 

@@ -66,8 +66,8 @@ WRONG = {
     "generate pairs --source-file none.txt": '--source-file: cannot read "none.txt": No such file or directory',
     "generate pairs --source a --num-beams 0": "--num-beams: found 0; expected 1 to 1,024",
     "generate pairs --source a --num-beams 3 --length-penalty nan": "--length-penalty: found nan; expected -10 to 10",
-    "generate pairs --source a --num-beams 3 --length-penalty long": "argument --length-penalty: invalid float value: "
-    "'long'. See archwright generate --help",
+    "generate pairs --source a --num-beams 3 --length-penalty long": "--length-penalty: found \"long\"; expected a "
+    "number. See archwright generate --help",
     "generate pairs --source a --early-stopping": "--early-stopping: found True beside num_beams = 1, which has none "
     "to wait for; expected num_beams of 2 or more",
     "eval decoder --pairs pairs.tsv": "--pairs: decoder has a model without an encoder, which would read the sources; "

@@ -262,7 +262,7 @@ def test_list_choices_of_tables_and_of_what_cannot_be_had(
     [
         (["choices", "nrom"], 'archwright: list choices "nrom": expected an axis, a table or a'),
         (["choices", "norm.rsm"], 'Did you mean "norm.rms"?'),
-        (["runs", "norm"], 'archwright: list runs "norm": only choices can be named'),
+        (["runs", "norm"], "archwright: list runs: norm: more words than it takes"),
     ],
 )
 def test_list_of_what_is_not_there(
