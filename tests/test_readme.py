@@ -99,6 +99,8 @@ def test_a_command_does_what_it_says(
     if any(word.startswith("budget=") for word in rest):
         rest = [word for word in rest if not word.startswith("budget=")]
         rest += ["budget=3steps", *SMALL]
+        if "modern" in rest and "model.dim=256" not in rest:
+            rest += ["model.dim=64", "model.num_layers=2"]
     wrong = output.startswith("archwright: ")
     code = main([verb, *rest])
     printed = capsys.readouterr()
