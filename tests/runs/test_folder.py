@@ -226,7 +226,7 @@ def test_opening_what_is_no_run(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "modern", SPEC)
     with pytest.raises(UserError, match=r'there is no such run\. Did you mean ".*/modern"'):
         RunFolder.open(tmp_path / "modren")
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(UserError, match=r"there is no such run\.$"):
         RunFolder.open(tmp_path / "none" / "none")
     (tmp_path / "spec.toml").write_text("dim = 3\n")
     with pytest.raises(UserError, match="no format number"):
