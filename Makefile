@@ -21,7 +21,7 @@ demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
 test-fast: $(VENV)/.installed-dev  ## run the quick tests of every room (about a minute)
 	$(PYTEST) -m "not slow and not release"
 
-test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (about 10 minutes)
+test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (about 20 minutes)
 	$(PYTEST) -m "not release"
 
 test-slow: $(VENV)/.installed-dev  ## run what `make test` samples: the other cases, and a thousand compositions
