@@ -11,7 +11,7 @@ SUFFIXES = (".parquet", ".arrow")
 DATASET, SPLITS = "state.json", "dataset_dict.json"
 """Files by which a folder says that `save_to_disk` wrote it: one dataset, or a folder for each of its splits."""
 BY_NAME = "datasets:"
-"""What stands before a name that `datasets.load_dataset` knows, as in datasets:NAME[:CONFIG][@SPLIT]."""
+"""What stands before a name that `datasets.load_dataset` knows, as in `datasets:NAME[:CONFIG][@SPLIT]`."""
 ARROW_FILE = b"ARROW1"
 """What an Arrow file begins with that is no stream."""
 ROWS = 1024
