@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
+from archwright.inspection.laws.law import NotTried
 from archwright.model import build
 from archwright.spec.attention import (
     DisentangledAttention,
@@ -157,7 +159,8 @@ def test_a_tiny_model_obeys_the_laws(name: str) -> None:
         (Case(spec, number), LAWS) if name not in HAVE_SOURCES else two_stacks(spec, number)
     )
     for law in laws if ALL_LAWS else laws[number % 4 :: 4]:
-        law(case)
+        with suppress(NotTried):  # no cache where tokens see what follows them
+            law(case)
 
 
 def two_stacks(spec: ModelSpec, number: int) -> tuple[Any, Sequence[Callable[[Any], None]]]:

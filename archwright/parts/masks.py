@@ -519,7 +519,9 @@ class BigBird(_Reaching):
         return (5 + 2 * self.spec.num_random) * self.spec.block_size
 
     def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
-        last = int(torch.as_tensor(query).max()) + int(torch.as_tensor(key).max())
+        places = [torch.as_tensor(place) for place in (query, key)]
+        # Places without values have shapes alone, which are the same however long a text is.
+        last = sum(0 if place.is_meta else int(place.max()) for place in places)
         endless = torch.as_tensor(last + 2 * self.shortest)
         return self.visible_in(query, key, endless, int(endless), head)
 
