@@ -139,7 +139,7 @@ class Group(Processes):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Work together, while the block lasts, on what all processes were told.
+        """Work together, while the block lasts, on an order that all processes have.
 
         Raises:
             LostError: another process has ended, or does not answer.

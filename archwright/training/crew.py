@@ -220,9 +220,9 @@ def follow() -> RunFolder:
     """Do what the first process says until it parts; return the folder of the run.
 
     Raises:
-        UserError: what this process alone met, told with its number.
+        UserError: what this process alone met, with its number.
         LostError: another process has ended, or does not answer.
-        SystemExit: the first process ended without finishing the run, which it told.
+        SystemExit: the first process ended without finishing the run, and said so.
     """
     from archwright.scale.group import LEAVE, Group
 

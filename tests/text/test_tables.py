@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.corpus import open_corpus, open_texts
-
-pyarrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
 
 TEXTS = [f"text {i}, žluťoučký kůň 🐎\n" * (1 + i % 7) for i in range(3000)]
 TEXTS[5] = ""
@@ -158,25 +158,24 @@ class TestDatasets:
 
     @pytest.fixture(autouse=True)
     def _quiet(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.datasets = pytest.importorskip("datasets")
-        self.datasets.disable_progress_bars()
-        monkeypatch.setattr(self.datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+        datasets.disable_progress_bars()
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
     def test_a_folder_that_was_saved_is_its_rows_alone(self, tmp_path: Path) -> None:
-        made = self.datasets.Dataset.from_dict({"text": TEXTS})
+        made = datasets.Dataset.from_dict({"text": TEXTS})
         made.save_to_disk(tmp_path / "saved", num_shards=3)
         found = open_texts((str(tmp_path / "saved"),), DataSpec())
         assert ["".join(d.pieces) for d in found] == [text for text in TEXTS if text]
 
     def test_rows_that_were_shuffled_are_saved_so(self, tmp_path: Path) -> None:
-        made = self.datasets.Dataset.from_dict({"text": TEXTS}).shuffle(seed=1).select(range(9))
+        made = datasets.Dataset.from_dict({"text": TEXTS}).shuffle(seed=1).select(range(9))
         made.save_to_disk(tmp_path / "saved")
         found = open_texts((str(tmp_path / "saved"),), DataSpec())
         assert ["".join(d.pieces) for d in found] == made["text"][:]
 
     def test_one_of_several_splits_is_named(self, tmp_path: Path) -> None:
-        one = self.datasets.Dataset.from_dict({"text": ["one", "two"]})
-        self.datasets.DatasetDict(train=one, test=one).save_to_disk(tmp_path / "all")
+        one = datasets.Dataset.from_dict({"text": ["one", "two"]})
+        datasets.DatasetDict(train=one, test=one).save_to_disk(tmp_path / "all")
         assert message(tmp_path / "all") == (
             f'data.text: "{tmp_path}/all" is a dataset of several splits; name one: '
             f'"{tmp_path}/all/test" or "{tmp_path}/all/train".'
