@@ -128,7 +128,7 @@ def _print(record: dict[str, Any]) -> None:
             rows.append(["waiting", f"{waiting} more, until that is mended"])
         print_table(rows)
     if record["good"]:
-        print(f"{file}: good")
+        print(f"{file}: OK")
     elif broken := [law for c in record.get("choices", ()) for law in c["laws"] if _is_broken(law)]:
         print(f"{file}: {len(broken)} {'laws are' if broken[1:] else 'law is'} broken")
     for line in record.get("warnings", ()):

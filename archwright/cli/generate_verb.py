@@ -9,10 +9,11 @@ from archwright.spec.errors import UserError
 from archwright.spec.files import expanded, read_text
 
 ABOUT = """\
-Let a trained model write: one token after another, drawn from its distribution. Of two stacks, the encoder
-reads a source, and the likeliest answer is written unless you say otherwise. What the generation_config.json
-of an imported checkpoint says of temperature, top-k, top-p and beams is the default there.
-Control characters, which could steer a terminal, are printed as U+FFFD, also into files."""
+Generate text with a trained model: one token after another, drawn from its distribution. Of two stacks,
+the encoder reads a source, and the likeliest answer is written unless you say otherwise. What the
+generation_config.json of an imported checkpoint says of temperature, top-k, top-p and beams is the
+default there. Control characters, which could steer a terminal, are printed as U+FFFD, also into
+files."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
@@ -51,7 +52,12 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--top-k", type=int, metavar="K", help="keep the K likeliest (default: all)"
     )
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest that hold P")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the fewest tokens that have probability P (nucleus sampling)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     parser.add_argument("--num-beams", type=int, metavar="N", help="beam search (default: 1, none)")
     parser.add_argument(

@@ -16,7 +16,7 @@ from archwright.spec.errors import UserError, nearest
 VERBS = {
     "train": "train a model or a recipe on text, or go on with a run",
     "compare": "find out which architecture is better, and how sure that is",
-    "generate": "let a trained model write",
+    "generate": "generate text with a trained model",
     "eval": "measure a trained model on text: nats per token, perplexity, bits per byte",
     "import": "take a checkpoint in Hugging Face's layout in as a run",
     "export": "write a run's model as a folder that transformers loads",

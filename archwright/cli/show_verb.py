@@ -41,7 +41,9 @@ def run(words: Sequence[str]) -> int:
         "--costs", action="store_true", help="count cache, FLOPs and memory also of changed models"
     )
     parser.add_argument(
-        "--exportable", action="store_true", help="say as what a trained one can be exported"
+        "--exportable",
+        action="store_true",
+        help="show which Hugging Face families can hold this model",
     )
     options, _ = parser.parse_with_parts(words)
     with loading():

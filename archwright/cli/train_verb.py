@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in a folder")
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
     parser.add_argument("--dry-run", action="store_true", help="print the run and do nothing")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.add_argument(
         "--verbose", action="store_true", help="say why the machine decides as it does"
     )

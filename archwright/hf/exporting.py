@@ -73,9 +73,7 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
     generator, that is the model alone."""
     spec = as_computed(spec.detector)
     try:
-        back = family.biased(family.spec(family.config(spec)), spec.head.bias)
-        back = family.judging(back, spec.sequence_head)
-        back = family.detecting(back, spec.head.predicts == "replaced")
+        back = family.with_unsaid(family.spec(family.config(spec)), spec)
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))

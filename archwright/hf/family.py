@@ -57,6 +57,7 @@ class Family:
         endings: how names of old files end, and how they would today.
         undeclared: defaults of keys for which the class of `transformers` declares nothing, or null.
         counts_padding: whether the class of a config takes padding for a part of a text, so that it changes the rest.
+        ties_unsaid: whether tensors alone tell if the head is the embedding's table.
         in_steps: whether the class computes the spec only where it reads a decoder's text token by token, with a cache.
         further_inputs: what the class is told with a text, beside tokens and padding, so that it computes the spec.
     """
@@ -83,6 +84,7 @@ class Family:
     endings: Mapping[str, str] = field(default_factory=dict)
     undeclared: Mapping[str, Any] = field(default_factory=dict)
     counts_padding: Callable[[Config], bool] = lambda config: False
+    ties_unsaid: bool = False
     in_steps: bool = False
     further_inputs: Callable[[ModelSpec, Tensor], dict[str, Tensor]] = lambda spec, tokens: {}
 
@@ -194,6 +196,18 @@ class Family:
             for group in self.encoder_groups:
                 keys = joined(keys, group.write(spec.encoder_model))
         return keys
+
+    def with_unsaid(self, spec: ModelSpec, own: ModelSpec) -> ModelSpec:
+        """Return a spec that was read from a config, with what only tensors tell as another spec has it."""
+        spec = self.biased(spec, own.head.bias)
+        spec = self.judging(spec, own.sequence_head)
+        spec = self.detecting(spec, own.head.predicts == "replaced")
+        return self.tied(spec, own.head.tied) if self.ties_unsaid else spec
+
+    @staticmethod
+    def tied(spec: ModelSpec, tied: bool) -> ModelSpec:
+        """Return a spec whose head is the embedding's table, or has one of its own."""
+        return spec.model_copy(update={"head": spec.head.model_copy(update={"tied": tied})})
 
     def biased(self, spec: ModelSpec, bias: bool) -> ModelSpec:
         """Return a spec that was read from a config, with a bias of logits or without, where only tensors tell."""

@@ -182,7 +182,7 @@ def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path)
     alike = len({store.shapes[name] for name in pair}) == 1
     if len(pair) < 2 or (alike and torch.equal(*(store.read(name) for name in pair))):
         return spec
-    return spec.model_copy(update={"head": spec.head.model_copy(update={"tied": False})})
+    return family.tied(spec, tied=False)
 
 
 def _checked(

@@ -233,7 +233,7 @@ def feedforward(choice: type[Choice], words: Words) -> Numbers:
     return Numbers(
         "At width 512, with the sizes that follow from it:",
         [
-            ("hidden width", "parameters of a layer", "FLOPs per token, forward"),
+            ("d_ff", "parameters of a layer", "FLOPs per token, forward"),
             (width, count(parameters), count(flops)),
         ],
     )

@@ -119,7 +119,7 @@ class Replicate:
     best: RunResult
     """The run with the lowest loss."""
     at_boundary: bool = False
-    """The best learning rate is at an end of the grid."""
+    """The best learning rate is at the edge of the grid."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class BestRate:
     """At the vertices, the mean over seeds."""
     seeds: int
     at_boundary: bool = False
-    """Most seeds have their lowest loss at an end of the grid."""
+    """Most seeds have their lowest loss at the edge of the grid."""
     learnt: bool = True
     """The loss is below that of knowing how often each token occurs, and little more."""
 

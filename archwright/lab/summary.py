@@ -146,8 +146,10 @@ def _task(plan: Plan) -> TaskFacts | None:
 def announcement(plan: Plan) -> str:
     """Say what is about to be run, and how long that takes."""
     threads = plan.decisions.machine.threads
-    stacked = f" stacks of up to {plan.stack}" if plan.stack > 1 else ""
-    at_once = f"{plan.workers}{stacked} at a time with {threads} thread{'s' * (threads != 1)} each"
+    at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
+    if plan.stack > 1:
+        each = f"each of {plan.workers} threads" if plan.workers > 1 else "one thread"
+        at_once = f"up to {plan.stack} batched together on {each}"
     tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
     first, others = tuning[:1], [*map(str, tuning[1:])]
     where_steep = f" (and {fmt.listed(others)} where losses are steep)" if others else ""
@@ -287,7 +289,8 @@ def _notes(
     tuning = execution.plan.study.tuning_seed_numbers
     if not tuning and (edges := sum(r.at_boundary for r in replicates)):
         notes.append(
-            f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
+            f"In {edges} of {len(replicates)} learning-rate sweeps the optimum was at the edge of the grid; "
+            "it may lie outside."
         )
     stuck = [
         name

@@ -30,8 +30,8 @@ from archwright.spec.study_spec import StudySpec
 
 UNLEARNT = "learnt no more than which token follows which"
 GUESSED = "has no more answers right than guessing"
-AT_BOUNDARY = "the best learning rate of {} is at an end of its grid"
-SCOPE = "At this scale and horizon. No claim is made about other scales."
+AT_BOUNDARY = "the best learning rate of {} is at the edge of its grid"
+SCOPE = "Measured at this size and token budget only."
 
 
 def effects(

@@ -150,7 +150,7 @@ def _claim(drift: Drift) -> str:
     if stuck := [str(rate.width) for rate in ends if not rate.learnt]:
         return f"is not known, as at {_widths(stuck)} it learnt hardly more than how often tokens occur"
     if edges := [str(rate.width) for rate in ends if rate.at_boundary]:
-        return f"is not known, as at {_widths(edges)} it lies at an end of the grid"
+        return f"is not known, as at {_widths(edges)} it lies at the edge of the grid"
     if not math.isfinite(drift.high):
         return f"moves by a factor of {drift.factor:.2g}, by one seed"
     words = "moves by less than its error, a factor of"

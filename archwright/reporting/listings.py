@@ -97,7 +97,7 @@ def _choices() -> list[dict[str, Any]]:
 
 def _about(section: Section) -> list[str]:
     default = f", by default {section.default}" if section.default else ""
-    where = [f"asked for at {', '.join(section.places)}{default}"] if section.path else []
+    where = [f"set at {', '.join(section.places)}{default}"] if section.path else []
     return [section.meaning, *where]
 
 

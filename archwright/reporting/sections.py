@@ -45,7 +45,7 @@ def probes(history: History, result: Result) -> Section | None:
     every = history.spec.probes.every
     caption = (
         f"Inside the model at the first step and every {fmt.exact(every)} steps: training from left "
-        "to right, layers from below upwards. probes.jsonl has all numbers."
+        "to right, layer 0 at the bottom. probes.jsonl has all numbers."
     )
     return Section("Probes", [Text(caption), *drawn]) if drawn else None
 

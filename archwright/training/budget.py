@@ -181,7 +181,7 @@ class Deadline:
         landing = min(planned - step, round(LANDING * self.seconds / per_step))
         left = max(0, landing, math.floor((end - trained) / per_step + 0.5))
         reason = (
-            f"what a budget of {self.budget} pays for, settled again at step {step} with "
+            f"budget of {self.budget}, planned again at step {step} with "
             f"{1e3 * per_step:.1f} ms a step and {ending:.1f} s for the end"
         )
         return step + left, reason

@@ -237,7 +237,7 @@ def _num_steps(session: Session, spent: float) -> tuple[int, str]:
     steps = run.budget.steps(
         run.tokens_per_step, flops, step, seconds_spent=spent, num_parameters=parameters
     )
-    return steps, f"what a budget of {run.budget} pays for{measured}"
+    return steps, f"budget of {run.budget}{measured}"
 
 
 def weights_file(source: Path) -> Path:

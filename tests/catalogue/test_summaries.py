@@ -109,7 +109,7 @@ def test_what_stands_around_a_generator() -> None:
     assert words["generator"].startswith("12 layers, width 64, head tied, transform dense")
     found = {at: (a, b) for at, a, b in differences(old, new)}
     assert found["generator"][1].startswith("12 layers, width 256, head tied")
-    assert found["generator: feed-forward"] == ("hidden width 256", "hidden width 1,024")
+    assert found["generator: feed-forward"] == ("d_ff 256", "d_ff 1,024")
 
 
 def test_arrangements() -> None:

@@ -24,7 +24,7 @@ def test_a_line_for_each_law(place: Path, capsys: pytest.CaptureFixture[str]) ->
     (place / "mine.py").write_text(OPTIMIZER, "utf-8")
     assert main(["check", "mine.py"]) == 0
     first, *laws, empty, last = capsys.readouterr().out.splitlines()
-    assert (first, empty, last) == ("mine.py: optimizer my_optimizer", "", "mine.py: good")
+    assert (first, empty, last) == ("mine.py: optimizer my_optimizer", "", "mine.py: OK")
     assert len(laws) == 5
     assert all(line.startswith("ok  ") for line in laws)
 
@@ -33,7 +33,7 @@ def test_a_broken_law(optimizer: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["check", "mine.py"]) == 1
     out, err = capsys.readouterr()
     assert err == ""
-    assert "mine.py: good" not in out
+    assert "mine.py: OK" not in out
     assert out.splitlines()[-1] == "mine.py: 1 law is broken"
     text = " ".join(out.split())
     assert (
@@ -83,5 +83,5 @@ def test_a_model_may_name_a_choice_that_is_checked_beside_it(
     (place / "mine.toml").write_text('base = "modern"\nnorm.kind = "my_norm"\n', "utf-8")
     assert main(["check", "mine.toml", "mine.py"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert [line for line in out if line.endswith(": good")] == ["mine.py: good", "mine.toml: good"]
+    assert [line for line in out if line.endswith(": OK")] == ["mine.py: OK", "mine.toml: OK"]
     assert main(["check", "mine.toml"]) == 0

@@ -219,7 +219,7 @@ def test_list_choices(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_choices_of_an_axis(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "choices", "mask")
     assert text.startswith("mask\n    The axis of attention masks")
-    assert "asked for at model.attention.mask, by default causal" in text
+    assert "set at model.attention.mask, by default causal" in text
     for kind, choice in Mask.kinds.items():
         assert f"mask: {kind}\n    {(choice.__doc__ or '').split()[0]}" in text
     kind = "model.attention.mask.kind=window model.attention.mask.size=64"
@@ -312,7 +312,7 @@ def test_show_names_the_objective_of_a_model(
     file = tmp_path / "mine.toml"
     file.write_text('[objective]\nkind = "masked_tokens"\n[attention.mask]\nkind = "full"\n')
     assert card in out(capsys, "show", str(file)).splitlines()
-    assert "good" in out(capsys, "check", str(file))
+    assert ": OK" in out(capsys, "check", str(file))
     assert "objective" not in out(capsys, "show", "modern")
     words = "trained by default with objective.kind=masked_tokens objective.share=0.3\n  section 2.2.1: 30 %"
     assert words in out(capsys, "show", "modernbert-base")
@@ -328,7 +328,7 @@ def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> Non
     assert card.startswith(f"mixtral-8x7b-tiny, {total / 1e6:.2f}M parameters Jiang et al., 2024")
     assert f"feed-forward {experts / 1e3:.0f}k" in card
     assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k of one token" in card
-    assert "mixture of experts, 2 of 4, expert SwiGLU (hidden width 224)" in card
+    assert "mixture of experts, 2 of 4, expert SwiGLU (d_ff 224)" in card
 
 
 def test_costs_are_those_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -464,13 +464,13 @@ def test_check(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "mine.toml").write_text('base = "modern"\nvocab_size = 100\n')
     (place / "run.toml").write_text('model = "mine.toml"\nbudget = "5steps"\n')
     assert out(capsys, "check", "mine.toml", "run.toml", str(PRESET)).splitlines() == [
-        "mine.toml: good",
+        "mine.toml: OK",
         "mine.toml: warning: vocab_size is 100: not a multiple of 64, which slows the output head "
         "down",
-        "run.toml: good",
+        "run.toml: OK",
         "run.toml: warning: vocab_size is 100: not a multiple of 64, which slows the output head "
         "down",
-        f"{PRESET}: good",
+        f"{PRESET}: OK",
     ]
 
 

@@ -255,6 +255,21 @@ def test_longt5_without_a_scale_of_logits_is_tied_all_the_same(tmp_path: Path) -
     assert apart(back, ours) < 2e-5
 
 
+def test_longt5_keeps_a_head_of_its_own_where_the_file_has_one(tmp_path: Path) -> None:
+    """As it was trained, whatever the config says; so it is written."""
+    theirs = build("longt5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    theirs.lm_head.weight = torch.nn.Parameter(torch.empty_like(theirs.lm_head.weight))
+    folder = save(randomise(theirs), tmp_path / "in")
+    ours = hf.load(folder)
+    assert (ours.spec.head.tied, ours.spec.head.logit_scale) == (False, 1.0)
+    assert apart(theirs, ours) < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert apart(back, ours) < 2e-5
+    assert torch.equal(hf.load(tmp_path / "out").model.head.weight, ours.model.head.weight)
+
+
 @pytest.mark.parametrize(("block", "layers"), [(2, 1), (8, 2), (16, 3), (32, 2), (64, 2)])
 def test_longt5_has_sums_of_any_blocks(block: int, layers: int, tmp_path: Path) -> None:
     """Texts of 48 and 39 tokens end within a block, or have one, or none."""

@@ -70,7 +70,7 @@ def test_the_page_has_its_order() -> None:
         "Learning rates",
         "Longer texts",
         "Speed and memory",
-        "Held equal",
+        "Controlled",
         "Variants",
         "Runs",
         "Reproduce",
@@ -288,10 +288,10 @@ def test_fixed_rates_are_only_listed() -> None:
 
 def test_what_could_not_be_held_equal_is_said_for_each_variant() -> None:
     page = study_page(made.twelve_variants())
-    assert [row.cells[0] for row in table(page, "Held equal", 1).rows] == [
+    assert [row.cells[0] for row in table(page, "Controlled", 1).rows] == [
         "Width of the feed-forward"
     ]
-    value = table(page, "Held equal", 1).rows[0].cells[1].splitlines()
+    value = table(page, "Controlled", 1).rows[0].cells[1].splitlines()
     assert value[0] == "172: modern"
     assert value[1].startswith("256: layer norm, gelu")
     marks = [row.mark for row in table(page, "Variants").rows]

@@ -200,8 +200,8 @@ def test_holm_is_named_where_it_decides():
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"edges": {"new"}}, "the best learning rate of new is at an end of its grid"),
-        ({"edges": {"old"}}, "the best learning rate of old is at an end of its grid"),
+        ({"edges": {"new"}}, "the best learning rate of new is at the edge of its grid"),
+        ({"edges": {"old"}}, "the best learning rate of old is at the edge of its grid"),
         (lost("new", 5), "5 runs of new failed"),
         (lost("old", 6), "6 runs of old failed"),
         ({"variants": [variant("new", False)]}, "new could not be matched"),
@@ -274,7 +274,7 @@ def test_the_verdict_of_one_variant():
     assert verdict([small], "old", **scale).endswith("moves the mean as much (0.010000).")
     inconclusive = found((0.1, -0.1, 0.02, -0.05, 0.03))
     assert inconclusive.sentence == "The comparison of new with old is inconclusive."
-    assert "No claim is made about other scales" in SCOPE
+    assert "at this size and token budget only" in SCOPE
 
 
 def test_the_verdict_of_several_variants():

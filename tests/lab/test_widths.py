@@ -125,7 +125,7 @@ def test_what_lies_at_an_end_of_the_grid_is_not_known() -> None:
     known = arms_of([[0.02, 0.02]] * 3, [[0.02, 0.02]] * 3)
     both = drifts(replicates(known, ends=2), STUDY, steps(), {})
     said = verdict(both, made.two_variants().variants, tokens=1e5, text="t", device="d")
-    assert "of modern is not known, as at widths 32 and 128 it lies at an end of the grid" in said
+    assert "of modern is not known, as at widths 32 and 128 it lies at the edge of the grid" in said
     half = drifts(replicates(known, ends=1), STUDY, steps(), {})
     assert not any(rate.at_boundary for drift in half for rate in drift.rates)
 

@@ -101,7 +101,7 @@ def test_steps_are_settled_again_and_recorded(plain: RunFolder) -> None:
     assert [record["step"] for record in timeless(plain, "eval")] == [5, 10, 15, 20, 25, 27]
     history = read_history(plain)
     assert history.planned_steps == 27
-    assert "pays for, settled again at step" in history.plans[-1]["text"]
+    assert "planned again at step" in history.plans[-1]["text"]
 
 
 @pytest.mark.parametrize("step", [1, 11, 25])

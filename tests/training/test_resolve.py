@@ -286,7 +286,7 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     session, decisions = resolve(run.override("budget=20s"), material, Silent())
     assert session.num_steps == 400
     assert asked == [0.3]
-    assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
+    assert decisions.reasons["num_steps"] == "budget of 20s at 50.0 ms a step"
     resolve(run.override("budget=9m"), material, Silent())
     assert asked[1:] == [resolve_room.WARM_SECONDS]
 

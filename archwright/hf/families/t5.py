@@ -231,13 +231,14 @@ LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
 
 
 def _read_scale(config: Config) -> Table:
-    """Return the head: the table is tied in any case; the key only tells whether logits are scaled."""
+    """Return the head: the key only tells whether logits are scaled. Published files deny it, and the code that trained
+    them has a head of its own; the library ties it unless the file has both. So tensors decide."""
     scaled = config.get("scale_decoder_outputs", config["tie_word_embeddings"] is not False)
     return {"head": {"tied": True, **(_scaled(config) if scaled else {})}}
 
 
 def _write_scale(get: Get) -> dict[str, Any]:
-    return {"tie_word_embeddings": get("head.logit_scale") != 1} if get("head.tied") else {}
+    return {"tie_word_embeddings": get("head.logit_scale") != 1}
 
 
 def _kind(encoder_attention: str) -> Set:
@@ -279,6 +280,7 @@ LONGT5 = T5.derive(
     *HEADS,
     *DROPOUTS,
     Computed(_read_scale, _write_scale, "tie_word_embeddings"),
+    ties_unsaid=True,
     encoder_layer_keys={
         **{name: held for name, held in _layer("layer.1").items() if SELF not in name},
         **_long_encoder("softmax", LOCAL),

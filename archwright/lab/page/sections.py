@@ -47,10 +47,10 @@ def held_section(results: StudyResults) -> Section:
     head = ("What", "Value")
     blocks: list[Block] = [Facts({"": _study_facts(results)})]
     if equal:
-        blocks.append(Table("Held equal.", head, equal))
+        blocks.append(Table("Controlled.", head, equal))
     if unequal:
-        blocks.append(Table("Could not be held equal, or is the subject.", head, unequal))
-    return Section("Held equal", blocks)
+        blocks.append(Table("Not controlled, or varied on purpose.", head, unequal))
+    return Section("Controlled", blocks)
 
 
 def changes_section(results: StudyResults) -> Section:

@@ -102,7 +102,7 @@ def _table(results: StudyResults) -> Table:
 def _caveat(rate: BestRate) -> str:
     if not rate.learnt:
         return "learnt hardly more than how often tokens occur"
-    return "most seeds at an end of the grid" if rate.at_boundary else ""
+    return "most seeds at the edge of the grid" if rate.at_boundary else ""
 
 
 def _factor(drift: Drift, number: int) -> str:
