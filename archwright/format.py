@@ -102,6 +102,12 @@ def rate(flops_per_second: float) -> str:
     return f"{number} {prefix}FLOP/s"
 
 
+def energy(watt_hours: float) -> str:
+    """Return an energy: `2.65 GWh`."""
+    number, prefix = _scaled(watt_hours, ("", "k", "M", "G", "T"))
+    return f"{number} {prefix}Wh"
+
+
 def flops(value: float) -> str:
     """Return a number of FLOPs as a budget is written: `1.23e15`."""
     mantissa, exponent = f"{value:.2e}".split("e")

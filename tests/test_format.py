@@ -105,6 +105,7 @@ def test_sizes_are_decimal(value: float, said: str) -> None:
 def test_rates_and_budgets() -> None:
     assert fmt.rate(4.35e11) == "435 GFLOP/s"
     assert fmt.rate(9.89e14) == "989 TFLOP/s"
+    assert fmt.energy(2.654e9) == "2.65 GWh"
     assert fmt.flops(4.23e13) == "4.23e13"
 
 

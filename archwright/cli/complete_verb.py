@@ -83,7 +83,7 @@ def _values_of_option(option: argparse.Action) -> Iterator[str]:
     elif "|" in (metavar := str(option.metavar)):
         yield from metavar.split("|")
     elif "--hardware" in option.option_strings:
-        yield from ("this", *_presets("hardware"))
+        yield from (presets.THIS, *_presets("hardware"))
     elif "--resume" in option.option_strings:
         yield from _runs()
 

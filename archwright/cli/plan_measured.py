@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from archwright import format as fmt
+from archwright import presets
 from archwright.machine.allocator import tune_allocator
 from archwright.machine.decide import cpu_name, decide
 from archwright.machine.rates import Rates, measure_rates
@@ -19,7 +20,6 @@ from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.step_memory import step_memory
 from archwright.training.step_time import reading_time, step_time, writing_time
 
-THIS = "this"
 LARGE = 2**22
 """Elements of an operation whose speed is that of the memory."""
 
@@ -30,7 +30,7 @@ def this_machine() -> Hardware:
     precision = _decided(MachineSpec(device="cpu")).precision
     found = {name: measure_rates(name) for name in dict.fromkeys(("fp32", precision))}
     return Hardware(
-        name=THIS,
+        name=presets.THIS,
         title=cpu_name(),
         source=f"measured{found['fp32'].age}",
         evidence="measured",

@@ -116,8 +116,8 @@ def _training(found: Plan) -> Iterator[Row]:
     yield "days", _between(training.days, fmt.significant), "estimated"
     yield "device hours", _between(training.device_hours, fmt.count), "estimated"
     if training.energy is not None:
-        text = _between(training.energy.times(1000), fmt.count)
-        yield "energy, Wh", text, "estimated, of devices alone at full power"
+        text = _between(training.energy.times(1000), fmt.energy)
+        yield "energy", text, "estimated, of devices alone at full power"
     if training.cost is not None:
         yield "price", _between(training.cost, fmt.count), f"estimated, at {work.price:g} an hour"
     yield "fits", _fit(found), "estimated"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from archwright.reporting.document import Page
     from archwright.reporting.estimates import Here
 
-THIS = "this"
 SERVER = 8
 """Devices that a plan is for where none are given."""
 OF_A_PLAN = (
@@ -94,7 +93,7 @@ def run(words: Sequence[str]) -> int:
     if lines:
         raise UserError(*lines)
     here: list[Here] = []
-    if options.hardware == THIS and len(found) == 1:
+    if options.hardware == presets.THIS and len(found) == 1:
         from archwright.cli.plan_measured import on_this_machine
 
         here = [*on_this_machine(next(iter(runs.values())), options.context)]
@@ -146,8 +145,8 @@ def _workload(options: Namespace) -> "Workload":
 
     hardware = options.hardware
     if options.devices is None:
-        options.devices = 1 if hardware == THIS else SERVER
-    if hardware == THIS:
+        options.devices = 1 if hardware == presets.THIS else SERVER
+    if hardware == presets.THIS:
         if options.devices != 1:
             raise UserError(
                 f"devices: found {options.devices}; expected 1 with --hardware this, which measures one machine"
@@ -200,7 +199,7 @@ def _refuse_beside_a_run(name: str, options: Namespace, parser: Parser) -> None:
         UserError: those that are given, on one line.
     """
     given = [f"--{key}" for key in OF_A_PLAN if getattr(options, key) != parser.get_default(key)]
-    if options.hardware == THIS and "--hardware" in given:
+    if options.hardware == presets.THIS and "--hardware" in given:
         given.remove("--hardware")
     if given:
         raise UserError(

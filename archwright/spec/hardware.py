@@ -67,8 +67,9 @@ def load_hardware(name: str) -> Hardware:
     """
     names = hardware_names()
     if name not in names:
+        known = [*names, presets.THIS]
         raise UserError(
-            f'hardware: found "{name}"; expected one of {", ".join(names)}.{nearest(name, names)}'
+            f'hardware: found "{name}"; expected one of {", ".join(known)}.{nearest(name, known)}'
         )
     values = read_toml(presets.FOLDER / "hardware" / f"{name}.toml")
     return validated(Hardware, {"name": name, **values})
