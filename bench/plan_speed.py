@@ -19,12 +19,12 @@ SHAPES = (
     "step dim=192 num_layers=4 context_length=1536 vocab_size=1000 batch_size=1",
     "step dim=576 num_layers=3 context_length=160 vocab_size=7000 batch_size=4 feedforward.kind=gelu",
     "step dim=320 num_layers=3 context_length=640 vocab_size=3000 batch_size=2 norm.kind=layer",
-    "read dim=384 num_layers=6 context_length=768 vocab_size=3000",
-    "read dim=640 num_layers=4 context_length=352 vocab_size=3000",
-    "read dim=192 num_layers=8 context_length=1280 vocab_size=3000",
-    "write dim=384 num_layers=6 context_length=768 vocab_size=3000",
-    "write dim=768 num_layers=4 context_length=320 vocab_size=6000",
-    "write dim=1152 num_layers=3 context_length=160 vocab_size=3000",
+    "prefill dim=384 num_layers=6 context_length=768 vocab_size=3000",
+    "prefill dim=640 num_layers=4 context_length=352 vocab_size=3000",
+    "prefill dim=192 num_layers=8 context_length=1280 vocab_size=3000",
+    "decode dim=384 num_layers=6 context_length=768 vocab_size=3000",
+    "decode dim=768 num_layers=4 context_length=320 vocab_size=6000",
+    "decode dim=1152 num_layers=3 context_length=160 vocab_size=3000",
 )
 """What is timed, and of which model."""
 
@@ -57,7 +57,7 @@ def _both(shape: str) -> tuple[float, float]:
     from archwright.machine.rates import fastest
     from archwright.model.build import build
     from archwright.spec.read import load_run
-    from archwright.training.step_time import Steps, reading_time, step_time, writing_time
+    from archwright.training.step_time import Steps, decode_time, prefill_time, step_time
 
     what, *words = shape.split()
     keys = [word if word.startswith("batch_size") else f"model.{word}" for word in words]
@@ -77,9 +77,9 @@ def _both(shape: str) -> tuple[float, float]:
         model.head(model.hidden(tokens, cache=cache)[:, -1])
 
     before = length - 64
-    estimate = reading_time(run, length) if what == "read" else writing_time(run, before)
+    estimate = prefill_time(run, length) if what == "prefill" else decode_time(run, before)
     with torch.inference_mode():
-        if what == "read":
+        if what == "prefill":
             call: Callable[[], Any] = lambda: read(model.new_cache(), text)  # noqa: E731
             return estimate.seconds, fastest(call)
         cache = model.new_cache()

@@ -18,7 +18,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.hardware import Hardware
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.step_memory import step_memory
-from archwright.training.step_time import reading_time, step_time, writing_time
+from archwright.training.step_time import decode_time, prefill_time, step_time
 
 LARGE = 2**22
 """Elements of an operation whose speed is that of the memory."""
@@ -73,12 +73,12 @@ def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Here]:
     yield Here("training", "training", step.tokens_per_second, "tokens/s", "", how)
     try:
         length = run.model.context_length
-        reading, writing = reading_time(run, length), writing_time(run, max(1, length - 1))
+        prefill, decode = prefill_time(run, length), decode_time(run, max(1, length - 1))
     except UserError:
         return
     one = f"one text of {length:,}"
-    yield Here("reading", "reading", reading.tokens_per_second, "tokens/s", one, how)
-    yield Here("writing", "writing", writing.tokens_per_second, "tokens/s", "one text", how)
+    yield Here("prefill", "prefill", prefill.tokens_per_second, "tokens/s", one, how)
+    yield Here("decode", "decode", decode.tokens_per_second, "tokens/s", "one text", how)
 
 
 def beside_a_run(folder: RunFolder) -> dict[str, Estimate]:

@@ -180,9 +180,9 @@ def _serving(found: Plan) -> Iterator[Row]:
     is_measured = found.workload.hardware.evidence == "measured"
     bound = "a bound, by measured rates" if is_measured else "a bound"
     speeds = {
-        "reading": (serving.prefill_tokens_per_second, "one text"),
-        "writing": (serving.decode_tokens_per_second, "one text, after the context"),
-        "writing, all texts": (
+        "prefill": (serving.prefill_tokens_per_second, "one text"),
+        "decode": (serving.decode_tokens_per_second, "one text, after the context"),
+        "decode, full batch": (
             serving.decode_tokens_per_second_at_largest_batch,
             f"{serving.largest_batch:,} texts, the most whose caches fit",
         ),

@@ -34,7 +34,7 @@ OF_A_PLAN = (
 
 ABOUT = """\
 Say what a model costs before anything is spent: parameters, FLOPs, memory, whether a training fits and
-how it would have to be split, its days, energy and price, and how fast the model reads and writes.
+how it would have to be split, its days, energy and price, and how fast it prefills and decodes.
 
 WHAT is a model or several, which then stand side by side. As in compare, a variant is a model's name, and
 after colons what it changes; without a name it changes the first. KEY=VALUE holds for all.

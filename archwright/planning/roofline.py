@@ -1,4 +1,4 @@
-"""FLOPs and bytes of every operator of a model in training, in reading a text and in writing a token; their quotient,
+"""FLOPs and bytes of every operator of a model in training, prefill and decoding; their quotient,
 the arithmetic intensity, says by the roofline what bounds them (Williams et al., 2009)."""
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def operators(
     """Return the operators of a pass over `texts` texts of `length` tokens, or of one more token for each of them.
 
     A product reads both factors and writes its result; of experts those are read that the tokens meet together.
-    Attention reads queries, keys and values, and writes what it mixes; in writing it reads the cache. Training does
+    Attention reads queries, keys and values, and writes what it mixes; in decoding it reads the cache. Training does
     all of it forward and twice backward. Of two stacks both read `length` tokens.
 
     Args:

@@ -1,4 +1,4 @@
-"""How fast a model reads and writes at best: the roofline of bytes over bandwidth and FLOPs over peak."""
+"""How fast a model prefills and decodes at best: the roofline of bytes over bandwidth and FLOPs over peak."""
 
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ def serving(
     peak = devices * hardware.peak(precision)
     bandwidth = devices * hardware.memory_bandwidth
 
-    def reading(tokens: int) -> float:
+    def prefill(tokens: int) -> float:
         """Return the seconds that a text is read in."""
         computed = sum(forward_flops(model, tokens, cached=True).values()) * tokens / peak
         return max(computed, size * weights_read(model, tokens) / bandwidth)
@@ -76,11 +76,11 @@ def serving(
         devices,
         weights,
         largest,
-        length / reading(length),
+        length / prefill(length),
         1 / step(1),
         largest / step(largest),
         tuple((n, n / step(n)) for n in (*batches, largest)),
-        tuple((n, n / reading(n), 1 / step(1, n)) for n in reversed(contexts)),
+        tuple((n, n / prefill(n), 1 / step(1, n)) for n in reversed(contexts)),
     )
 
 

@@ -26,8 +26,8 @@ from archwright.reporting.estimates import Here, this_machine_section
 
 MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
     "training": ("training", "circle-open", "$series-1", 16),
-    "prefill": ("reading", "square", "$series-3", 8),
-    "decode": ("writing", "triangle-up", "$series-2", 10),
+    "prefill": ("prefill", "square", "$series-3", 8),
+    "decode": ("decode", "triangle-up", "$series-2", 10),
 }
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS: tuple[Symbol, ...] = ("circle", "square", "diamond", "triangle-up")
@@ -177,7 +177,7 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
     return Chart(
         name=f"roofline-{number}",
         title=f"Roofline, {name}",
-        summary=f"The bend is at {bend:.0f} FLOPs per byte. In writing {slowest.name} takes longest.",
+        summary=f"The bend is at {bend:.0f} FLOPs per byte. In decoding, {slowest.name} takes longest.",
         traces=traces,
         layout={
             "xaxis": {**TOKENS, "title": {"text": "FLOPs per byte"}},
@@ -194,9 +194,9 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
     if not serving:
         return
     for name, title, x, y, summary in (
-        ("by-batch", "Writing, all texts", 0, 1, "texts at once"),
-        ("by-context", "Writing, one text", 0, 2, "tokens of the text"),
-        ("reading", "Reading, one text", 0, 1, "tokens of the text"),
+        ("by-batch", "Decode, many texts", 0, 1, "texts at once"),
+        ("by-context", "Decode, one text", 0, 2, "tokens of the text"),
+        ("prefill", "Prefill, one text", 0, 1, "tokens of the text"),
     ):
         traces = []
         for number, (model, each) in enumerate(serving.items()):

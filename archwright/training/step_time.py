@@ -1,4 +1,4 @@
-"""How long this machine takes for a step of training, to read a text, and to write a token: the operations of a
+"""How long this machine takes for a step of training, to prefill a text, and to decode a token: the operations of a
 rehearsed pass, each at the measured rate of its kind and shape, and what calling one takes."""
 
 import math
@@ -18,7 +18,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.rehearsal import Rehearsal, Watch
 
-Passing = Literal["training", "reading", "writing"]
+Passing = Literal["training", "prefill", "decode"]
 PLAIN = MachineSpec(device="cpu", precision="fp32", kernel="sdpa")
 TINY = ModelSpec(dim=32, num_layers=4, context_length=16, vocab_size=64).override(
     "attention.num_heads=2", "attention.num_kv_heads=1"
@@ -139,12 +139,12 @@ def step_time(run: RunSpec) -> Speed:
     return _speed(seen, rehearsal, run.tokens_per_step, "training")
 
 
-def reading_time(run: RunSpec, length: int, rows: int = 1) -> Speed:
+def prefill_time(run: RunSpec, length: int, rows: int = 1) -> Speed:
     """Return the seconds in which `rows` texts of `length` tokens are read into a cache, in 32 bits."""
     return _passing(run, rows, before=0, length=length)
 
 
-def writing_time(run: RunSpec, length: int, rows: int = 1) -> Speed:
+def decode_time(run: RunSpec, length: int, rows: int = 1) -> Speed:
     """Return the seconds of one more token for each of `rows` texts of `length` tokens, in 32 bits."""
     return _passing(run, rows, before=length, length=1)
 
@@ -162,7 +162,7 @@ def _passing(run: RunSpec, rows: int, before: int, length: int) -> Speed:
             seen.seen.clear()
             seen.calls = 0
         model.head(model.hidden(rehearsal.tokens(rows, length), cache=cache)[:, -1])
-    return _speed(seen, rehearsal, rows * length, "writing" if before else "reading")
+    return _speed(seen, rehearsal, rows * length, "decode" if before else "prefill")
 
 
 def _speed(seen: Operations, rehearsal: Rehearsal, tokens: int, passing: Passing) -> Speed:
@@ -182,11 +182,11 @@ def _seconds_of_a_call(passing: Passing) -> float:
 
     found = measured(
         {**machine_facts("cpu"), "calls": 2},
-        ("training", "reading", "writing"),
+        ("training", "prefill", "decode"),
         lambda: {
             "training": _tiny_step(),
-            "reading": _tiny_pass(before=0, length=TINY.context_length),
-            "writing": _tiny_pass(before=TINY.context_length // 2, length=1),
+            "prefill": _tiny_pass(before=0, length=TINY.context_length),
+            "decode": _tiny_pass(before=TINY.context_length // 2, length=1),
         },
     )
     return found.values[passing]

@@ -40,7 +40,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
         r"step at the peak .+ a bound, by FLOPs and the published peak",
         r"fits +FSDP, checkpointing full +estimated",
         r"feed-forward +56.4B +80 % +1.13e11 +2.25e11 +75 %",
-        r"writing +\d+ tokens/s +a bound: one text, after the context",
+        r"decode +\d+ tokens/s +a bound: one text, after the context",
     ):
         assert re.search(line, text), line
 
@@ -236,14 +236,14 @@ def test_this_machine(made_up: None, place: Path, capsys: pytest.CaptureFixture[
     page, _, here = text.partition("\non this machine\n")
     assert re.match(r"modern: 1 x .+, fp32\n", page)
     rows = {line[:22].strip(): line[22:].strip() for line in here.splitlines()}
-    assert [*rows] == ["step, memory", "tensors", "step, time", "training", "reading", "writing"]
+    assert [*rows] == ["step, memory", "tensors", "step, time", "training", "prefill", "decode"]
     assert "128 tokens; estimated from rates measured, as made up" in rows["step, time"]
     for line in (
         r"reads +10 GB/s +measured, as made up",
         r"multiplies +100 GFLOP/s +measured, as made up, fp32",
         r"step at the peak .+ a bound, by FLOPs and the measured peak",
         r"step +\S.* estimated, at 50 % to 30 % of the measured peak",
-        r"writing +\S.* a bound, by measured rates: one text, after the context",
+        r"decode +\S.* a bound, by measured rates: one text, after the context",
     ):
         assert re.search(line, page), line
     words = f"plan modern {LITTLE} --hardware this --precision fp32 --json --html this.html"
@@ -261,9 +261,9 @@ def test_this_machine(made_up: None, place: Path, capsys: pytest.CaptureFixture[
         "step_memory",
         "step_tensors",
         "step_time",
-        *("training", "reading", "writing"),
+        *("training", "prefill", "decode"),
     ]
-    for key in ("step_time", "training", "reading", "writing"):
+    for key in ("step_time", "training", "prefill", "decode"):
         assert numbers[key]["evidence"] == "estimated from rates measured, as made up"
     speed = re.match(r"([0-9.]+)([kM]?) tokens/s", rows["training"])
     assert speed is not None

@@ -11,7 +11,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
 from archwright.training import step_time as room
-from archwright.training.step_time import reading_time, step_time, writing_time
+from archwright.training.step_time import decode_time, prefill_time, step_time
 
 NEVER = 1e30
 """A rate at which nothing takes time."""
@@ -69,9 +69,9 @@ def test_products_of_reading_and_writing(speeds: dict[str, float]) -> None:
     head = SHAPE["dim"] * SHAPE["vocab_size"]
     between = 4 * SHAPE["num_layers"] * HEADS * HEAD_DIM
     read = 2 * (maps - head) * length + 2 * head + between * length * length
-    assert reading_time(found, length).seconds == pytest.approx(read / 1e9, rel=1e-9)
+    assert prefill_time(found, length).seconds == pytest.approx(read / 1e9, rel=1e-9)
     written = next_token_flops(model, length + 1)
-    assert writing_time(found, length).seconds == pytest.approx(written / 1e9, rel=1e-9)
+    assert decode_time(found, length).seconds == pytest.approx(written / 1e9, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_what_is_larger_takes_longer(speeds: dict[str, float], larger: dict[str,
 def test_longer_texts_and_more_of_them_take_longer(speeds: dict[str, float]) -> None:
     speeds.update(product=1e9, moving=1e9, call=1e-6)
     found = run(model__context_length=64)
-    for time in (reading_time, writing_time):
+    for time in (prefill_time, decode_time):
         short, long, several = time(found, 8), time(found, 32), time(found, 32, rows=4)
         assert short.seconds < long.seconds < several.seconds
         assert several.tokens_per_second > long.tokens_per_second
@@ -124,5 +124,5 @@ def test_a_call_takes_time(cache: object, monkeypatch: pytest.MonkeyPatch) -> No
     before = torch.get_num_threads()
     assert 1e-7 < room._seconds_of_a_call("training") < 1e-2
     monkeypatch.setattr(room, "_tiny_step", lambda: pytest.fail("measured again"))
-    assert 1e-7 < room._seconds_of_a_call("writing") < 1e-2
+    assert 1e-7 < room._seconds_of_a_call("decode") < 1e-2
     assert torch.get_num_threads() == before
