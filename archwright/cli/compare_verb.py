@@ -19,8 +19,9 @@ changes; without a name it changes the baseline. KEY=VALUE holds for all:
   archwright compare modern modern:norm.kind=layer :feedforward.kind=gelu data.text=FILE
 
 Models are scaled to what the budget can train, unless model.dim or model.num_layers is given, and made equal
-in parameters through the width of their hidden layers. Two seeds tune the learning rate of every variant;
-fresh seeds are compared at it, in pairs, and what is decided early is trained no further.
+in parameters through the width of their hidden layers. One seed tunes the learning rate of every variant, two
+where its losses rise steeply; fresh seeds are compared at it, in pairs, and what is decided early is trained
+no further.
 Finished runs are kept and never repeated: the same command goes on where it stopped.
 
 studies:
