@@ -11,6 +11,7 @@ only adds up its gradients in another order, with grad_accum_steps=2. All groups
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -67,8 +68,8 @@ FIXED = (
     "machine.fused=none",
 )
 """Nothing is measured, and nothing differs but the number of processes."""
-GRIDS = ((2, 1), (1, 2), (1, 4), (2, 2))
-"""scale.replicate and scale.shard."""
+GRIDS = ((2, 1), (1, 2), (1, 4), (2, 2), (1, 1, 2), (1, 2, 2))
+"""scale.replicate, scale.shard, and scale.tensor where it is not 1."""
 
 
 class Case(NamedTuple):
@@ -120,7 +121,8 @@ def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], 
     """As one of the processes that torchrun started: train all rows on all grids; the first one writes what it saw."""
     from archwright.scale.group import Group
     from archwright.scale.launch import launched
-    from archwright.scale.layout import Layout
+    from archwright.scale.layout import Layout, check_layout
+    from archwright.spec.errors import UserError
 
     launch = launched()
     assert launch is not None, "torchrun starts this"
@@ -131,9 +133,14 @@ def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], 
         group.wait_to_begin()
     found = {}
     for case in cases:
-        for replicate, shard in grids:
-            group.layout = Layout(replicate, shard, launch.local_size)
-            found[f"{case.name}/{replicate}x{shard}"] = trained(case, steps, processes=group)
+        for grid in grids:
+            replicate, shard, *tensor = grid
+            group.layout = Layout(replicate, shard, launch.local_size, *tensor)
+            try:
+                check_layout(run_of(case), group.layout)
+            except UserError:
+                continue
+            found[f"{case.name}/{title(grid)}"] = trained(case, steps, processes=group)
     if launch.rank == 0:
         out.write_text(json.dumps(found))
     group.leave()
@@ -181,20 +188,33 @@ def parity(cases: Sequence[Case], steps: int) -> str:
     }
     many: dict[str, list[list[float]]] = {}
     for number in (2, 4):
-        grids = [grid for grid in GRIDS if grid[0] * grid[1] == number]
+        grids = [grid for grid in GRIDS if math.prod(grid) == number]
         many |= of_processes(number, cases, steps, grids)
-    heads = ["replicate 2", "shard 2", "shard 4", "replicate 2, shard 2"]
+    heads = [title(grid) for grid in GRIDS]
     lines = [
         f"| model | loss, step 1 and {steps} | {' | '.join(heads)} | control: one process, its gradients in parts |",
         "|---|---|" + "---|" * (len(heads) + 1),
     ]
     for case in cases:
         alone = one[case.name]
-        rows = [many[f"{case.name}/{r}x{s}"] for r, s in GRIDS] + [accumulated[case.name]]
-        worst = [max(abs(a[0] - b[0]) for a, b in zip(row, alone, strict=True)) for row in rows]
-        cells = " | ".join(f"{number:.1e}" if number else "0" for number in worst)
+        rows = [many.get(f"{case.name}/{grid}") for grid in heads] + [accumulated[case.name]]
+        cells = " | ".join(_worst(row, alone) for row in rows)
         lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
     return "\n".join(lines)
+
+
+def title(grid: Sequence[int]) -> str:
+    """Return a grid in words."""
+    named = zip(("replicate", "shard", "tensor"), grid, strict=False)
+    return ", ".join(f"{name} {number}" for name, number in named if number > 1)
+
+
+def _worst(row: list[list[float]] | None, alone: list[list[float]]) -> str:
+    """Return the largest difference of a loss; what a grid cannot train is refused."""
+    if row is None:
+        return "refused"
+    worst = max(abs(a[0] - b[0]) for a, b in zip(row, alone, strict=True))
+    return f"{worst:.1e}" if worst else "0"
 
 
 def overhead(repeats: int, steps: int) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from archwright.parts.linear import Linear
+from archwright.parts.tensor_parallel import TensorParallel
 
 
 class Branch(nn.Module):
@@ -30,6 +31,11 @@ class Branch(nn.Module):
     def source_maps(self) -> Sequence[Linear]:
         """The maps that read an encoder's output, once for each token of the source."""
         return ()
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None:
+        """What processes may share of it; None: each that has it computes all of it."""
+        return None
 
     def flops_per_token(self, length: int) -> float:
         """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps;

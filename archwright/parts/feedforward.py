@@ -22,6 +22,7 @@ from archwright.parts.linear import (
 from archwright.parts.norms import NORMS, upcast, without_autocast
 from archwright.parts.registry import Registry
 from archwright.parts.routing import ROUTINGS, Router
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
 
@@ -48,6 +49,13 @@ class Plain(Branch):
     def inputs(self) -> list[Linear]:
         """The maps that read x."""
         return [self.up]
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None:
+        # A norm asks for all hidden values.
+        return (
+            TensorParallel({"hidden_dim": self.up.d_out}) if self.spec.hidden_norm.is_none else None
+        )
 
     def forward(
         self, x: Float[Tensor, "*batch dim"], projected: Sequence[Tensor] | None = None
@@ -82,6 +90,13 @@ class Gated(Branch):
     def inputs(self) -> list[Linear]:
         """The maps that read x."""
         return [self.gate, self.up]
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None:
+        # A norm asks for all hidden values.
+        return (
+            TensorParallel({"hidden_dim": self.up.d_out}) if self.spec.hidden_norm.is_none else None
+        )
 
     def forward(
         self, x: Float[Tensor, "*batch dim"], projected: Sequence[Tensor] | None = None
@@ -198,6 +213,19 @@ class Experts(Branch):
         out = self._with_shared(rows, out)
         # [..., dim]
         return (out if self.bias is None else out + self.bias.to(out.dtype)).view(x.shape)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None:
+        """Processes share hidden values of every expert, and each sends all tokens to all of them."""
+        biased = self.bias is not None or self.experts.down.bias is not None
+        if biased or not self.spec.expert.hidden_norm.is_none:
+            return None
+        sizes = {"expert.hidden_dim": self.experts.up.d_out}
+        if isinstance(self.shared, Branch):
+            if self.shared.tensor_parallel is None:
+                return None
+            sizes["shared_hidden_dim"] = self.shared.tensor_parallel.sizes["hidden_dim"]
+        return TensorParallel(sizes)
 
     def route(
         self, logits: Float[Tensor, "tokens num_experts"]

@@ -1,7 +1,7 @@
 """The two weights everything is made of: a linear map and a table of embeddings."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,13 @@ class Linear(nn.Module):
         self.init_gain = 1.0
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
+
+    @property
+    def cut(self) -> Literal["colwise", "rowwise"] | None:
+        """How devices share the map: by columns of y, or of x where it writes into the stream; None: not at all."""
+        if self.num_blocks == 1:
+            return None
+        return "rowwise" if self.is_residual_output else "colwise"
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         return linear(x, self.weight, self.bias, transposed_backward=self.transposed_backward)

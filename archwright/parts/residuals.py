@@ -77,9 +77,9 @@ class Wiring(nn.Module):
 def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
     """Return f(h) for each branch f. Where all say which maps read h, these are computed as one product."""
     inputs = {name: branch.inputs for name, branch in branches.items()}
-    if len(branches) < 2 or not all(inputs.values()):
-        return {name: branch(h) for name, branch in branches.items()}
     maps = [read for maps in inputs.values() for read in maps]
+    if len(branches) < 2 or not all(inputs.values()) or not all(m.can_join for m in maps):
+        return {name: branch(h) for name, branch in branches.items()}
     projected = iter(fused_linears(to_autocast_dtype(h), maps))
     return {name: f(h, [next(projected) for _ in inputs[name]]) for name, f in branches.items()}
 

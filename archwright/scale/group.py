@@ -45,8 +45,7 @@ class Group(Processes):
     """
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.rank, self.size = launch, launch.rank, launch.size
-        self.layout, self.device = ONE, torch.device("cpu")
+        self.launch, self.layout, self.device = launch, ONE, torch.device("cpu")
         self.is_open = False
         self.busy = False
         """Whether processes are at work together, so that an order would not be heard."""
@@ -55,6 +54,15 @@ class Group(Processes):
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"archwright/{restarts}", store)
         self._shards: ModelShards | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.launch.rank // self.layout.tensor
+
+    @property
+    def counts(self) -> bool:
+        """Whether what this process found counts in a sum: that of others of its tensor group is the same."""
+        return self.launch.rank % self.layout.tensor == 0
 
     def begin(self, order: Order) -> None:
         """Let the others begin with an order, and join them; for the first process."""
@@ -77,7 +85,11 @@ class Group(Processes):
             backend = "cpu:gloo,cuda:nccl"
         with self.together():
             dist.init_process_group(
-                backend, store=self._store, rank=self.rank, world_size=self.size, timeout=PATIENCE
+                backend,
+                store=self._store,
+                rank=self.launch.rank,
+                world_size=self.launch.size,
+                timeout=PATIENCE,
             )
         self.layout, self.device, self.is_open = (
             Layout(*order["layout"]),
@@ -135,7 +147,7 @@ class Group(Processes):
         try:
             return bool(self._store.add(_REPORTED, 1) == 1)
         except (dist.DistError, RuntimeError):  # the store is gone with the process that kept it
-            return self.rank == 0
+            return self.launch.rank == 0
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -155,10 +167,11 @@ class Group(Processes):
 
     def mesh(self, layout: Layout) -> DeviceMesh:
         """Return the processes as a grid."""
-        kind, sizes = self.device.type, (layout.replicate, layout.shard)
-        if layout.replicate == 1:
-            return init_device_mesh(kind, sizes[1:], mesh_dim_names=AXES[1:])
-        return init_device_mesh(kind, sizes, mesh_dim_names=AXES)
+        kind, sizes = self.device.type, (layout.replicate, layout.shard, layout.tensor)
+        if layout.tensor > 1:
+            return init_device_mesh(kind, sizes, mesh_dim_names=AXES)
+        first = 1 if layout.replicate == 1 else 0
+        return init_device_mesh(kind, sizes[first:2], mesh_dim_names=AXES[first:2])
 
     def cut(self, model: LanguageModel) -> None:
         self._shards = ModelShards(model, self.mesh(self.layout))
@@ -184,13 +197,13 @@ class Group(Processes):
             yield hand[self.rank if mine else 0], mine
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        values = torch.tensor(numbers, dtype=torch.float64)
+        values = torch.tensor(numbers, dtype=torch.float64) * self.counts
         dist.all_reduce(values)
         found: list[float] = values.tolist()
         return found
 
     def mean(self, values: Tensor) -> Tensor:
-        total = values.detach().clone()
+        total = values.detach() * self.counts
         dist.all_reduce(total)
         return total / self.size
 
@@ -202,7 +215,7 @@ class Group(Processes):
             if (value := getattr(branch, name)) is not None
         ]
         if found:
-            total = torch.cat([value.flatten() for _, _, value in found])
+            total = torch.cat([value.flatten() for _, _, value in found]) * self.counts
             dist.all_reduce(total)
             parts = total.split([value.numel() for _, _, value in found])
             for (branch, name, value), part in zip(found, parts, strict=True):

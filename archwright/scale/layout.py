@@ -13,16 +13,23 @@ from archwright.spec.scale import ScaleSpec
 
 
 class Layout(NamedTuple):
-    """A grid of processes: `replicate` copies of the model, each cut up over `shard` of them."""
+    """A grid of processes: `replicate` copies of the model, each cut up over `shard` groups of them, and what such a
+    group holds over its `tensor` processes by heads and hidden values."""
 
     replicate: int = 1
     shard: int = 1
     local: int = 1
     """How many of them are on one machine."""
+    tensor: int = 1
 
     @property
     def size(self) -> int:
         """How many processes that are."""
+        return self.replicate * self.shard * self.tensor
+
+    @property
+    def num_readers(self) -> int:
+        """How many of them have rows of their own: the processes of a tensor group read the same."""
         return self.replicate * self.shard
 
     @property
@@ -31,14 +38,15 @@ class Layout(NamedTuple):
         return self.size // self.local
 
     def __str__(self) -> str:
-        return (
+        found = (
             f"{self.size} processes, scale.replicate = {self.replicate}, scale.shard = {self.shard}"
         )
+        return found if self.tensor == 1 else f"{found}, scale.tensor = {self.tensor}"
 
 
 ONE = Layout()
 """One process."""
-AXES = ("replicate", "shard")
+AXES = ("replicate", "shard", "tensor")
 
 
 def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
@@ -48,20 +56,23 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
         UserError: the numbers that are asked for have another product.
     """
     size, local = (launch.size, launch.local_size) if launch else (1, 1)
-    asked = {name: n for name in AXES if (n := getattr(scale, name)) != "auto"}
+    asked = {name: n for name in AXES[:2] if (n := getattr(scale, name)) != "auto"}
+    groups = max(1, size // scale.tensor)
     if "shard" not in asked:
         copies = asked.get("replicate", 1)
-        found = Layout(copies, max(1, size // copies), local)
+        found = Layout(copies, max(1, groups // copies), local, scale.tensor)
     else:
-        found = Layout(
-            asked.get("replicate", max(1, size // asked["shard"])), asked["shard"], local
-        )
+        copies = asked.get("replicate", max(1, groups // asked["shard"]))
+        found = Layout(copies, asked["shard"], local, scale.tensor)
     if found.size == size:
         return found
-    wanted = " and ".join(f"scale.{name}={number}" for name, number in asked.items())
+    asked |= {"tensor": scale.tensor} if scale.tensor > 1 else {}
+    *first, last = (f"scale.{name}={number}" for name, number in asked.items())
+    wanted = f"{', '.join(first)} and {last}" if first else last
     if size > 1:
+        product = "scale.replicate times scale.shard" + " times scale.tensor" * (scale.tensor > 1)
         raise UserError(
-            f"scale: found {wanted} of {size} processes; expected scale.replicate times scale.shard to be {size}"
+            f"scale: found {wanted} of {size} processes; expected {product} to be {size}"
         )
     raise UserError(
         f"scale: found {wanted} of one process; start {found.size}: "
@@ -88,13 +99,15 @@ def check_layout(run: RunSpec, layout: Layout) -> None:
 
 
 def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
-    parts = layout.size * run.grad_accum_steps
+    parts, readers = layout.num_readers * run.grad_accum_steps, f"{layout.size} processes"
+    if layout.tensor > 1:
+        readers = f"{layout.num_readers} tensor groups"
     if run.batch_size % parts:
         times = (
             f" times grad_accum_steps = {run.grad_accum_steps}" if run.grad_accum_steps > 1 else ""
         )
         yield (
-            f"batch_size: found {run.batch_size}; expected a multiple of {parts}, the {layout.size} processes{times}, "
+            f"batch_size: found {run.batch_size}; expected a multiple of {parts}, the {readers}{times}, "
             "as each takes as many rows"
         )
     for path, share in dropouts(run):
@@ -112,6 +125,8 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
             f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
             "can_shard = True in its spec, or copies alone: scale.shard=1"
         )
+    if layout.tensor > 1:
+        yield from _uncuttable(run.model, layout.tensor)
     machine = run.machine
     if machine.precision in ("fp16", "fp8"):
         yield f'machine.precision: found "{machine.precision}" of several processes; expected "bf16" or "fp32"'
@@ -122,6 +137,14 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
             f"probes.every: found {run.probes.every}; probes see one process alone: expected 0 of {layout.size} "
             "processes"
         )
+
+
+def _uncuttable(spec: ModelSpec, tensor: int) -> Iterator[str]:
+    """Yield what of a model so many processes cannot share out, as its parts say."""
+    from archwright.model.build import build
+    from archwright.scale.tensor import refusals
+
+    yield from refusals(build(spec, device="meta"), tensor)
 
 
 def dropouts(run: RunSpec) -> list[tuple[str, float]]:

@@ -19,8 +19,17 @@ T = TypeVar("T")
 class Processes:
     """Processes that train a run together: one alone, which has all rows and whole parameters. `Group` has many."""
 
-    rank, size = 0, 1
     layout = ONE
+
+    @property
+    def rank(self) -> int:
+        """Its place among those that have rows of their own."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """How many have rows of their own."""
+        return self.layout.num_readers
 
     def cut(self, model: LanguageModel) -> None:
         """Let this process hold its part of a model that is whole, and the same in all."""
@@ -73,7 +82,7 @@ class OneOf(Processes):
         self.layout = layout
 
     def rows(self, part: Batch) -> Batch:
-        return part[share_of(len(part.targets), 0, self.layout.size)]
+        return part[share_of(len(part.targets), 0, self.size)]
 
 
 def share_threads(threads: int | str, layout: Layout) -> None:

@@ -1,8 +1,9 @@
-"""A model cut up over processes by torch's FSDP2, from outside; and what each process holds of it."""
+"""A model cut up over processes from outside: its branches over those of a tensor group, then all of it by torch's
+FSDP2; and what each process holds of it."""
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers
 from archwright.optim.shards import Shards, WholeMatrices
+from archwright.scale.tensor import TensorShards
 
 OTHER_PASSES = ("hidden",)
 """Methods of a model, beside `forward`, that a step calls."""
@@ -26,14 +28,18 @@ class ModelShards(Shards):
 
     Every layer is a unit: its parameters are gathered before it computes, forward and backward, and its gradients are
     added up behind it, over the processes of a shard and over copies. All that stands around layers is one more unit.
+    Of branches that a tensor group shares, what a process holds is cut up so.
 
     Args:
         model: whole, and the same in all processes.
-        mesh: the processes, [shard] or [replicate, shard].
+        mesh: the processes, [shard], [replicate, shard] or [replicate, shard, tensor].
     """
 
     def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
-        self.model, self.mesh = model, mesh
+        tensor = "tensor" in (mesh.mesh_dim_names or ())
+        self.parts = TensorShards(model, mesh.get_group("tensor") if tensor else None)
+        self.model, self.mesh = model, mesh["replicate", "shard"] if tensor else mesh
+        mesh = self.mesh
         # Nobody changes in place what a model returns.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         # A number has nothing to cut; FSDP2 refuses it.
@@ -48,16 +54,16 @@ class ModelShards(Shards):
         for name in OTHER_PASSES:
             calls_forward(model, name)
         self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-        self._of: dict[int, DTensor] = {}
+        self._held: dict[int, str] = {}
+        """Names of the tensors that optimizers move, by what they are."""
         self._moved: list[nn.Parameter] = []
 
     def take(self, optimizers: Optimizers) -> None:
         """Let optimizers of the model move the tensors that this process holds, as if these were its parameters."""
-        held = {id(p): p for p in self._numbers}
-        for p in self.model.parameters():
-            if isinstance(p, DTensor):
-                own = nn.Parameter(_local(p), p.requires_grad)
-                held[id(p)], self._of[id(own)] = own, p
+        held: dict[int, nn.Parameter] = {}
+        for name, p in self.model.named_parameters():
+            own = nn.Parameter(_local(p), p.requires_grad) if isinstance(p, DTensor) else p
+            held[id(p)], self._held[id(own)] = own, name
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
                 group["params"] = [held[id(p)] for p in group["params"]]
@@ -74,14 +80,26 @@ class ModelShards(Shards):
     def bring_gradients(self) -> None:
         """Give the tensors that optimizers move their gradients."""
         for own in self._moved:
-            whole = self._of.get(id(own))
-            if whole is not None:
+            whole = self.tensors[self._held[id(own)]]
+            if isinstance(whole, DTensor):
                 gradient = whole.grad
                 own.grad = None if gradient is None else _local(cast(DTensor, gradient))
-        if numbers := [p.grad for p in self._numbers if p.grad is not None]:
-            total = torch.stack(numbers)
-            dist.all_reduce(total)
-            for gradient, value in zip(numbers, total, strict=True):
+        self._add_up([p.grad for p in self._numbers if p.grad is not None])
+        self.parts.add_up(
+            [
+                p.grad
+                for p in self._moved
+                if p.grad is not None and self._held[id(p)] in self.parts.partial
+            ]
+        )
+
+    def _add_up(self, gradients: list[Tensor]) -> None:
+        """Replace gradients that FSDP2 leaves alone by their sums over processes with other rows."""
+        if gradients:
+            total = torch.stack(gradients)
+            for axis in self.mesh.mesh_dim_names or ():
+                dist.all_reduce(total, group=self.mesh.get_group(axis))
+            for gradient, value in zip(gradients, total, strict=True):
                 gradient.copy_(value)
 
     def drop_gradients(self) -> None:
@@ -90,40 +108,52 @@ class ModelShards(Shards):
 
     def norm(self, own: Tensor) -> Tensor:
         """Return the norm of all gradients, of which those that this process holds have the norm `own`."""
-        everywhere = own.new_zeros((), dtype=torch.float64)  # of what all processes hold alike
-        for p in self._numbers:
-            if p.grad is not None:
-                everywhere += p.grad.double().square()
-        squares = own.double().square() - everywhere
-        dist.all_reduce(squares, group=self.mesh.get_group("shard"))
+        everywhere = _squares(self._numbers).to(own.device)  # of what all processes hold alike
+        if self.parts.rank == 0:
+            squares = own.double().square() - everywhere
+        else:  # what is not cut is counted by the first process of the group
+            cut = (p for p in self._moved if self._held[id(p)] in self.parts.axes)
+            squares = _squares(cut).to(own.device)
+        for group in (self.mesh.get_group("shard"), self.parts.group):
+            if group is not None:
+                dist.all_reduce(squares, group=group)
         return (squares + everywhere).sqrt().to(own.dtype)
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        whole = self._of.get(id(parameter))
-        return parameter.shape if whole is None else whole.shape
+        return self.shape_of(self._held[id(parameter)])
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Return the shape of a whole parameter or buffer."""
+        return self.parts.shape(name, self.tensors[name].shape)
 
     def whole(self, parameter: Tensor, own: Tensor) -> Tensor:
-        whole = self._of.get(id(parameter))
-        return own if whole is None else _gathered(own, whole)
+        return self._whole(self._held[id(parameter)], own)
+
+    def _whole(self, name: str, own: Tensor) -> Tensor:
+        like = self.tensors[name]
+        if isinstance(like, DTensor):
+            own = _gathered(own, like)
+        return self.parts.whole(name, own)
 
     def own(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        if id(parameter) not in self._of:
-            return whole
-        return _part(whole, self.mesh)
+        return self._own(self._held[id(parameter)], whole)
+
+    def _own(self, name: str, whole: Tensor) -> Tensor:
+        own = self.parts.own(name, whole)
+        return _part(own, self.mesh) if isinstance(self.tensors[name], DTensor) else own
 
     def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and buffers by name, each gathered when it is asked for; all processes ask alike."""
         for name, tensor in self.tensors.items():
-            yield name, _gathered(_local(tensor), tensor) if isinstance(tensor, DTensor) else tensor
+            own = _local(tensor) if isinstance(tensor, DTensor) else tensor
+            yield name, self._whole(name, own)
 
     @torch.no_grad()
     def put(self, name: str, whole: Tensor) -> None:
         """Set a parameter or a buffer to a whole value that all processes have."""
         tensor = self.tensors[name]
-        if isinstance(tensor, DTensor):
-            _local(tensor).copy_(_part(whole, self.mesh))
-        else:
-            tensor.copy_(whole)
+        held = _local(tensor) if isinstance(tensor, DTensor) else tensor
+        held.copy_(self._own(name, whole))
 
 
 def units(model: LanguageModel) -> list[nn.Module]:
@@ -147,6 +177,14 @@ def _around(model: nn.Module, layers: set[nn.Module]) -> Iterator[nn.Module]:
     for child in model.children():
         if child not in layers:
             yield from _around(child, layers)
+
+
+def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the sum of the squares of gradients, in float64."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack([g.double().square().sum() for g in gradients]).sum()
 
 
 @torch.no_grad()

@@ -2,15 +2,17 @@
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoCount, Spec
+from archwright.spec.choice import AutoCount, Count, Spec
 
 
 class ScaleSpec(Spec):
-    """How the processes that torchrun starts share a run: replicate times shard of them. It says nothing of what is
-    trained: any number of processes makes the same steps, up to the rounding of sums."""
+    """How the processes that torchrun starts share a run: replicate times shard times tensor of them. It says nothing
+    of what is trained: any number of processes makes the same steps, up to the rounding of sums."""
 
     replicate: AutoCount = Field("auto", examples=[2])
     """Copies of the model, whose gradients are added up; auto: as many as there are processes for, beside `shard`, and
     one where that is auto, too."""
     shard: AutoCount = Field("auto", examples=[2])
     """Processes over which each copy's parameters, gradients and optimizer are cut up; auto: what is left."""
+    tensor: Count = Field(1, examples=[2])
+    """Processes that read the same rows and share heads and hidden values of each layer, tensor parallel."""

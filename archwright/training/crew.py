@@ -92,7 +92,7 @@ class Member:
         shards = self.group.shards
         given = _tensors(whole.model) if whole else {}
         for name, tensor in shards.tensors.items():
-            shards.put(name, self._sent(given.get(name), tensor.shape, tensor.dtype))
+            shards.put(name, self._sent(given.get(name), shards.shape_of(name), tensor.dtype))
         for name, described in (moments or {}).items():
             parameters = _parameters(self.session.optimizers[name])
             kept: list[State] = [{} for _ in parameters]

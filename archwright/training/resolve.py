@@ -64,7 +64,7 @@ def resolve(
         _decide_without_trial(decisions, layout)
     if run.machine.num_steps == "auto":
         decisions.decide("num_steps", *_num_steps(session, spent))
-    scale = ScaleSpec(replicate=layout.replicate, shard=layout.shard)
+    scale = ScaleSpec(replicate=layout.replicate, shard=layout.shard, tensor=layout.tensor)
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
     session.run = with_steps(run, decisions.num_steps)
     return session, decisions
@@ -158,7 +158,7 @@ def make_model(
 def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: Layout = ONE) -> None:
     """Raise a UserError where a step cannot fit into the machine's memory, before it is tried."""
     model = build(run.model, device="meta", vocab_size=num_tokens)
-    rows = -(-run.batch_size // (run.grad_accum_steps * layout.size))
+    rows = -(-run.batch_size // (run.grad_accum_steps * layout.num_readers))
     needed = least_memory(model, rows, whole_logits=machine.loss == "whole")
     total = total_memory(machine.device)
     kept, here = needed.model, "this machine has"

@@ -15,7 +15,7 @@ import archwright
 from archwright import checkpoint
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from bench.scale import MODELS, Case, environment, of_processes, torchrun, trained
+from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
 from tests.tiny import ROOT, tiny_run, write_text
 
 pytestmark = pytest.mark.slow
@@ -61,8 +61,8 @@ def test_steps_are_those_of_one_process(
     one = trained(rows[number], STEPS)
     assert abs(one[-1][0] - one[0][0]) > 0.05, "weights move"
     assert max(norm for _, norm in one) > 1, "some are clipped"
-    for replicate, shard in GRIDS:
-        found = many[f"{rows[number].name}/{replicate}x{shard}"]
+    for grid in GRIDS:
+        found = many[f"{rows[number].name}/{title(grid)}"]
         for (loss, norm), (expected, expected_norm) in zip(found, one, strict=True):
             assert loss == pytest.approx(expected, abs=5e-6)
             assert norm == pytest.approx(expected_norm, rel=1e-4)

@@ -1,7 +1,7 @@
 """The contract of mixers: what exchanges information between the tokens of a text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from archwright.parts.positions import follows_length, rotation
 from archwright.parts.positions.relative import ScorePosition
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache, LayerState
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec.masks import Mask
 
 Heads = Tensor
@@ -94,6 +95,7 @@ class AttentionMixer(Mixer):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.mask_differs_by_head = mask.differs_by_head
         self.pattern = layer.pattern(mask, num_heads)
         two_way = self.pattern.value.lookahead != 0
         self.rotary = layer.rotary(rotary_dim or key_dim)
@@ -114,6 +116,19 @@ class AttentionMixer(Mixer):
     def kept_blocks(self) -> int:
         """Equal blocks of them that devices may share: heads; 1: all heads read all of them."""
         return self.num_heads
+
+    def parallel_by_heads(self, per_head: Mapping[str, int], **sizes: int) -> TensorParallel | None:
+        """Return what processes may share of attention that looks at each head by itself; None where its mask or its
+        positions cannot be had for some heads alone."""
+        position = None if self.relative is None else self.relative.value
+        whole = position is not None and (
+            not isinstance(position, ScorePosition) or position.tensor_parallel is None
+        )
+        # Angles are computed once for all layers, outside of what processes share.
+        learned = self.rotary is not None and any(True for _ in self.rotary.value.parameters())
+        if self.mask_differs_by_head or whole or learned:
+            return None
+        return TensorParallel({"num_heads": self.num_heads, **sizes}, per_head)
 
     @property
     def own_position(self) -> nn.Module | None:

@@ -13,6 +13,7 @@ from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import SourceKV
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import cross_attention as spec
 
 
@@ -62,6 +63,14 @@ class SoftmaxCrossAttention(Mixer):
     @property
     def source_maps(self) -> list[Linear]:
         return [self.key, self.value]
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
+        # Keys and values of one head are read by all.
+        return TensorParallel(
+            {name: n for name, n in sizes.items() if n > 1 or name == "num_heads"}
+        )
 
     @property
     def generates_indefinitely(self) -> bool:  # type: ignore[override]

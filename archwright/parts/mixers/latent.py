@@ -17,6 +17,7 @@ from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import attention as spec
 
 
@@ -89,6 +90,10 @@ class LatentAttention(AttentionMixer):
     @property
     def kept_blocks(self) -> int:
         return 1
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None:
+        return self.parallel_by_heads({})
 
     def forward(
         self,

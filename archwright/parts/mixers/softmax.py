@@ -17,6 +17,7 @@ from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import attention as spec
 from archwright.spec.attention import NoQueryTemperature
 from archwright.spec.norms import Norm
@@ -94,6 +95,24 @@ class SoftmaxAttention(AttentionMixer):
     @property
     def kept_blocks(self) -> int:
         return self.num_kv_heads
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None:
+        spec = self.spec
+        # A norm over all heads at once asks for all of them, and so do scores by distance for now.
+        over_all = spec.qk_norm_over == "projection" and not spec.qk_norm.is_none
+        if over_all or not (spec.out_norm.is_none and spec.distance_scores.is_none):
+            return None
+        # Keys and values of one head are read by all.
+        sizes = {"num_kv_heads": self.num_kv_heads} if self.num_kv_heads > 1 else {}
+        per_head = {} if self.sinks is None else {"sinks": 0}
+        if sizes and self.value_embedding is not None:
+            per_head["value_embedding.weight"] = 1
+        for norm in ("query_norm", "key_norm") if sizes else ("query_norm",):
+            named = self.get_submodule(norm).named_parameters()
+            # [heads, head_dim] where each head has its own
+            per_head |= {f"{norm}.{name}": 0 for name, p in named if p.ndim == 2}
+        return self.parallel_by_heads(per_head, **sizes)
 
     def forward(
         self,

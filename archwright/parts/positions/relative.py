@@ -12,6 +12,7 @@ from archwright.parts.kernels.scores import Bias, ElementwiseBias
 from archwright.parts.linear import Embedding, Linear, set_blocks
 from archwright.parts.masks import AttentionMask
 from archwright.parts.positions.absolute import sines
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import positions as spec
 
 Queries = Float[Tensor, "batch length heads head_dim"]
@@ -23,6 +24,11 @@ class ScorePosition(nn.Module):
     def flops_per_token(self, length: int) -> float:
         """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps."""
         return 0.0
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None:
+        """What processes may share of it, each with some of the heads; None: nothing."""
+        return None
 
 
 class ALiBi(ScorePosition):
@@ -44,6 +50,10 @@ class ALiBi(ScorePosition):
             return slopes[head] * distance
 
         return query, _elementwise(value, self.num_heads, view)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        return TensorParallel({"num_heads": self.num_heads}, {"slopes": 0})
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
@@ -80,6 +90,10 @@ class T5Bias(ScorePosition):
             return table[self.buckets(k - q), head]
 
         return query, _elementwise(value, self.num_heads, view)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        return TensorParallel({"num_heads": self.num_heads}, {"table.weight": 1})
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each distance k - q."""

@@ -1,0 +1,247 @@
+"""Tensor parallel: branches whose maps are cut up over processes, from outside; and what each process holds of them.
+
+A branch that is cut is a sum with a term for each process: heads, or hidden values, of its own. What enters it is the
+same in all processes, so the gradient of that is the sum of theirs; what leaves it is added up. Parameters of the
+branch that are not cut have a part of their gradient in each process. All other branches are computed alike.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from archwright.model.language_model import LanguageModel
+from archwright.model.layer import Layer
+from archwright.parts.branch import Branch
+from archwright.parts.feedforward import RouterAuxLoss
+from archwright.parts.linear import Linear, linear
+from archwright.parts.mixers.base import AttentionMixer
+from archwright.parts.tensor_parallel import TensorParallel
+
+Pass = Literal["same", "sum", "share"]
+
+
+class TensorShards:
+    """A model whose branches are cut up over the processes of a group.
+
+    Args:
+        model: whole, and the same in all processes; afterwards, what this one holds of it.
+        group: the processes; None: this one alone.
+
+    Attributes:
+        axes: which axis of which parameter or buffer is cut, by name.
+        partial: names of whole parameters of which each process has a part of the gradient.
+    """
+
+    def __init__(self, model: LanguageModel, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.size = 1 if group is None else group.size()
+        self.rank = 0 if group is None else group.rank()
+        self.axes: dict[str, int] = {}
+        self.partial: frozenset[str] = frozenset()
+        if group is not None:
+            self._cut(model, group)
+
+    def _cut(self, model: LanguageModel, group: dist.ProcessGroup) -> None:
+        branches = [*shared_branches(model)]
+        positions = {position for b in branches if (position := _shared_position(b)) is not None}
+        axes: dict[Tensor, int] = {}
+        inside: set[Tensor] = set()
+        for part in (*branches, *positions):
+            axes |= dict(_cut_axes(part))
+            inside.update(part.parameters())
+            _share_sizes(part, self.size)
+        for branch in branches:
+            _connect(branch, group)
+        for tensor, axis in axes.items():
+            tensor.data = tensor.data.chunk(self.size, axis)[self.rank].clone()
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self.axes = {name: axes[tensor] for name, tensor in named if tensor in axes}
+        self.partial = frozenset(n for n, t in named if t in inside and t not in axes)
+
+    def shape(self, name: str, own: torch.Size) -> torch.Size:
+        """Return the shape of a whole tensor of which processes hold parts of the shape `own`."""
+        axis = self.axes.get(name)
+        return own if axis is None else torch.Size(_scaled(own, axis, self.size))
+
+    def whole(self, name: str, own: Tensor) -> Tensor:
+        """Return a whole tensor of which this process has `own`; all processes ask alike."""
+        axis = self.axes.get(name)
+        if axis is None or self.group is None:
+            return own
+        parts = own.new_empty(self.size, *own.shape)
+        dist.all_gather_into_tensor(parts, own.contiguous(), group=self.group)
+        return torch.cat([*parts], axis)
+
+    def own(self, name: str, whole: Tensor) -> Tensor:
+        """Return of a whole tensor what this process holds."""
+        axis = self.axes.get(name)
+        return whole if axis is None else whole.chunk(self.size, axis)[self.rank]
+
+    def add_up(self, gradients: Sequence[Tensor]) -> None:
+        """Replace parts of gradients by their sums over processes."""
+        if self.group is None or not gradients:
+            return
+        total = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(total, group=self.group)
+        parts = total.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
+    """Return the branches of a model that processes may share, with what each says of itself."""
+    branches = [layer.branch(name) for layer in _layers(model) for name in layer.branches]
+    found = {b: said for b in branches if (said := b.tensor_parallel) is not None}
+    # A table of distances that one attention needs whole is whole for all that read it.
+    whole = {_shared_position(branch) for branch in branches if branch not in found} - {None}
+    return {b: said for b, said in found.items() if _shared_position(b) not in whole}
+
+
+def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
+    """Yield a line for each number of a model that so many processes cannot share out."""
+    shared, lines = shared_branches(model), dict[str, None]()
+    if not shared:
+        yield (
+            f"scale.tensor: found {tensor}; expected 1, as no branch of this model can be shared by its heads or "
+            "hidden values"
+        )
+    for stack, prefix in _stacks(model):
+        kinds = stack.spec.layers.names(stack.spec.num_layers)
+        for kind, layer in zip(kinds, stack.stack, strict=True):
+            path = prefix if kind == "default" else f"{prefix}.layer_kinds.{kind}"
+            for name in layer.branches:
+                said = shared.get(layer.branch(name))
+                for size, number in {} if said is None else said.sizes.items():
+                    if number % tensor:
+                        lines[
+                            f"{path}.{name}.{size}: found {number}; expected a multiple of scale.tensor = {tensor}"
+                        ] = None
+    yield from lines
+
+
+def _stacks(model: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the stacks of layers, with the path of each one's spec."""
+    yield model, "model"
+    for name in ("encoder", "generator"):
+        if isinstance(stack := getattr(model, name, None), nn.Module):
+            yield stack, f"model.{name}"
+
+
+def _layers(model: LanguageModel) -> list[Layer]:
+    return [*dict.fromkeys(model.all_layers)]
+
+
+def _shared_position(branch: Branch) -> nn.Module | None:
+    """Return the table of distances that a branch has together with those of other layers."""
+    if not isinstance(branch, AttentionMixer) or branch.relative is None:
+        return None
+    position: nn.Module = branch.relative.value
+    return position if branch.relative.name else None
+
+
+def _cut_axes(part: nn.Module) -> Iterator[tuple[Tensor, int]]:
+    """Yield the parameters and buffers of a part that are cut, and along which axis."""
+    for module in part.modules():
+        if isinstance(module, Linear) and module.cut is not None:
+            # [*, d_out, d_in] and [*, d_out]
+            yield module.weight, module.weight.ndim - (2 if module.cut == "colwise" else 1)
+            if module.cut == "colwise" and module.bias is not None:
+                yield module.bias, module.bias.ndim - 1
+        said = _said(module)
+        for name, axis in {} if said is None else said.per_head.items():
+            owner, _, own = name.rpartition(".")
+            yield getattr(module.get_submodule(owner), own), axis
+
+
+def _said(module: nn.Module) -> TensorParallel | None:
+    found = getattr(module, "tensor_parallel", None)
+    return found if isinstance(found, TensorParallel) else None
+
+
+def _share_sizes(part: nn.Module, size: int) -> None:
+    """Give a part and its maps the numbers of one process."""
+    modules = [*part.modules()]
+    said = [(module, found) for module in modules if (found := _said(module)) is not None]
+    for module, found in said:
+        for name, number in found.sizes.items():
+            if name in vars(module):
+                setattr(module, name, number // size)
+    for module in modules:
+        if isinstance(module, Linear) and module.cut is not None:
+            module.can_join = False
+            if module.cut == "colwise":
+                module.d_out //= size
+            else:
+                module.d_in //= size
+                if module.bias is not None:
+                    setattr(module, "forward", partial(_with_share_of_bias, module, size))  # noqa: B010
+
+
+def _with_share_of_bias(m: Linear, size: int, x: Tensor) -> Tensor:
+    """Return what a map that is cut by rows makes of x, whose bias is counted once in the sum over processes."""
+    assert m.bias is not None
+    return linear(x, m.weight, m.bias / size, transposed_backward=m.transposed_backward)
+
+
+def _connect(branch: Branch, group: dist.ProcessGroup) -> None:
+    """Let a branch's result be the sum of those of all processes, and its gradients too."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _exchanged(args[0], group, "same", "sum"), *args[1:]
+
+    def leave(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        asked = getattr(module, "auxiliary", None)
+        if isinstance(asked, RouterAuxLoss):
+            # It is the same in all processes, whose gradients are added up.
+            shares = (_exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest))
+            mean_score, rest = shares
+            module.auxiliary = asked._replace(mean_score=mean_score, rest=rest)  # type: ignore[assignment]
+        return _exchanged(out, group, "sum", "same")
+
+    branch.register_forward_pre_hook(enter)
+    branch.register_forward_hook(leave)
+    for m in branch.source_maps:
+        m.transposed_backward = (
+            False  # several would be computed together, without a call of their own
+        )
+        m.register_forward_pre_hook(enter)
+
+
+def _exchanged(x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass) -> Tensor:
+    y: Tensor = _Exchange.apply(x, group, forward, backward)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Exchange(torch.autograd.Function):
+    """What processes do with a tensor, and what they do with its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass
+    ) -> Tensor:
+        ctx.group, ctx.backward_pass = group, backward
+        return _passed(x, group, forward)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _passed(grads[0], ctx.group, ctx.backward_pass), None, None, None
+
+
+def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass) -> Tensor:
+    match how:
+        case "sum":
+            total = x.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+        case "share":
+            return x / group.size()
+        case _:
+            return x.view_as(x)
+
+
+def _scaled(shape: torch.Size, axis: int, size: int) -> list[int]:
+    return [n * size if i == axis else n for i, n in enumerate(shape)]
