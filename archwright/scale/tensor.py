@@ -21,6 +21,9 @@ from archwright.parts.linear import Linear, linear
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.tensor_parallel import TensorParallel
 
+# torch 2.13 gives them other names, and warns of these.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 Pass = Literal["same", "sum", "share"]
 
 
@@ -72,9 +75,7 @@ class TensorShards:
         axis = self.axes.get(name)
         if axis is None or self.group is None:
             return own
-        parts = own.new_empty(self.size, *own.shape)
-        dist.all_gather_into_tensor(parts, own.contiguous(), group=self.group)
-        return torch.cat([*parts], axis)
+        return _all(own, axis, self.group)
 
     def own(self, name: str, whole: Tensor) -> Tensor:
         """Return of a whole tensor what this process holds."""
@@ -241,6 +242,14 @@ def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass) -> Tensor:
             return x / group.size()
         case _:
             return x.view_as(x)
+
+
+def _all(own: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the parts of all processes behind each other along an axis."""
+    own = own.movedim(axis, 0).contiguous()
+    whole = own.new_empty(len(own) * group.size(), *own.shape[1:])
+    _gather(whole, own, group=group)
+    return whole.movedim(0, axis)
 
 
 def _scaled(shape: torch.Size, axis: int, size: int) -> list[int]:
