@@ -68,8 +68,11 @@ FIXED = (
     "machine.fused=none",
 )
 """Nothing is measured, and nothing differs but the number of processes."""
-GRIDS = ((2, 1), (1, 2), (1, 4), (2, 2), (1, 1, 2), (1, 2, 2))
-"""scale.replicate, scale.shard, and scale.tensor where it is not 1."""
+GRIDS = (
+    *((2, 1), (1, 2), (1, 4), (2, 2)),
+    *((1, 1, 2, False), (1, 1, 2, True), (1, 1, 4, True), (1, 2, 2, True)),
+)
+"""scale.replicate, scale.shard, and where they are no defaults scale.tensor and scale.sequence."""
 
 
 class Case(NamedTuple):
@@ -135,7 +138,7 @@ def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], 
     for case in cases:
         for grid in grids:
             replicate, shard, *tensor = grid
-            group.layout = Layout(replicate, shard, launch.local_size, *tensor)
+            group.layout = Layout(replicate, shard, launch.local_size, *tensor)  # type: ignore[arg-type]
             try:
                 check_layout(run_of(case), group.layout)
             except UserError:
@@ -188,7 +191,7 @@ def parity(cases: Sequence[Case], steps: int) -> str:
     }
     many: dict[str, list[list[float]]] = {}
     for number in (2, 4):
-        grids = [grid for grid in GRIDS if math.prod(grid) == number]
+        grids = [grid for grid in GRIDS if math.prod(grid[:3]) == number]
         many |= of_processes(number, cases, steps, grids)
     heads = [title(grid) for grid in GRIDS]
     lines = [
@@ -206,7 +209,8 @@ def parity(cases: Sequence[Case], steps: int) -> str:
 def title(grid: Sequence[int]) -> str:
     """Return a grid in words."""
     named = zip(("replicate", "shard", "tensor"), grid, strict=False)
-    return ", ".join(f"{name} {number}" for name, number in named if number > 1)
+    words = [f"{name} {number}" for name, number in named if number > 1]
+    return ", ".join([*words, "sequence"] if len(grid) > 3 and grid[3] else words)
 
 
 def _worst(row: list[list[float]] | None, alone: list[list[float]]) -> str:

@@ -174,7 +174,7 @@ class Group(Processes):
         return init_device_mesh(kind, sizes[first:2], mesh_dim_names=AXES[first:2])
 
     def cut(self, model: LanguageModel) -> None:
-        self._shards = ModelShards(model, self.mesh(self.layout))
+        self._shards = ModelShards(model, self.mesh(self.layout), sequence=self.layout.sequence)
 
     def broadcast(self, value: Tensor) -> None:
         """Give all processes the first one's tensor."""

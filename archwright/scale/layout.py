@@ -21,6 +21,8 @@ class Layout(NamedTuple):
     local: int = 1
     """How many of them are on one machine."""
     tensor: int = 1
+    sequence: bool = True
+    """Whether the processes of `tensor` share the tokens between branches."""
 
     @property
     def size(self) -> int:
@@ -41,7 +43,11 @@ class Layout(NamedTuple):
         found = (
             f"{self.size} processes, scale.replicate = {self.replicate}, scale.shard = {self.shard}"
         )
-        return found if self.tensor == 1 else f"{found}, scale.tensor = {self.tensor}"
+        if self.tensor == 1:
+            return found
+        return f"{found}, scale.tensor = {self.tensor}" + ", scale.sequence = false" * (
+            not self.sequence
+        )
 
 
 ONE = Layout()
@@ -60,10 +66,10 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
     groups = max(1, size // scale.tensor)
     if "shard" not in asked:
         copies = asked.get("replicate", 1)
-        found = Layout(copies, max(1, groups // copies), local, scale.tensor)
+        found = Layout(copies, max(1, groups // copies), local, scale.tensor, scale.sequence)
     else:
         copies = asked.get("replicate", max(1, groups // asked["shard"]))
-        found = Layout(copies, asked["shard"], local, scale.tensor)
+        found = Layout(copies, asked["shard"], local, scale.tensor, scale.sequence)
     if found.size == size:
         return found
     asked |= {"tensor": scale.tensor} if scale.tensor > 1 else {}

@@ -33,11 +33,13 @@ class ModelShards(Shards):
     Args:
         model: whole, and the same in all processes.
         mesh: the processes, [shard], [replicate, shard] or [replicate, shard, tensor].
+        sequence: whether a tensor group shares the tokens between branches.
     """
 
-    def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
+    def __init__(self, model: LanguageModel, mesh: DeviceMesh, *, sequence: bool = True) -> None:
         tensor = "tensor" in (mesh.mesh_dim_names or ())
-        self.parts = TensorShards(model, mesh.get_group("tensor") if tensor else None)
+        group = mesh.get_group("tensor") if tensor else None
+        self.parts = TensorShards(model, group, sequence=sequence)
         self.model, self.mesh = model, mesh["replicate", "shard"] if tensor else mesh
         mesh = self.mesh
         # Nobody changes in place what a model returns.

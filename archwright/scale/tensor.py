@@ -3,6 +3,10 @@
 A branch that is cut is a sum with a term for each process: heads, or hidden values, of its own. What enters it is the
 same in all processes, so the gradient of that is the sum of theirs; what leaves it is added up. Parameters of the
 branch that are not cut have a part of their gradient in each process. All other branches are computed alike.
+
+Sequence parallel: between branches each process has some of the tokens alone. What enters a branch is gathered, and
+what leaves it is dealt out again; parameters of the norms between have a part of their gradient in each process.
+Korthikanti et al., 2022, section 4.2.2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,20 +15,25 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from archwright.losses import AUXILIARY
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
+from archwright.model.stack import Stack
 from archwright.parts.branch import Branch
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear, linear
 from archwright.parts.mixers.base import AttentionMixer
+from archwright.parts.residuals import Wiring
 from archwright.parts.tensor_parallel import TensorParallel
 
 # torch 2.13 gives them other names, and warns of these.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-Pass = Literal["same", "sum", "share"]
+Pass = Literal["same", "share", "sum", "own", "own_sum", "all"]
 
 
 class TensorShards:
@@ -33,23 +42,26 @@ class TensorShards:
     Args:
         model: whole, and the same in all processes; afterwards, what this one holds of it.
         group: the processes; None: this one alone.
+        sequence: whether they share the tokens between branches, in stacks that allow it.
 
     Attributes:
         axes: which axis of which parameter or buffer is cut, by name.
         partial: names of whole parameters of which each process has a part of the gradient.
     """
 
-    def __init__(self, model: LanguageModel, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, model: LanguageModel, group: dist.ProcessGroup | None, *, sequence: bool = True
+    ) -> None:
         self.group = group
         self.size = 1 if group is None else group.size()
         self.rank = 0 if group is None else group.rank()
         self.axes: dict[str, int] = {}
         self.partial: frozenset[str] = frozenset()
         if group is not None:
-            self._cut(model, group)
+            self._cut(model, group, sequence)
 
-    def _cut(self, model: LanguageModel, group: dist.ProcessGroup) -> None:
-        branches = [*shared_branches(model)]
+    def _cut(self, model: LanguageModel, group: dist.ProcessGroup, sequence: bool) -> None:
+        branches = shared_branches(model)
         positions = {position for b in branches if (position := _shared_position(b)) is not None}
         axes: dict[Tensor, int] = {}
         inside: set[Tensor] = set()
@@ -57,8 +69,15 @@ class TensorShards:
             axes |= dict(_cut_axes(part))
             inside.update(part.parameters())
             _share_sizes(part, self.size)
-        for branch in branches:
-            _connect(branch, group)
+        for stack, _ in _stacks(model):
+            tokens = _Tokens(group) if sequence and shares_tokens(stack) else None
+            for layer in dict.fromkeys(stack.stack):
+                for name in layer.branches:
+                    _connect(branch := layer.branch(name), group, tokens, cut=branch in branches)
+                if tokens is not None:
+                    inside.update(layer.residual.parameters())
+            if tokens is not None:
+                tokens.deal_out(stack)
         for tensor, axis in axes.items():
             tensor.data = tensor.data.chunk(self.size, axis)[self.rank].clone()
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -124,11 +143,23 @@ def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
     yield from lines
 
 
-def _stacks(model: Any) -> Iterator[tuple[Any, str]]:
+def shares_tokens(stack: Stack) -> bool:
+    """Tell whether all that stands between the branches of a stack looks at each token by itself."""
+    layers = [*stack.stack]
+    plain = all(
+        isinstance(layer.residual, Wiring)
+        and layer.embedding_skip is None
+        and layer.global_norm is None
+        for layer in layers
+    )
+    return plain and len({*layers}) == len(layers) and not stack.is_reversible
+
+
+def _stacks(model: Any) -> Iterator[tuple[Stack, str]]:
     """Yield the stacks of layers, with the path of each one's spec."""
     yield model, "model"
     for name in ("encoder", "generator"):
-        if isinstance(stack := getattr(model, name, None), nn.Module):
+        if isinstance(stack := getattr(model, name, None), Stack):
             yield stack, f"model.{name}"
 
 
@@ -188,32 +219,78 @@ def _with_share_of_bias(m: Linear, size: int, x: Tensor) -> Tensor:
     return linear(x, m.weight, m.bias / size, transposed_backward=m.transposed_backward)
 
 
-def _connect(branch: Branch, group: dist.ProcessGroup) -> None:
-    """Let a branch's result be the sum of those of all processes, and its gradients too."""
+class _Tokens:
+    """Tokens of which each process of a group has some, between the branches of a stack."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.length = 0
+        """How many there are in this pass."""
+
+    def deal_out(self, stack: Stack) -> None:
+        """Let layers have the tokens of this process alone, and what comes behind them all."""
+        layers = [*stack.stack]
+        layers[0].register_forward_pre_hook(self._before)
+        layers[-1].register_forward_hook(self._behind)
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.length = args[0].shape[1]
+        return self.exchanged(args[0], "own", "all"), *args[1:]
+
+    def _behind(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        return self.exchanged(out, "all", "own")
+
+    def exchanged(self, x: Tensor, forward: Pass, backward: Pass) -> Tensor:
+        """Return what processes make of a tensor, whose gradient takes the other way."""
+        return _exchanged(x, self.group, forward, backward, self.length)
+
+
+def _connect(
+    branch: Branch, group: dist.ProcessGroup, tokens: _Tokens | None, *, cut: bool
+) -> None:
+    """Let a branch that is cut have the sum of all processes as its result, and of their gradients; and where these
+    share tokens, let it read all of them."""
+    if not cut and tokens is None:
+        return
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _exchanged(args[0], group, "same", "sum"), *args[1:]
+        if tokens is None:
+            return _exchanged(args[0], group, "same", "sum"), *args[1:]
+        return tokens.exchanged(args[0], "all", "own_sum" if cut else "own"), *args[1:]
 
     def leave(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        asked = getattr(module, "auxiliary", None)
-        if isinstance(asked, RouterAuxLoss):
-            # It is the same in all processes, whose gradients are added up.
-            shares = (_exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest))
-            mean_score, rest = shares
-            module.auxiliary = asked._replace(mean_score=mean_score, rest=rest)  # type: ignore[assignment]
-        return _exchanged(out, group, "sum", "same")
+        if cut:
+            _share_auxiliary(module, group)
+        if tokens is None:
+            return _exchanged(out, group, "sum", "same")
+        return tokens.exchanged(out, "own_sum" if cut else "own", "all")
+
+    def read_source(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _exchanged(args[0], group, "same", "sum"), *args[1:]
 
     branch.register_forward_pre_hook(enter)
     branch.register_forward_hook(leave)
-    for m in branch.source_maps:
+    for m in branch.source_maps if cut else ():
         m.transposed_backward = (
             False  # several would be computed together, without a call of their own
         )
-        m.register_forward_pre_hook(enter)
+        m.register_forward_pre_hook(read_source)
 
 
-def _exchanged(x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass) -> Tensor:
-    y: Tensor = _Exchange.apply(x, group, forward, backward)  # type: ignore[no-untyped-call]
+def _share_auxiliary(module: Any, group: dist.ProcessGroup) -> None:
+    """Let what a branch asks to be minimised, the same in all processes, have a part of its gradient in each."""
+    asked = getattr(module, AUXILIARY, None)
+    if isinstance(asked, RouterAuxLoss):
+        mean_score, rest = (
+            _exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest)
+        )
+        setattr(module, AUXILIARY, asked._replace(mean_score=mean_score, rest=rest))
+
+
+def _exchanged(
+    x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass, length: int = 0
+) -> Tensor:
+    y: Tensor = _Exchange.apply(x, group, forward, backward, length)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -222,17 +299,22 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass
+        ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass, length: int
     ) -> Tensor:
-        ctx.group, ctx.backward_pass = group, backward
-        return _passed(x, group, forward)
+        ctx.group, ctx.backward_pass, ctx.length = group, backward, length
+        return _passed(x, group, forward, length)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _passed(grads[0], ctx.group, ctx.backward_pass), None, None, None
+        return _passed(grads[0], ctx.group, ctx.backward_pass, ctx.length), *(None,) * 4
 
 
-def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass) -> Tensor:
+def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass, length: int) -> Tensor:
+    """Return what a process has of x [batch, tokens, dim] afterwards.
+
+    same: x. share: a part of it, as large in each process. sum: the sum over processes. own: the tokens of this one,
+    of `length`, filled up with zeros. own_sum: these of the sum. all: the tokens of all.
+    """
     match how:
         case "sum":
             total = x.clone(memory_format=torch.contiguous_format)
@@ -240,8 +322,23 @@ def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass) -> Tensor:
             return total
         case "share":
             return x / group.size()
+        case "all":
+            return _all(x, 1, group)[:, :length]
+        case "own":
+            return _filled_up(x, group.size()).chunk(group.size(), 1)[group.rank()].contiguous()
+        case "own_sum":
+            # [tokens, batch, dim]
+            rows = _filled_up(x, group.size()).movedim(1, 0).contiguous()
+            own = rows.new_empty(len(rows) // group.size(), *rows.shape[1:])
+            _reduce_scatter(own, rows, group=group)
+            return own.movedim(0, 1)
         case _:
             return x.view_as(x)
+
+
+def _filled_up(x: Tensor, size: int) -> Tensor:
+    missing = -x.shape[1] % size
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def _all(own: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:

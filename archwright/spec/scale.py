@@ -16,3 +16,6 @@ class ScaleSpec(Spec):
     """Processes over which each copy's parameters, gradients and optimizer are cut up; auto: what is left."""
     tensor: Count = Field(1, examples=[2])
     """Processes that read the same rows and share heads and hidden values of each layer, tensor parallel."""
+    sequence: bool = True
+    """Whether these also share the tokens between the branches of layers, sequence parallel, where all that stands
+    there looks at each token by itself."""

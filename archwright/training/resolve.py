@@ -64,7 +64,12 @@ def resolve(
         _decide_without_trial(decisions, layout)
     if run.machine.num_steps == "auto":
         decisions.decide("num_steps", *_num_steps(session, spent))
-    scale = ScaleSpec(replicate=layout.replicate, shard=layout.shard, tensor=layout.tensor)
+    scale = ScaleSpec(
+        replicate=layout.replicate,
+        shard=layout.shard,
+        tensor=layout.tensor,
+        sequence=layout.sequence,
+    )
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
     session.run = with_steps(run, decisions.num_steps)
     return session, decisions
