@@ -18,13 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from archwright.scale.processes import Processes
     from archwright.spec.run_spec import RunSpec
+    from archwright.training.session import Session
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
@@ -94,11 +96,9 @@ def run_of(case: Case, *more: str) -> "RunSpec":
     return run.override(*(f"{path}=0" for path, _ in dropouts(run))).override(*more)
 
 
-def trained(
-    case: Case, steps: int, *more: str, processes: "Processes | None" = None
-) -> list[list[float]]:
-    """Return loss and norm of the gradient of each of the first steps of a row, made by one process or, where this is
-    one of several, by all."""
+@contextmanager
+def started(case: Case, *more: str, processes: "Processes | None" = None) -> "Iterator[Session]":
+    """Yield the training of a row before its first step, by one process or, where this is one of several, by all."""
     from archwright.machine.decide import decide
     from archwright.runs import RunFolder
     from archwright.scale.processes import ALONE
@@ -115,7 +115,14 @@ def trained(
         model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
         group = processes or ALONE
         group.cut(model)
-        session = Session(run, model, make_batches(run, material), group)
+        yield Session(run, model, make_batches(run, material), group)
+
+
+def trained(
+    case: Case, steps: int, *more: str, processes: "Processes | None" = None
+) -> list[list[float]]:
+    """Return loss and norm of the gradient of each of the first steps of a row."""
+    with started(case, *more, processes=processes) as session:
         found = [session.step() for _ in range(steps)]
         return [[result.loss, result.grad_norm] for result in found]
 

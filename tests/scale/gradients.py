@@ -1,0 +1,99 @@
+"""Gradients of a first step of training, whole: of one process, or as those of a group have them together.
+
+As a module that torchrun starts: `python -m tests.scale.gradients QUESTION`, which the first process answers in a file.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from archwright.scale.group import Group
+from archwright.scale.launch import launched
+from archwright.scale.layout import Layout
+from archwright.scale.processes import Processes
+from bench.scale import ROOT, Case, environment, started, torchrun
+
+Grid = tuple[int, int, int, bool]
+"""scale.replicate, scale.shard, scale.tensor and scale.sequence."""
+
+
+class Watched(Processes):
+    """A process that trains by itself, and is seen doing so."""
+
+
+def gradients(case: Case, processes: Processes) -> list[Tensor]:
+    """Return the gradients of the first step before they are clipped, in the order of the optimizers' parameters."""
+    seen: list[Tensor] = []
+    with started(case, processes=processes) as session:
+        norm = processes.norm
+
+        def watched(own: Tensor) -> Tensor:
+            for optimizer in session.optimizers.values():
+                for p in (p for group in optimizer.param_groups for p in group["params"]):
+                    assert p.grad is not None
+                    grad = p.grad
+                    whole = (
+                        processes.shards.whole(p, grad) if isinstance(processes, Group) else grad
+                    )
+                    seen.append(whole.detach().clone().contiguous())
+            return norm(own)
+
+        with_watch = {"norm": watched}
+        vars(processes).update(with_watch)
+        session.step()
+        vars(processes).pop("norm")
+    return seen
+
+
+def of_one(case: Case) -> list[Tensor]:
+    """Return those of a process alone."""
+    return gradients(case, Watched())
+
+
+def of_group(
+    number: int, cases: Mapping[str, Case], grids: Sequence[Grid], out: Path
+) -> dict[str, Tensor]:
+    """Return those of so many processes, by row, grid and place."""
+    question = json.dumps({"cases": cases, "grids": grids, "out": str(out)})
+    subprocess.run(
+        [*torchrun(number), "-m", "tests.scale.gradients", question],
+        cwd=ROOT,
+        check=True,
+        env=environment(),
+    )
+    return load_file(out)
+
+
+def answer(question: str) -> None:
+    """Find the gradients that are asked for, together with the other processes."""
+    asked, launch = json.loads(question), launched()
+    assert launch is not None, "torchrun starts this"
+    group = Group(launch)
+    if launch.rank == 0:
+        group.begin({"do": "train", "device": "cpu", "layout": [1, launch.size]})
+    else:
+        group.wait_to_begin()
+    found: dict[str, Tensor] = {}
+    for name, (row, words, text) in asked["cases"].items():
+        for replicate, shard, tensor, sequence in asked["grids"]:
+            group.layout = Layout(replicate, shard, launch.local_size, tensor, sequence)
+            own = gradients(Case(row, tuple(words), text), group)
+            grid = json.dumps([replicate, shard, tensor, sequence])
+            found |= {f"{name}/{grid}/{i}": g for i, g in enumerate(own)}
+    if launch.rank == 0:
+        save_file(found, asked["out"])
+    group.leave()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    answer(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # as archwright's command ends where several processes train

@@ -1,0 +1,198 @@
+"""Tensor and sequence parallel: gradients of every parameter beside those of one process, steps, files, refusals."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import archwright
+from archwright import checkpoint
+from archwright.model.build import build
+from archwright.runs import RunFolder
+from archwright.scale.layout import Layout, check_layout, dropouts
+from archwright.scale.tensor import refusals, shared_branches, shares_tokens
+from archwright.spec.errors import UserError
+from archwright.spec.read import load, load_run
+from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
+from tests.scale.gradients import Grid, of_group, of_one
+from tests.tiny import ROOT, tiny_run, tiny_words, write_text
+
+SHORT = "model.context_length=29"
+"""A length of which processes have different numbers of tokens."""
+ROWS = {
+    "biases": ("textbook", "model.feedforward.kind=gelu", SHORT),
+    "one key-value head": ("modern", SHORT),
+    "parallel branches": (
+        *("modern", "model.residual.kind=parallel", "model.attention.num_kv_heads=2"),
+        *("model.attention.sinks=true", "model.attention.bias=true", "model.feedforward.bias=true"),
+        *("model.attention.qk_norm.kind=rms", "model.attention.qk_norm_over=per_head"),
+        "machine.activation_checkpointing=full",
+    ),
+    "a norm over all heads, norms with a number": (
+        *("textbook", "model.feedforward.kind=gelu", "model.norm.kind=dyt"),
+        *("model.attention.qk_norm.kind=rms", "model.attention.qk_norm_over=projection"),
+    ),
+    "values by token, distances": (
+        *("textbook", "model.feedforward.kind=xielu", "model.position.kind=alibi"),
+        "model.attention.value_embedding.kind=gated",
+    ),
+    "shared experts": (
+        *("mixtral-8x7b", "model.feedforward.balance_loss=1", "model.feedforward.shared=gated"),
+        "model.feedforward.router_z_loss=0.1",
+    ),
+    "latents": ("deepseek-v2-lite",),
+    "two stacks": MODELS["t5-small, GELU"],
+    "norms on both sides": ("gemma-2-2b",),
+    "shared layers": ("albert-base",),
+}
+"""What a tensor group shares, what it computes alike, and what stands between."""
+TWO: tuple[Grid, ...] = ((1, 1, 2, False), (1, 1, 2, True))
+FOUR: tuple[Grid, ...] = ((1, 2, 2, True), (2, 1, 2, False))
+STEPS, ROW = 4, "modern, Muon, two parts a batch, chunked loss"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt", 400)
+
+
+@pytest.fixture(scope="module")
+def rows(text: Path) -> dict[str, Case]:
+    return {name: Case(name, words, str(text)) for name, words in ROWS.items()}
+
+
+@pytest.fixture(scope="module")
+def together(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    out = tmp_path_factory.mktemp("gradients")
+    return of_group(2, rows, TWO, out / "two") | of_group(4, rows, FOUR, out / "four")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_are_those_of_one_process(
+    name: str, rows: dict[str, Case], together: dict[str, Tensor]
+) -> None:
+    alone = of_one(rows[name])
+    for grid in (*TWO, *FOUR):
+        for i, expected in enumerate(alone):
+            found = together[f"{name}/{json.dumps(grid)}/{i}"]
+            atol = (
+                2e-5 * float(expected.abs().max()) + 2e-8
+            )  # keys that are shifted alike change nothing
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=f"{grid}, {i}")
+
+
+@pytest.mark.slow
+def test_steps_are_those_of_one_process(text: Path) -> None:
+    case = Case(ROW, MODELS[ROW], str(text))
+    one = trained(case, STEPS)
+    found = of_processes(2, [case], STEPS, TWO)
+    for grid in TWO:
+        for (loss, norm), (expected, expected_norm) in zip(
+            found[f"{ROW}/{title(grid)}"], one, strict=True
+        ):
+            assert loss == pytest.approx(expected, abs=5e-6)
+            assert norm == pytest.approx(expected_norm, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_files_are_those_of_one_process_which_goes_on_with_them(text: Path, tmp_path: Path) -> None:
+    words = (
+        *("budget=12steps", "checkpoint.every=6", "checkpoint.keep=9", "evaluate.every=6"),
+        *("evaluate.max_tokens=900", "evaluate.final_max_tokens=900"),
+    )
+    whole = archwright.train(tiny_run(text, *words), out=tmp_path / "whole", quiet=True).folder
+    command = [*torchrun(2), "-m", "archwright", *tiny_words(text, *words, "scale.tensor=2")]
+    subprocess.run(
+        [*command, "--out", str(tmp_path / "shared"), "--quiet"],
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+    )
+    shared = RunFolder(tmp_path / "shared")
+    assert shared.finished
+    assert_close(shared, whole)
+    kinds = (("train", "loss"), ("eval", "nats_per_token"))
+    for kind, key in kinds:
+        found, expected = (
+            [r[key] for r in folder.metrics() if r["kind"] == kind] for folder in (shared, whole)
+        )
+        assert found == pytest.approx(expected, rel=1e-5)
+    shared.truncate_to(6)
+    shared.model_file.unlink()
+    archwright.resume(shared, quiet=True)
+    assert_close(shared, whole)
+
+
+def assert_close(folder: RunFolder, other: RunFolder) -> None:
+    ours, theirs = (checkpoint.read_model(f.model_file) for f in (folder, other))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "tensor", "line"),
+    [
+        (
+            ("modern", "model.attention.num_heads=6", "model.attention.num_kv_heads=3"),
+            2,
+            "model.attention.num_kv_heads: found 3; expected a multiple of scale.tensor = 2",
+        ),
+        (
+            ("textbook", "model.feedforward.hidden_dim=130"),
+            4,
+            "model.feedforward.hidden_dim: found 130; expected a multiple of scale.tensor = 4",
+        ),
+        (
+            ("mixtral-8x7b", "model.feedforward.expert.hidden_dim=66"),
+            4,
+            "model.feedforward.expert.hidden_dim: found 66; expected a multiple of scale.tensor = 4",
+        ),
+        (
+            ("t5-small", "model.encoder.feedforward.hidden_dim=130"),
+            4,
+            "model.encoder.feedforward.hidden_dim: found 130; expected a multiple of scale.tensor = 4",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused(words: tuple[str, ...], tensor: int, line: str) -> None:
+    name, *changes = words
+    run = load_run(name).override("batch_size=8", *changes)
+    run = run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+    with pytest.raises(UserError) as error:
+        check_layout(run, Layout(tensor=tensor))
+    assert error.value.lines == (line,)
+
+
+def test_a_model_of_which_nothing_can_be_shared_is_refused() -> None:
+    spec = load("textbook").override(
+        "feedforward.hidden_norm.kind=layer", "attention.out_norm.kind=layer"
+    )
+    (line,) = refusals(build(spec, device="meta"), 2)
+    assert line.startswith("scale.tensor: found 2; expected 1, as no branch of this model")
+
+
+def test_a_table_of_distances_is_whole_where_one_attention_reads_it_whole() -> None:
+    words = 'layers={"cycle" = ["default", "other"]}', "position.kind=t5"
+    change = 'layer_kinds={"other" = {"attention" = {"out_norm" = {"kind" = "rms"}}}}'
+    spec = load("modern").override(*words, change)
+    shared = {type(branch).__name__ for branch in shared_branches(build(spec, device="meta"))}
+    assert shared == {"Gated"}
+
+
+def test_tokens_are_shared_where_all_between_branches_looks_at_each_by_itself() -> None:
+    assert shares_tokens(build(load("gemma-2-2b").tiny(), device="meta"))
+    for name in ("albert-base", "reformer"):
+        assert not shares_tokens(build(load(name).tiny(), device="meta").stacks[0]), name
