@@ -168,7 +168,10 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
     total = total_memory(machine.device)
     kept, here = needed.model, "this machine has"
     if layout.size > 1:  # at first the weights are whole in each process
-        kept, here = max(kept // layout.shard, 4 * model.num_parameters()), "each process has"
+        kept, here = (
+            max(kept // (layout.shard * layout.tensor), 4 * model.num_parameters()),
+            "each process has",
+        )
         total //= layout.local if machine.device == "cpu" else 1
     if kept > total:
         raise UserError(

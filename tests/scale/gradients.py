@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from archwright.optim.shards import Shards
 from archwright.scale.group import Group
 from archwright.scale.launch import launched
 from archwright.scale.layout import Layout
@@ -24,10 +25,6 @@ Grid = tuple[int, int, int, bool]
 """scale.replicate, scale.shard, scale.tensor and scale.sequence."""
 
 
-class Watched(Processes):
-    """A process that trains by itself, and is seen doing so."""
-
-
 def gradients(case: Case, processes: Processes) -> list[Tensor]:
     """Return the gradients of the first step before they are clipped, in the order of the optimizers' parameters."""
     seen: list[Tensor] = []
@@ -35,26 +32,21 @@ def gradients(case: Case, processes: Processes) -> list[Tensor]:
         norm = processes.norm
 
         def watched(own: Tensor) -> Tensor:
-            for optimizer in session.optimizers.values():
-                for p in (p for group in optimizer.param_groups for p in group["params"]):
-                    assert p.grad is not None
-                    grad = p.grad
-                    whole = (
-                        processes.shards.whole(p, grad) if isinstance(processes, Group) else grad
-                    )
-                    seen.append(whole.detach().clone().contiguous())
+            groups = (g for o in session.optimizers.values() for g in o.param_groups)
+            for p in (p for group in groups for p in group["params"]):
+                shards = processes.shards if isinstance(processes, Group) else Shards()
+                seen.append(shards.whole(p, p.grad).clone().contiguous())
             return norm(own)
 
-        with_watch = {"norm": watched}
-        vars(processes).update(with_watch)
+        processes.norm = watched  # type: ignore[method-assign]
         session.step()
-        vars(processes).pop("norm")
+        del processes.norm
     return seen
 
 
 def of_one(case: Case) -> list[Tensor]:
     """Return those of a process alone."""
-    return gradients(case, Watched())
+    return gradients(case, Processes())
 
 
 def of_group(

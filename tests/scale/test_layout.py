@@ -27,6 +27,8 @@ PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
         ({"shard": 2}, EIGHT, Layout(4, 2, 2)),
         ({"shard": 1}, FOUR, Layout(4, 1, 4)),
         ({"replicate": 8, "shard": 1}, EIGHT, Layout(8, 1, 2)),
+        ({"tensor": 2}, EIGHT, Layout(1, 4, 2, 2)),
+        ({"tensor": 2, "shard": 2, "sequence": False}, EIGHT, Layout(2, 2, 2, 2, False)),
     ],
 )
 def test_what_is_left_open_follows(
@@ -42,6 +44,13 @@ def test_what_is_left_open_follows(
         ({"replicate": 3}, FOUR, "found scale.replicate=3 of 4 processes"),
         ({"replicate": 2, "shard": 4}, FOUR, "found scale.replicate=2 and scale.shard=4 of 4"),
         ({"shard": 8}, FOUR, "found scale.shard=8 of 4 processes"),
+        ({"tensor": 2}, None, "found scale.tensor=2 of one process; start 2: torchrun"),
+        (
+            {"replicate": 2, "shard": 2, "tensor": 2},
+            FOUR,
+            "scale.replicate=2, scale.shard=2 and scale.tensor=2 of 4 processes; expected scale.replicate times "
+            "scale.shard times scale.tensor to be 4",
+        ),
     ],
 )
 def test_another_number_of_processes_is_refused(
