@@ -38,6 +38,11 @@ class TokenEmbedding(Embedding):
         named = {"none": 1.0, "sqrt_dim": dim**0.5}
         self.scale = named[spec.scale] if isinstance(spec.scale, str) else spec.scale
 
+    @property
+    def vocab_parallel(self) -> bool:
+        """Whether processes may share its rows, so that what they find adds up to x: not where something is added."""
+        return self.project_in is None and self.token_types is None and self.bias is None
+
     def forward(
         self, index: Int[Tensor, "*batch"], token_type_ids: Int[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch dim"]:
@@ -137,6 +142,8 @@ class Head(Linear):
     """
 
     is_lm_head = True
+    vocab_parallel = True
+    """Whether processes may share its rows, and so the logits."""
 
     def __init__(
         self,

@@ -4,6 +4,8 @@ A branch that is cut is a sum with a term for each process: heads, or hidden val
 same in all processes, so the gradient of that is the sum of theirs; what leaves it is added up. Parameters of the
 branch that are not cut have a part of their gradient in each process. All other branches are computed alike.
 
+Rows of a vocabulary are shared as well: of embeddings, which are such sums, and of heads, whose logits are gathered.
+
 Sequence parallel: between branches each process has some of the tokens alone. What enters a branch is gathered, and
 what leaves it is dealt out again; parameters of the norms between have a part of their gradient in each process.
 Korthikanti et al., 2022, section 4.2.2.
@@ -11,7 +13,7 @@ Korthikanti et al., 2022, section 4.2.2.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.branch import Branch
+from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear, linear
 from archwright.parts.mixers.base import AttentionMixer
@@ -33,7 +36,7 @@ from archwright.parts.tensor_parallel import TensorParallel
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-Pass = Literal["same", "share", "sum", "own", "own_sum", "all"]
+Pass = Literal["same", "share", "sum", "own", "own_sum", "all", "own_columns", "all_columns"]
 
 
 class TensorShards:
@@ -78,6 +81,10 @@ class TensorShards:
                     inside.update(layer.residual.parameters())
             if tokens is not None:
                 tokens.deal_out(stack)
+        for table in shared_tables(model, self.size):
+            axes |= {p: 0 for p in (table.weight, table.bias) if p is not None}
+            inside.update(table.parameters())
+            (_connect_head if isinstance(table, Head) else _connect_embedding)(table, group)
         for tensor, axis in axes.items():
             tensor.data = tensor.data.chunk(self.size, axis)[self.rank].clone()
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -119,6 +126,14 @@ def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
     # A table of distances that one attention needs whole is whole for all that read it.
     whole = {_shared_position(branch) for branch in branches if branch not in found} - {None}
     return {b: said for b, said in found.items() if _shared_position(b) not in whole}
+
+
+def shared_tables(model: LanguageModel, size: int) -> list[TokenEmbedding | Head]:
+    """Return the embeddings and heads of a model whose rows, one for each token, so many processes may share."""
+    tables = [m for m in model.modules() if isinstance(m, TokenEmbedding | Head)]
+    # What a head shares with an embedding is whole for both where it is for one.
+    whole = {m.weight for m in tables if not m.vocab_parallel or len(m.weight) % size}
+    return [m for m in tables if m.weight not in whole]
 
 
 def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
@@ -277,6 +292,33 @@ def _connect(
         m.register_forward_pre_hook(read_source)
 
 
+def _connect_embedding(embedding: nn.Module, group: dist.ProcessGroup) -> None:
+    """Let an embedding add up what each process finds among the rows that it has."""
+    forward = embedding.forward
+
+    def of_own_rows(index: Tensor, *more: Any) -> Tensor:
+        rows = len(cast(Tensor, embedding.weight))
+        index = index - group.rank() * rows
+        mine = (index >= 0) & (index < rows)
+        found = forward(index.clamp(0, rows - 1), *more)
+        return _exchanged(torch.where(mine[..., None], found, 0), group, "sum", "same")
+
+    setattr(embedding, "forward", of_own_rows)  # noqa: B010
+
+
+def _connect_head(head: nn.Module, group: dist.ProcessGroup) -> None:
+    """Let a head give the logits of all processes, each of which has those of some tokens."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _exchanged(args[0], group, "same", "sum"), *args[1:]
+
+    def leave(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        return _exchanged(out, group, "all_columns", "own_columns")
+
+    head.register_forward_pre_hook(enter)
+    head.register_forward_hook(leave)
+
+
 def _share_auxiliary(module: Any, group: dist.ProcessGroup) -> None:
     """Let what a branch asks to be minimised, the same in all processes, have a part of its gradient in each."""
     asked = getattr(module, AUXILIARY, None)
@@ -313,7 +355,7 @@ def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass, length: int) -> Tens
     """Return what a process has of x [batch, tokens, dim] afterwards.
 
     same: x. share: a part of it, as large in each process. sum: the sum over processes. own: the tokens of this one,
-    of `length`, filled up with zeros. own_sum: these of the sum. all: the tokens of all.
+    of `length`, filled up with zeros. own_sum: these of the sum. all: the tokens of all. And so with columns.
     """
     match how:
         case "sum":
@@ -332,6 +374,10 @@ def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass, length: int) -> Tens
             own = rows.new_empty(len(rows) // group.size(), *rows.shape[1:])
             _reduce_scatter(own, rows, group=group)
             return own.movedim(0, 1)
+        case "own_columns":
+            return x.chunk(group.size(), -1)[group.rank()].contiguous()
+        case "all_columns":
+            return _all(x, -1, group)
         case _:
             return x.view_as(x)
 
