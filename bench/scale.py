@@ -245,6 +245,7 @@ def overhead(repeats: int, steps: int) -> str:
         "one process of two threads": ([sys.executable], ()),
         "two copies of one thread": (torchrun(2), ("scale.shard=1",)),
         "two shards of one thread": (torchrun(2), ("scale.shard=2",)),
+        "a tensor group of two of one thread": (torchrun(2), ("scale.tensor=2",)),
     }
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):

@@ -456,7 +456,8 @@ ACTIVATIONS = Registry(
         spec.XIELU: XIELU,
     },
 )
-"""Functions f of what a plain feed-forward applies to its hidden values, as `Activation` describes them."""
+"""Functions f of what a plain feed-forward applies to its hidden values, each by itself, as `Activation` describes
+them."""
 
 GATES = Registry(
     spec.Gated,
@@ -473,7 +474,7 @@ GATES = Registry(
         spec.GEGELU: lambda s: partial(clamped, limit=s.limit),
     },
 )
-"""Functions f(gate, up) that join the two, as `Gate` describes them."""
+"""Functions f(gate, up) that join the two, value by value, as `Gate` describes them."""
 
 FEEDFORWARDS = Registry(
     spec.FeedForward,

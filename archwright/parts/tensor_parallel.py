@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch import nn
+
 
 @dataclass(frozen=True)
 class TensorParallel:
@@ -19,3 +21,9 @@ class TensorParallel:
     it is the number in a process."""
     per_head: Mapping[str, int] = field(default_factory=dict)
     """Parameters and buffers that are no map's and have numbers of their own for each head, with the axis of heads."""
+
+
+def parallel_of(part: nn.Module) -> TensorParallel | None:
+    """Return what a part says of itself, as `tensor_parallel`; None where it says nothing."""
+    found = getattr(part, "tensor_parallel", None)
+    return found if isinstance(found, TensorParallel) else None

@@ -30,7 +30,7 @@ from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear, linear
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.residuals import Wiring
-from archwright.parts.tensor_parallel import TensorParallel
+from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 
 # torch 2.13 gives them other names, and warns of these.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -198,21 +198,16 @@ def _cut_axes(part: nn.Module) -> Iterator[tuple[Tensor, int]]:
             yield module.weight, module.weight.ndim - (2 if module.cut == "colwise" else 1)
             if module.cut == "colwise" and module.bias is not None:
                 yield module.bias, module.bias.ndim - 1
-        said = _said(module)
+        said = parallel_of(module)
         for name, axis in {} if said is None else said.per_head.items():
             owner, _, own = name.rpartition(".")
             yield getattr(module.get_submodule(owner), own), axis
 
 
-def _said(module: nn.Module) -> TensorParallel | None:
-    found = getattr(module, "tensor_parallel", None)
-    return found if isinstance(found, TensorParallel) else None
-
-
 def _share_sizes(part: nn.Module, size: int) -> None:
     """Give a part and its maps the numbers of one process."""
     modules = [*part.modules()]
-    said = [(module, found) for module in modules if (found := _said(module)) is not None]
+    said = [(module, found) for module in modules if (found := parallel_of(module)) is not None]
     for module, found in said:
         for name, number in found.sizes.items():
             if name in vars(module):

@@ -17,7 +17,7 @@ from archwright.parts.positions import follows_length, rotation
 from archwright.parts.positions.relative import ScorePosition
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache, LayerState
-from archwright.parts.tensor_parallel import TensorParallel
+from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 from archwright.spec.masks import Mask
 
 Heads = Tensor
@@ -121,9 +121,7 @@ class AttentionMixer(Mixer):
         """Return what processes may share of attention that looks at each head by itself; None where its mask or its
         positions cannot be had for some heads alone."""
         position = None if self.relative is None else self.relative.value
-        whole = position is not None and (
-            not isinstance(position, ScorePosition) or position.tensor_parallel is None
-        )
+        whole = position is not None and parallel_of(position) is None
         # Angles are computed once for all layers, outside of what processes share.
         learned = self.rotary is not None and any(True for _ in self.rotary.value.parameters())
         if self.mask_differs_by_head or whole or learned:

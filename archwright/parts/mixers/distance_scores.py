@@ -10,6 +10,7 @@ from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.masks import AttentionMask
 from archwright.parts.positions.relative import t5_buckets
 from archwright.parts.registry import Registry
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import attention as spec
 
 
@@ -32,6 +33,11 @@ class BucketScores(nn.Module):
         scores = self.map(x).unflatten(-1, (self.num_heads, -1))
         at, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
         return _OfBuckets(self, scores, at, keys)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """What processes may share, each with some of the heads."""
+        return TensorParallel({"num_heads": self.num_heads})
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each distance k - q."""

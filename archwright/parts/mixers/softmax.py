@@ -17,7 +17,7 @@ from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
-from archwright.parts.tensor_parallel import TensorParallel
+from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 from archwright.spec import attention as spec
 from archwright.spec.attention import NoQueryTemperature
 from archwright.spec.norms import Norm
@@ -99,9 +99,10 @@ class SoftmaxAttention(AttentionMixer):
     @property
     def tensor_parallel(self) -> TensorParallel | None:
         spec = self.spec
-        # A norm over all heads at once asks for all of them, and so do scores by distance for now.
+        # A norm over all heads at once asks for all of them.
         over_all = spec.qk_norm_over == "projection" and not spec.qk_norm.is_none
-        if over_all or not (spec.out_norm.is_none and spec.distance_scores.is_none):
+        inside = (part for part in (self.value_mix, self.distance_scores) if part is not None)
+        if over_all or not spec.out_norm.is_none or not all(map(parallel_of, inside)):
             return None
         # Keys and values of one head are read by all.
         sizes = {"num_kv_heads": self.num_kv_heads} if self.num_kv_heads > 1 else {}

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.registry import Registry
+from archwright.parts.tensor_parallel import TensorParallel
 from archwright.parts.weighted_sum import WeightedSum
 from archwright.spec import attention as spec
 
@@ -23,6 +24,11 @@ class ScaledValueEmbedding(nn.Module):
     def __init__(self, spec: spec.ScaledValueEmbedding, dim: int, num_kv_heads: int) -> None:
         super().__init__()
         self.sum = WeightedSum(0.5, 0.5)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """What processes may share: each has the values of some heads."""
+        return TensorParallel({})
 
     def forward(self, v: Values, e: Values, x: Float[Tensor, "batch length dim"]) -> Values:
         mixed: Tensor = self.sum(v, e)
@@ -43,6 +49,11 @@ class GatedValueEmbedding(nn.Module):
         self.gate = Linear(self.channels, num_kv_heads, deepnorm=False)
         self.gate.init_gain = 0.0
         set_blocks(num_kv_heads, self.gate)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """What processes may share: each has the gates of some heads."""
+        return TensorParallel({})
 
     def forward(self, v: Values, e: Values, x: Float[Tensor, "batch length dim"]) -> Values:
         # [batch, length, num_kv_heads, 1]

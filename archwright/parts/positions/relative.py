@@ -127,7 +127,8 @@ class TransformerXL(ScorePosition):
         self, spec: spec.TransformerXL, dim: int, num_heads: int, head_dim: int, *, two_way: bool
     ) -> None:
         super().__init__()
-        self.theta, self.dim, self.heads = spec.theta, dim, (num_heads, head_dim)
+        self.theta, self.dim = spec.theta, dim
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.distance = Linear(dim, num_heads * head_dim)
         set_blocks(num_heads, self.distance)
         self.content_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
@@ -139,10 +140,16 @@ class TransformerXL(ScorePosition):
         between = torch.arange(least, most + 1, device=query.device)
         vectors = sines(between, self.dim, self.theta, interleaved=False)
         # [distances, heads, head_dim]
-        r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, self.heads)
+        heads = (self.num_heads, self.head_dim)
+        r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, heads)
         # [heads, head_dim]
-        u, v = (b.view(self.heads).to(query.dtype) for b in (self.content_bias, self.distance_bias))
+        u, v = (b.view(heads).to(query.dtype) for b in (self.content_bias, self.distance_bias))
         return query + u, _DistanceBias((query + v) * scale, r.to(query.dtype), at - least, keys)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        per_head = {"content_bias": 0, "distance_bias": 0}
+        return TensorParallel({"num_heads": self.num_heads}, per_head)
 
     def flops_per_token(self, length: int) -> float:
         """Of q r: a product of each query with all distances that a text has. And of mapping these, once for a text,
