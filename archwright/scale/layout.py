@@ -126,10 +126,10 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
                 f'{path}.kind: found "{spec.kind}", which draws experts, otherwise in {layout.size} processes than '
                 "in one; expected another"
             )
-    if layout.shard > 1 and not run.optimizer.can_shard:
+    if layout.shard * layout.tensor > 1 and not run.optimizer.can_shard:
         yield (
             f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
-            "can_shard = True in its spec, or copies alone: scale.shard=1"
+            "can_shard = True in its spec, or copies alone: scale.shard=1 and scale.tensor=1"
         )
     if layout.tensor > 1:
         yield from _uncuttable(run.model, layout.tensor)

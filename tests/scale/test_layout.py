@@ -112,8 +112,9 @@ def test_only_what_says_so_is_cut_up() -> None:
 
     run = load_run("modern").model_copy(update={"optimizer": Foreign()})
     check_layout(run, Layout(2, 1))
-    with pytest.raises(UserError, match=r"optimizer.kind: found \"foreign\""):
-        check_layout(run, Layout(1, 2))
+    for layout in (Layout(1, 2), Layout(tensor=2)):
+        with pytest.raises(UserError, match=r"optimizer.kind: found \"foreign\""):
+            check_layout(run, layout)
 
 
 def test_scale_is_no_part_of_what_is_trained() -> None:
