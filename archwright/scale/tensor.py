@@ -136,6 +136,15 @@ def shared_tables(model: LanguageModel, size: int) -> list[TokenEmbedding | Head
     return [m for m in tables if m.weight not in whole]
 
 
+def computed_alike(model: LanguageModel, size: int) -> list[str]:
+    """Return what of a model each of so many processes computes in full, by name."""
+    shared, tables = shared_branches(model), shared_tables(model, size)
+    named = ((name, layer.branch(name)) for layer in _layers(model) for name in layer.branches)
+    found = dict.fromkeys(name for name, branch in named if branch not in shared)
+    ends = {"embedding": model.get_submodule("embedding"), "head": model.head}
+    return [*found, *(name for name, end in ends.items() if end not in tables)]
+
+
 def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
     """Yield a line for each number of a model that so many processes cannot share out."""
     shared, lines = shared_branches(model), dict[str, None]()

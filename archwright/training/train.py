@@ -372,6 +372,11 @@ def _announce(
     )
     if layout.size > 1:
         say.say(f"trained by {layout}")
+    if layout.tensor > 1:
+        from archwright.scale.tensor import computed_alike
+
+        if alike := computed_alike(session.model, layout.tensor):
+            say.say(f"computed in full by each process of a tensor group: {', '.join(alike)}")
     for key, made in folder.environment().get("decisions", {}).items() if verbose else ():
         say.say(f"{key} = {made['value']}: {made['reason']}")
 

@@ -14,7 +14,7 @@ from archwright import checkpoint
 from archwright.model.build import build
 from archwright.runs import RunFolder
 from archwright.scale.layout import Layout, check_layout, dropouts
-from archwright.scale.tensor import refusals, shared_branches, shares_tokens
+from archwright.scale.tensor import computed_alike, refusals, shared_branches, shares_tokens
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
 from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
@@ -190,6 +190,16 @@ def test_a_table_of_distances_is_whole_where_one_attention_reads_it_whole() -> N
     spec = load("modern").override(*words, change)
     shared = {type(branch).__name__ for branch in shared_branches(build(spec, device="meta"))}
     assert shared == {"Gated"}
+
+
+def test_what_is_computed_alike_has_names() -> None:
+    for name, expected in (
+        ("modern", []),
+        ("olmo-2-13b", ["attention"]),
+        ("bert-base", ["embedding", "head"]),
+    ):
+        model = build(load(name).tiny(), device="meta")
+        assert computed_alike(model, 2) == expected
 
 
 def test_tokens_are_shared_where_all_between_branches_looks_at_each_by_itself() -> None:
