@@ -146,9 +146,9 @@ def assert_close(folder: RunFolder, other: RunFolder) -> None:
     ("words", "tensor", "line"),
     [
         (
-            ("modern", "model.attention.num_heads=6", "model.attention.num_kv_heads=3"),
-            2,
-            "model.attention.num_kv_heads: found 3; expected a multiple of scale.tensor = 2",
+            ("modern",),
+            4,
+            "model.attention.num_kv_heads: found 2; expected a multiple of scale.tensor = 4",
         ),
         (
             ("textbook", "model.feedforward.hidden_dim=130"),
