@@ -7,7 +7,7 @@ from archwright.scale.launch import Launch
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Routing
-from archwright.spec.model_spec import ModelSpec
+from archwright.spec.model_spec import ModelSpec, StackSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.scale import ScaleSpec
 
@@ -169,6 +169,6 @@ def _inside(spec: Spec, path: str) -> Iterator[tuple[str, Spec]]:
     for name in type(spec).model_fields:
         if isinstance(inner := getattr(spec, name), Spec):
             yield from _inside(inner, f"{path}.{name}")
-    if isinstance(spec, ModelSpec):
+    if isinstance(spec, StackSpec):
         for kind in spec.layer_kinds:
             yield from _inside(spec.layers_by_kind[kind], f"{path}.layer_kinds.{kind}")

@@ -90,6 +90,9 @@ def test_what_several_would_train_otherwise_is_refused(change: str, words: str) 
 def test_what_draws_is_found_in_all_stacks_and_kinds_of_layers() -> None:
     run = load_run("t5-small")
     assert {path for path, _ in dropouts(run)} >= {"model.encoder.residual.dropout"}
+    sparse = "layer_kinds.sparse.feedforward.expert.dropout"
+    found = {path for path, _ in dropouts(load_run("switch-base-8"))}
+    assert found >= {f"model.{sparse}", f"model.encoder.{sparse}"}
     few = load_run("modern").override(
         'model.layers={"cycle" = ["default", "other"]}',
         "model.layer_kinds.other.feedforward.dropout=0.2",
