@@ -5,8 +5,9 @@
     python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
 
 Parity: tiny models on the text of LICENSE, fp32, AdamW, the gradient's norm clipped. A number is the largest difference
-of a step's loss from that of one process. Beside it stands a control: what one process differs from itself where it
-only adds up its gradients in another order, with grad_accum_steps=2. All groups are started by torchrun, on the CPU.
+of a step's loss from that of one process. Beside it stand controls: what one process differs from itself where it only
+adds up its gradients in another order, with grad_accum_steps=2, or products that write into the stream in two halves,
+as a tensor group does. All groups are started by torchrun, on the CPU.
 """
 
 import argparse
@@ -196,21 +197,49 @@ def parity(cases: Sequence[Case], steps: int) -> str:
         case.name: trained(case, steps, f"grad_accum_steps={4 if 'parts' in case.name else 2}")
         for case in cases
     }
+    with in_halves():
+        halves = {case.name: trained(case, steps) for case in cases}
     many: dict[str, list[list[float]]] = {}
     for number in (2, 4):
         grids = [grid for grid in GRIDS if math.prod(grid[:3]) == number]
         many |= of_processes(number, cases, steps, grids)
     heads = [title(grid) for grid in GRIDS]
     lines = [
-        f"| model | loss, step 1 and {steps} | {' | '.join(heads)} | control: one process, its gradients in parts |",
-        "|---|---|" + "---|" * (len(heads) + 1),
+        f"| model | loss, step 1 and {steps} | {' | '.join(heads)} | control: one process, its gradients in parts | "
+        "control: one process, rowwise products in halves |",
+        "|---|---|" + "---|" * (len(heads) + 2),
     ]
     for case in cases:
         alone = one[case.name]
-        rows = [many.get(f"{case.name}/{grid}") for grid in heads] + [accumulated[case.name]]
+        rows = [many.get(f"{case.name}/{grid}") for grid in heads]
+        rows += [accumulated[case.name], halves[case.name]]
         cells = " | ".join(_worst(row, alone) for row in rows)
         lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
     return "\n".join(lines)
+
+
+@contextmanager
+def in_halves() -> "Iterator[None]":
+    """Inside, maps that write into the stream add up two products, of half of what they read each."""
+    from torch import Tensor
+    from torch.nn.functional import linear
+
+    from archwright.parts.linear import Linear
+
+    whole = Linear.forward
+
+    def forward(m: Linear, x: Tensor) -> Tensor:
+        if m.cut != "rowwise":
+            return whole(m, x)
+        half = m.d_in // 2
+        y = linear(x[..., :half], m.weight[:, :half]) + linear(x[..., half:], m.weight[:, half:])
+        return y if m.bias is None else y + m.bias
+
+    Linear.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Linear.forward = whole  # type: ignore[method-assign]
 
 
 def title(grid: Sequence[int]) -> str:

@@ -179,12 +179,11 @@ def shares_tokens(stack: Stack) -> bool:
     return plain and len({*layers}) == len(layers) and not stack.is_reversible
 
 
-def _stacks(model: Any) -> Iterator[tuple[Stack, str]]:
+def _stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:
     """Yield the stacks of layers, with the path of each one's spec."""
-    yield model, "model"
-    for name in ("encoder", "generator"):
-        if isinstance(stack := getattr(model, name, None), Stack):
-            yield stack, f"model.{name}"
+    for name, module in model.named_modules():
+        if isinstance(module, Stack):
+            yield module, f"model.{name}".rstrip(".")
 
 
 def _layers(model: LanguageModel) -> list[Layer]:
@@ -209,8 +208,7 @@ def _cut_axes(part: nn.Module) -> Iterator[tuple[Tensor, int]]:
                 yield module.bias, module.bias.ndim - 1
         said = parallel_of(module)
         for name, axis in {} if said is None else said.per_head.items():
-            owner, _, own = name.rpartition(".")
-            yield getattr(module.get_submodule(owner), own), axis
+            yield (dict(module.named_parameters()) | dict(module.named_buffers()))[name], axis
 
 
 def _share_sizes(part: nn.Module, size: int) -> None:
@@ -325,7 +323,7 @@ def _connect_head(head: nn.Module, group: dist.ProcessGroup) -> None:
 
 def _share_auxiliary(module: Any, group: dist.ProcessGroup) -> None:
     """Let what a branch asks to be minimised, the same in all processes, have a part of its gradient in each."""
-    asked = getattr(module, AUXILIARY, None)
+    asked = vars(module).get(AUXILIARY)
     if isinstance(asked, RouterAuxLoss):
         mean_score, rest = (
             _exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest)

@@ -139,8 +139,8 @@ class TransformerXL(ScorePosition):
         least, most = distances(view)
         between = torch.arange(least, most + 1, device=query.device)
         vectors = sines(between, self.dim, self.theta, interleaved=False)
-        # [distances, heads, head_dim]
         heads = (self.num_heads, self.head_dim)
+        # [distances, heads, head_dim]
         r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, heads)
         # [heads, head_dim]
         u, v = (b.view(heads).to(query.dtype) for b in (self.content_bias, self.distance_bias))
