@@ -180,7 +180,7 @@ def shares_tokens(stack: Stack) -> bool:
 
 
 def _stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:
-    """Yield the stacks of layers, with the path of each one's spec."""
+    """Yield the stacks of layers, with the path of each one's spec, the model's own first."""
     for name, module in model.named_modules():
         if isinstance(module, Stack):
             yield module, f"model.{name}".rstrip(".")
@@ -288,9 +288,8 @@ def _connect(
     branch.register_forward_pre_hook(enter)
     branch.register_forward_hook(leave)
     for m in branch.source_maps if cut else ():
-        m.transposed_backward = (
-            False  # several would be computed together, without a call of their own
-        )
+        # Else several would be computed together, without a call of their own.
+        m.transposed_backward = False
         m.register_forward_pre_hook(read_source)
 
 
