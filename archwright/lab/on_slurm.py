@@ -13,6 +13,7 @@ from typing import Any
 from archwright.lab.agent import Answer, Order
 from archwright.lab.batch_job import BatchJob
 from archwright.lab.far_workers import FarWorker, FarWorkers
+from archwright.lab.sbatch import parameters
 from archwright.lab.workers import PATIENCE, Events, Worker
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec
@@ -28,55 +29,6 @@ MINUTES = 60
 
 UNWRITTEN = 15.0
 """Seconds within which the answer of a batch job that has ended is seen here."""
-
-OURS = {
-    "nodes": "a run is trained on one",
-    "ntasks": "a run is one task",
-    "ntasks_per_node": "a run is one task",
-    "tasks_per_node": "a run is one task",
-    "array": "--workers says how many go at once",
-    "array_parallelism": "--workers says how many go at once",
-    "job_name": "name=NAME is that",
-    "output": "submitit writes into the study's folder",
-    "error": "submitit writes into the study's folder",
-}
-"""What is not for the user to say, and why."""
-
-WHOLE = ("timeout_min", "cpus_per_task", "gpus_per_node", "signal_delay_s")
-
-
-def parameters(text: str) -> dict[str, str]:
-    """Return what `partition=gpu,time=60` says, in sbatch's names; what has no `=` belongs to the value before it.
-
-    Raises:
-        UserError: no name, a name twice, or one that is not the user's to say.
-    """
-    found: dict[str, str] = {}
-    name = ""
-    for piece in filter(None, text.split(",")):
-        key, equals, value = piece.partition("=")
-        if not equals and not name:
-            raise UserError(
-                f'--slurm: found "{piece}"; expected NAME=VALUE,..., as sbatch names it: partition=gpu,time=60'
-            )
-        if not equals:
-            found[name] += f",{piece}"
-            continue
-        name = key.strip().lstrip("-").replace("-", "_")
-        if name in found:
-            raise UserError(f"--slurm: {name} is given twice")
-        if name in OURS:
-            raise UserError(f"--slurm: {name} is not yours to say: {OURS[name]}")
-        found[name] = value.strip()
-    if time_limit := found.pop("time", ""):
-        found["timeout_min"] = time_limit
-    for name in WHOLE:
-        if name in found and not (found[name].isdecimal() and int(found[name]) > 0):
-            said, unit = ("time", " of minutes") if name == "timeout_min" else (name, "")
-            raise UserError(
-                f'--slurm: {said}: found "{found[name]}"; expected a whole number{unit}, such as 60'
-            )
-    return found
 
 
 class SlurmWorkers(FarWorkers):
@@ -115,24 +67,18 @@ class SlurmWorkers(FarWorkers):
         general = self._executor._typed_parameters()
         known = self._submitit.SlurmExecutor._valid_parameters()
         told: dict[str, Any] = {"name": "archwright", "timeout_min": MINUTES}
-        more: dict[str, str] = {}
-        for name, value in {**needs, **self._given}.items():
-            if name in general:
-                kind = general[name]
-                told[name] = kind(value) if kind in (int, float) else value
-            elif name in known:
-                told[f"slurm_{name}"] = (
-                    [value]
-                    if name in ("setup", "teardown")
-                    else int(value)
-                    if value.isdecimal()
-                    else value
-                )
-            else:
-                more[name] = value
-        if more:
-            told["slurm_additional_parameters"] = more
+        more: dict[str, Any] = {}
         try:
+            for name, text in {**needs, **self._given}.items():
+                value = True if text == "true" else int(text) if text.isdecimal() else text
+                if name in general:
+                    told[name] = general[name](text)
+                elif name in known:
+                    told[f"slurm_{name}"] = [text] if name in ("setup", "teardown") else value
+                else:
+                    more[name] = value
+            if more:
+                told["slurm_additional_parameters"] = more
             self._executor.update_parameters(**told)
         except (NameError, ValueError, AssertionError) as error:
             raise UserError(f"--slurm: {str(error).splitlines()[0]}") from error
@@ -228,8 +174,6 @@ def _submitit(cluster: str) -> ModuleType:
         raise UserError(
             "--on slurm: submitit is not installed; run: pip install 'archwright[slurm]'"
         ) from None
-    if cluster not in ("slurm", "local"):
-        raise UserError(f'--slurm: cluster: found "{cluster}"; expected slurm or local')
     if cluster == "slurm":
         for program in ("sbatch", "srun"):
             if shutil.which(program) is None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from archwright.lab.sbatch import parameters
 from archwright.lab.workers import Workers
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.study_spec import StudySpec
@@ -31,6 +32,7 @@ class Where:
             raise UserError(f'--on: found "{self.on}"; expected one of {", ".join(PLACES)}.{hint}')
         if self.slurm and self.on != "slurm":
             raise UserError("--slurm: expected --on slurm beside it")
+        parameters(self.slurm)
         if self.workers and not self.on:
             raise UserError(
                 "--workers: expected --on ray or --on slurm beside it; here, as many runs go at once as there are cores"
