@@ -49,6 +49,8 @@ class SlurmWorkers(FarWorkers):
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
+        for copy in (self.folder / FOLDER).glob(".submission_file_*.sh"):  # of what jobs have, too
+            copy.unlink()
         with contextlib.suppress(OSError):
             (self.folder / FOLDER).rmdir()
 
@@ -157,10 +159,7 @@ class _SlurmWorker(FarWorker):
         lines: list[str] = []
         with contextlib.suppress(OSError):
             lines = errors.read_text("utf-8", "replace").strip().splitlines()
-        if lines:
-            why = f"{lines[-1]} ({errors})"
-        else:
-            why = f"it wrote nothing in {self._folder}; do its machines see that folder?"
+        why = lines[-1] if lines else "it wrote nothing; do its machines see the study's folder?"
         state = self._batch.state
         self._refuse(
             f"--on slurm: batch job {self._batch.job_id} ended as {state} before it began: {why}"

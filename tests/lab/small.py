@@ -4,7 +4,7 @@ import csv
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -124,3 +124,23 @@ def numbers(study: Path) -> tuple[str, list[dict[str, str]], dict[str, list[floa
     kept = {f.parent.name: RunFolder(f.parent).metrics() for f in runs.glob("*/metrics.jsonl")}
     steps = {key: [r["loss"] for r in found if r["kind"] == "train"] for key, found in kept.items()}
     return (study / "effects.csv").read_text("utf-8"), rows, steps
+
+
+def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait until something holds, as long as a process goes on."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def trained_now(runs: Path) -> list[RunFolder]:
+    """Return the runs that a process trains and has trained some steps of."""
+    found = [RunFolder(file.parent) for file in runs.glob("*/metrics.jsonl")]
+    return [r for r in found if r.holder() and any(s["kind"] == "train" for s in r.metrics()[-1:])]
+
+
+def events(run: RunFolder) -> list[str]:
+    """Return what happened to a run."""
+    return [r["name"] for r in run.metrics() if r["kind"] == "event"]
