@@ -91,10 +91,10 @@ def test_a_study_on_two_nodes_of_which_a_worker_is_killed_has_the_numbers_of_one
 
 def refused(place: Path, address: str) -> str:
     """Return the line by which a study is refused, of which nothing may be left."""
+    given = words("text.txt", ":norm.kind=layer")
     with working_in(place), pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UserError) as error:
-            given = words("text.txt", ":norm.kind=layer")
             compare(*given, quiet=True, on="ray", out="study", **OPTIONS)
     assert not (place / "study").exists()
     [line] = error.value.lines
