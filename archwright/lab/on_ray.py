@@ -52,8 +52,8 @@ class RayWorkers(FarWorkers):
             self._needs["num_gpus"] = 1
             fitting = min(fitting, there.get("GPU", 0))
         if not self._asked and fitting < 1:
-            kind = "a GPU" if machine.device == "cuda" else f"{threads} free CPUs"
-            raise UserError(f"--on ray: no machine of the cluster has {kind}, as each run needs")
+            need = "a GPU" if machine.device == "cuda" else f"{threads} CPU{'s' * (threads > 1)}"
+            raise UserError(f"--on ray: the cluster has not got {need}, which each run needs")
         return self._asked or int(fitting)
 
     def _start(self) -> Worker:
