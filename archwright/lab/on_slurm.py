@@ -31,6 +31,10 @@ UNWRITTEN = 15.0
 """Seconds within which the answer of a batch job that has ended is seen here."""
 
 
+PULSE = 5.0
+"""Seconds between questions for the state of a batch job, which cost its file system and SLURM something."""
+
+
 class SlurmWorkers(FarWorkers):
     """Batch jobs of a study.
 
@@ -98,6 +102,7 @@ class _SlurmWorker(FarWorker):
 
     def give(self, job: dict[str, Any]) -> None:
         self.job, self.begun, self._over = job, False, None
+        self._asked = time.monotonic()
         self._said = self._folder / f"{uuid.uuid4().hex}.jsonl"
         try:
             self._batch = self._executor.submit(BatchJob(self._order, str(self._said)), job)
@@ -116,10 +121,12 @@ class _SlurmWorker(FarWorker):
             if self._answer(answers[-1]):
                 self._answered.append((self._batch, self._said))
                 self._batch = None
-        elif self._batch.done():
-            self._over = self._over or time.monotonic()
-            if time.monotonic() > self._over + UNWRITTEN:
-                self._ended_silently()
+        elif time.monotonic() > self._asked + PULSE:
+            self._asked = time.monotonic()
+            if self._batch.done():
+                self._over = self._over or time.monotonic()
+                if time.monotonic() >= self._over + UNWRITTEN:
+                    self._ended_silently()
 
     def release(self) -> None:
         if not self._released and self._batch is not None:

@@ -82,9 +82,7 @@ def test_a_study_on_two_nodes_of_which_a_worker_is_killed_has_the_numbers_of_one
             agent.kill()
             _, said = process.communicate(timeout=120)
         assert process.returncode == 0, said
-        assert before == ["started"]
-        assert events(run)[-1] == "finished"
-        assert len(events(run)) > 2  # it was begun twice
+        assert events(run) == [*before, "stopped", "resumed", "finished"]
         assert numbers(tmp_path / "far") == numbers(tmp_path / "here")
     until(lambda: not cluster.agents(), cluster.process)
 

@@ -117,7 +117,8 @@ def test_what_sbatch_says_is_said_again(slurm: FakeSlurm, tmp_path: Path) -> Non
 def test_a_machine_without_archwright_ends_the_study(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_slurm, "UNWRITTEN", 0.0)
+    for wait in ("UNWRITTEN", "PULSE"):
+        monkeypatch.setattr(on_slurm, wait, 0.0)
     why = "ModuleNotFoundError: No module named 'archwright'"
     (slurm.folder / "break").write_text(f"Traceback\n{why}\n")
     line = refused(tmp_path)
