@@ -108,7 +108,7 @@ class _SlurmWorker(FarWorker):
             self._batch = self._executor.submit(BatchJob(self._order, str(self._said)), job)
         except Exception as error:  # submitit has classes of its own for it, and hands on others
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._refuse(f"--on slurm: sbatch does not take the job: {lines[-1]}")
+            self._refuse(f"--on slurm: sbatch does not take the job: {'; '.join(lines[:3])}")
 
     def look(self) -> None:
         if self._batch is None:

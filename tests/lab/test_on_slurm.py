@@ -107,9 +107,10 @@ def refused(place: Path, slurm: str = "") -> str:
 
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")
 def test_what_sbatch_says_is_said_again(slurm: FakeSlurm, tmp_path: Path) -> None:
-    (slurm.folder / "refuse").write_text("sbatch: error: invalid partition specified: gpu\n")
-    assert refused(tmp_path, "partition=gpu") == (
-        "--on slurm: sbatch does not take the job: sbatch: error: invalid partition specified: gpu"
+    said = ["sbatch: unrecognized option '--partitoin=gpu'", "Try 'sbatch --help' for more"]
+    (slurm.folder / "refuse").write_text("\n".join(said))
+    assert refused(tmp_path, "partitoin=gpu") == (
+        f"--on slurm: sbatch does not take the job: {'; '.join(said)}"
     )
 
 
