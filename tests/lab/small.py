@@ -128,7 +128,7 @@ def numbers(study: Path) -> tuple[str, list[dict[str, str]], dict[str, list[floa
 
 def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
     """Wait until something holds, as long as a process goes on."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end

@@ -48,7 +48,7 @@ class TwoNodes:
     def end(self) -> None:
         """Stop all its processes."""
         below = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.communicate("", timeout=60)
+        self.process.communicate("", timeout=120)
         for process in psutil.wait_procs(below, timeout=10)[1]:
             process.kill()
 
@@ -80,7 +80,7 @@ def test_a_study_on_two_nodes_of_which_a_worker_is_killed_has_the_numbers_of_one
             agent = psutil.Process(holder.pid).parent()
             assert agent in cluster.agents()
             agent.kill()
-            _, said = process.communicate(timeout=120)
+            _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
         assert events(run) == [*before, "stopped", "resumed", "finished"]
         assert numbers(tmp_path / "far") == numbers(tmp_path / "here")

@@ -67,7 +67,7 @@ def test_ctrl_c_ends_batch_jobs_and_time_limits_queue_them_again_without_loss(
     ) as process:
         until(lambda: trained_now(runs), process)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT
     assert "--on slurm --workers 2 --slurm partition=p" in said
     assert slurm.living() == []
@@ -78,7 +78,7 @@ def test_ctrl_c_ends_batch_jobs_and_time_limits_queue_them_again_without_loss(
         before, holder = events(run), run.holder()
         assert holder
         slurm.time_is_up(holder.pid)
-        assert process.wait(120) == 0
+        assert process.wait(300) == 0
     assert events(run) == [*before, "stopped", "resumed", "finished"]
     assert numbers(place / "batch") == numbers(place / "here")
     assert all("#SBATCH --partition=p\n" in script for script in slurm.scripts())
