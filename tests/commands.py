@@ -21,6 +21,7 @@ from archwright.cli.plan_variants import variants
 from archwright.lab.command_line import study_of
 from archwright.lab.planner import USUAL_SIZE
 from archwright.lab.variants import arms, is_variant, sized_by_user
+from archwright.lab.where import Where
 from archwright.planning.workload import workload
 from archwright.spec.read import preset_names
 from archwright.spec.rules import enforce
@@ -104,6 +105,7 @@ def _train(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in OPTIONS}
     study = study_of(*map(_there, options.what), **given)
+    Where(options.on or "", options.workers, ",".join(options.slurm)).check(study)
     if study.size == "given" or (study.size == "auto" and sized_by_user(study)):
         size = None
     else:

@@ -32,6 +32,8 @@ EXAMPLES = """\
   archwright compare modern :norm.kind=layer :feedforward.kind=gelu data.text=mine.txt --seeds 15
   archwright compare norm-placement --budget 30m --dry-run
   archwright compare norm-placement --budget 30m --add-seeds 6
+  archwright compare norm-placement --on ray
+  archwright compare norm-placement --on slurm --workers 32 --slurm partition=cpu,time=60
   archwright compare modern :attention.num_kv_heads=1 --no-tune-lr --budget 400steps --size 0.5M"""
 
 
@@ -53,6 +55,7 @@ def run(words: Sequence[str]) -> int:
         metavar="N",
         help="add N pairs to an inconclusive study; each time spends half of the error that is left",
     )
+    _add_places(parser)
     add_parts_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
@@ -67,7 +70,8 @@ def run(words: Sequence[str]) -> int:
         from archwright.lab.summary import announcement
 
         folders = {"out": options.out, "runs": options.runs or POOL}
-        print(announcement(plan(*options.what, **folders, parts=options.parts, **given)))
+        places = _places(options)
+        print(announcement(plan(*options.what, **folders, parts=options.parts, **places, **given)))
         print("Nothing was trained.")
         return 0
     return _compare(options, given)
@@ -87,6 +91,37 @@ def _add_options(parser: Parser) -> list[str]:
     return [*(option["name"] for option in options["today"]), *options["old"]]
 
 
+def _add_places(parser: Parser) -> None:
+    """Add the options that say on which machines runs are trained."""
+    parser.add_argument(
+        "--on",
+        choices=("ray", "slurm"),
+        help="train the runs on other machines, which must share the file system: on the Ray cluster of "
+        "RAY_ADDRESS, or a local one (extra ray); or as batch jobs of SLURM (extra slurm). This command stays, shows "
+        "how it goes on and makes the page; Ctrl-C ends it and what it sent",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --on: runs under way at once (default: as many as the cluster has CPUs or GPUs for; 16 with SLURM)",
+    )
+    parser.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="with --on slurm: what sbatch is asked for, in its names, time in minutes: partition=gpu,time=60,mem=8G",
+    )
+
+
+def _places(options: argparse.Namespace) -> dict[str, Any]:
+    """Return where runs are trained."""
+    asked = ",".join(options.slurm)
+    return {"on": options.on or "", "workers": options.workers, "slurm": asked}
+
+
 def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
     import psutil
 
@@ -103,6 +138,7 @@ def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
             quiet=options.quiet,
             add_seeds=options.add_seeds,
             waited=time.time() - psutil.Process().create_time(),
+            **_places(options),
             **given,
         )
     except Interrupted as stop:

@@ -63,9 +63,13 @@ def _with_widths(study: StudySpec) -> StudySpec:
 
 
 def command_of(
-    study: StudySpec, folder: Path, out: str | Path | None = None, parts: Sequence[str | Path] = ()
+    study: StudySpec,
+    folder: Path,
+    out: str | Path | None = None,
+    parts: Sequence[str | Path] = (),
+    where: Sequence[str] = (),
 ) -> str:
-    """Return the command line of a study, which may name the file in its folder."""
+    """Return the command line of a study, which may name the file in its folder, with words that say where it runs."""
     default, words = StudySpec(), [label(study.baseline)]
     if study.name in study_names():
         default, words = load_study(study.name), [study.name]
@@ -90,6 +94,7 @@ def command_of(
         words += ["--parts", str(file)]
     if out:
         words += ["--out", str(out)]
+    words += where
     return shlex.join(["archwright", "compare", *words])
 
 

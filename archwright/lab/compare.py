@@ -25,6 +25,7 @@ from archwright.lab.run_cache import POOL
 from archwright.lab.runner import Display
 from archwright.lab.scheduler import ENDING, Execution
 from archwright.lab.summary import announcement, results_of, tuned_words
+from archwright.lab.where import Where
 from archwright.lab.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -40,7 +41,7 @@ FIVE = 5
 
 LOCKS = ("lock", "lock.json")
 
-FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN)
+FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN, "slurm")
 """Files of a study's folder until it is planned, beside locks and a tokenizer."""
 
 LAST = ("report.html", "runs.csv", "curves.csv", "replicates.csv", "effects.csv")
@@ -63,6 +64,9 @@ def compare(
     quiet: bool = False,
     add_seeds: int = 0,
     waited: float = 0.0,
+    on: str = "",
+    workers: int = 0,
+    slurm: str = "",
     **options: Any,
 ) -> StudyResults:
     """Train variants as often as their difference needs to be known, and return what follows.
@@ -81,15 +85,20 @@ def compare(
         add_seeds: pairs to add to an inconclusive study. Its end spent most of the error; what is added
             spends half of the rest, so that one may look again and again.
         waited: seconds since the user asked, which a budget in time counts.
+        on: "ray" or "slurm": train the runs on other machines, which share the file system. What is in a cluster's
+            queue while no run is under way, a budget in time does not count.
+        workers: runs under way at once on them; 0: as many as a Ray cluster has CPUs or GPUs for, or 16 jobs of SLURM.
+        slurm: what sbatch is asked for, such as "partition=gpu,time=60".
         options: any field of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.
 
     Raises:
-        UserError: what is wrong with variants, text, budget or folder, one line each.
+        UserError: what is wrong with variants, text, budget, folder or machines, one line each.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    started = time.monotonic() - waited
+    started, where = time.monotonic() - waited, Where(on, workers, slurm)
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
+    where.check(study)
     path = Path(out) if out else STUDIES / slug(study.name)
     study = _as_planned_before(path, study)
     if add_seeds and not _is_planned(path):
@@ -97,25 +106,27 @@ def compare(
             f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
             "the study's folder with --out"
         )
-    command = command_of(study, path, out, parts)
+    command = command_of(study, path, out, parts, where.words())
     with open_study(path, study) as folder:
-        with Workers(usable_cores(), path / "log.txt", files) as workers:
+        with where.start(usable_cores(), path / "log.txt", files) as crew:
             plan = plans.saved(study, folder)
             if plan is None:
                 say = progress(quiet).say
-                planner = Planner(study, folder, workers, say, started=started, runs=Path(runs))
+                planner = Planner(study, folder, crew, say, started=started, runs=Path(runs))
                 plan = planner.plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
+            else:
+                plan = _here_and_now(plan, crew)
             execution = Execution(plan, path, Path(runs), counted=counted(plan))
             if add_seeds:
                 execution = _extended(execution, add_seeds)
                 plans.save(execution.plan, folder)
-            execution.spent = time.monotonic() - started
+            execution.spent = time.monotonic() - started - crew.queued
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
-                execution = _with_tuned_baseline(execution, workers, shown, interrupt)
-                complete = execution.run(workers, shown, interrupt)
+                execution = _with_tuned_baseline(execution, crew, shown, interrupt)
+                complete = execution.run(crew, shown, interrupt)
             if complete:
                 _keep_end(execution, folder)
             if interrupt:
@@ -133,6 +144,9 @@ def plan(
     out: str | Path | None = None,
     runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
+    on: str = "",
+    workers: int = 0,
+    slurm: str = "",
     **options: Any,
 ) -> Plan:
     """Return what `compare` would run, and how long that would take, without training.
@@ -142,8 +156,10 @@ def plan(
     """
     import tempfile
 
+    where = Where(on, workers, slurm)
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
+    where.check(study)
     path = Path(out) if out else STUDIES / slug(study.name)
     study = _as_planned_before(path, study)
     known = path / PLAN
@@ -153,10 +169,11 @@ def plan(
         found = plans.saved(study, folder)
         assert found
         return found
-    with tempfile.TemporaryDirectory() as scratch:
-        log = Path(scratch) / "log.txt"
-        with Workers(usable_cores(), log, files) as workers:
-            return Planner(study, RunFolder(scratch), workers, runs=Path(runs)).plan()
+    # Other machines see what is here, and no machine's own place for what is temporary.
+    with tempfile.TemporaryDirectory(dir=Path.cwd() if on else None) as scratch:
+        folder, log = RunFolder(scratch), Path(scratch) / "log.txt"
+        with folder.lock(), where.start(usable_cores(), log, files) as crew:
+            return Planner(study, folder, crew, runs=Path(runs)).plan()
 
 
 @contextmanager
@@ -216,6 +233,12 @@ def _with_tuned_baseline(
         shown.say(tuned_words(plan))
     assert plan.tuning
     return replace(execution, plan=plan, spent=execution.spent + plan.tuning.seconds)
+
+
+def _here_and_now(plan: Plan, workers: Workers) -> Plan:
+    """Return a plan that was made before, maybe for other machines, with as many runs at once as go now."""
+    places = workers.prepare(plan.decisions.machine) or min(plan.workers, usable_cores())
+    return replace(plan, workers=places)
 
 
 def _keep_end(execution: Execution, folder: RunFolder) -> None:

@@ -132,11 +132,16 @@ class Planner:
         plan = planned(self._steps(found, costs, workers, tuning))
         return replace(plan, tuning=tuning.model_copy(update={"tokens": plan.tokens_per_run}))
 
+    @property
+    def _spent(self) -> float:
+        """Wall time since the user asked, but for that in the queue of a cluster."""
+        return time.monotonic() - self._started - self.workers.queued
+
     def _left(self) -> float | None:
         """Return the wall time that a budget leaves for runs."""
         if (seconds := self.study.wall_seconds) is None:
             return None
-        return seconds * USED - (time.monotonic() - self._started) - ENDING
+        return seconds * USED - self._spent - ENDING
 
     def _tuning(self, run: RunSpec) -> Tuning | None:
         """Return what is to be tuned of a baseline."""
@@ -264,8 +269,10 @@ class Planner:
         return decisions
 
     def _workers(self, found: dict[str, Arm]) -> int:
-        """Return how many runs go at once: on a CPU one for each core, or one that has all, whichever trains more
-        tokens in all."""
+        """Return how many runs go at once: on other machines as many as they have room for; on a CPU one for each
+        core, or one that has all, whichever trains more tokens in all."""
+        if (places := self.workers.prepare(self.decisions.machine)) is not None:
+            return places
         cores, arm = usable_cores(), next(iter(found.values()))
         if self.decisions.machine.device == "cuda":
             return 1
@@ -330,7 +337,7 @@ class Planner:
         first = expected_work(tuning, self.study.lr_grid_size)
         fixed = (fixed + first * costs[baseline].run(0, tokens)) / workers
         step = (step + first * costs[baseline].step) / workers
-        planning = time.monotonic() - self._started + ENDING
+        planning = self._spent + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = (planning + fixed + LEAST_STEPS * step) / USED

@@ -42,7 +42,8 @@ class Runner(ABC):
     results: dict[Cell, RunResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     spent: float = 0.0
-    """Wall time that the user waited for this process, and that of runs which were there before it."""
+    """Wall time that the user waited for this process, but for that in the queue of a cluster while none of its runs
+    had begun, and that of runs which were there before it."""
 
     def __post_init__(self) -> None:
         self._groups = Groups(self.plan, self.runs_folder)
@@ -77,10 +78,10 @@ class Runner(ABC):
         """
         self.take_finished()
         before = self.spent
-        started = time.monotonic()
+        started, queued = time.monotonic(), workers.queued
         workers.size = self.plan.workers
         while not interrupt:
-            self.spent = before + time.monotonic() - started
+            self.spent = before + time.monotonic() - started - (workers.queued - queued)
             self.take_finished()
             running = cells_of(workers)
             wanted = [cell for cell in self.wanted() if cell not in running]
@@ -96,7 +97,7 @@ class Runner(ABC):
             for done in workers.wait(GLANCE):
                 self._end(done, show)
             show.update(self, {cell: self._folder(cell) for cell in cells_of(workers)})
-        self.spent = before + time.monotonic() - started
+        self.spent = before + time.monotonic() - started - (workers.queued - queued)
         return not self.wanted()
 
     def take_finished(self) -> None:

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from archwright import checkpoint
 from archwright.checkpoint.started import StartRecord, missing, remove_empty
 from archwright.files import atomic_write, clear_errors, sweep
-from archwright.runs.lock import BusyError, Holder, locked
+from archwright.runs.lock import BusyError, Holder, let_go, locked, read_holder
 from archwright.runs.metrics import append_record, cut_records, plain, read_records
 from archwright.runs.records import Record, well_formed
 from archwright.spec.errors import UserError, nearest
@@ -178,6 +178,14 @@ class RunFolder:
             UserError: another process trains here; the message says which, and since when.
         """
         return locked(self.lock_file, self.holder_file)
+
+    def holder(self) -> Holder | None:
+        """Return who is training the run, or was when it died."""
+        return read_holder(self.holder_file)
+
+    def let_go(self, holder: Holder) -> None:
+        """Let go what a process holds that is known to have died on another host."""
+        let_go(self.holder_file, holder)
 
     @contextlib.contextmanager
     def removed_unless_started(self) -> Iterator[None]:

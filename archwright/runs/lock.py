@@ -53,9 +53,9 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
         try:
             lock.acquire(blocking=False)
         except Timeout as error:  # an OSError, too
-            raise BusyError(_busy(lock_file, _read_holder(holder_file))) from error
+            raise BusyError(_busy(lock_file, read_holder(holder_file))) from error
     try:
-        before = _read_holder(holder_file)
+        before = read_holder(holder_file)
         if before and not _is_gone(before):
             raise BusyError(
                 f"{holder_file.parent} was taken by {before}, and from here nobody can tell whether that "
@@ -73,6 +73,13 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
                 holder_file.unlink()
     finally:
         lock.release()
+
+
+def let_go(holder_file: Path, holder: Holder) -> None:
+    """Let go what a process holds that is known to have died on another host, where nobody else can tell."""
+    if read_holder(holder_file) == holder:
+        with contextlib.suppress(OSError):
+            holder_file.unlink()
 
 
 def _is_gone(holder: Holder) -> bool:
@@ -93,7 +100,7 @@ def _is_gone(holder: Holder) -> bool:
 _CLOCK_SHIFT = 2.0  # seconds by which a corrected clock moves the start of a process
 
 
-def _read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> Holder | None:
     """Return who wrote the file; None when there is none, or what is there says nothing."""
     try:
         return TypeAdapter(Holder).validate_json(path.read_bytes())

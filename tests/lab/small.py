@@ -4,7 +4,7 @@ import csv
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,3 +97,50 @@ def killed_twice_and_finished(
 def finished(runs: Path) -> set[str]:
     """Return the names of the runs in a folder that are finished."""
     return {f.parent.name for f in runs.glob("*/metrics.jsonl") if RunFolder(f.parent).finished}
+
+
+FEW = (
+    *("--seeds", "2", "--evaluation-tokens", "2048", "--parallelism", "processes"),
+    *("--no-tune-lr", "--horizons", "none"),
+)
+"""Options of a study of four runs."""
+
+
+def few(out: str, *more: str, budget: str = "20steps") -> list[str]:
+    """Return the command of a study of four runs, which has them for itself."""
+    given = (*words("text.txt", ":norm.kind=layer"), *FEW, "--budget", budget, "--quiet")
+    return command("compare", *given, "--out", out, "--runs", f"{out}-runs", *more)
+
+
+TIMES = ("seconds", "cpu_seconds", "tokens_per_second", "memory_bytes", "command")
+"""Columns of runs.csv that are of no number's identity."""
+
+
+def numbers(study: Path) -> tuple[str, list[dict[str, str]], dict[str, list[float]]]:
+    """Return all that a study's runs and tables say but for times: effects.csv, rows of runs.csv, and every loss."""
+    with (study / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = [{k: v for k, v in r.items() if k not in TIMES} for r in csv.DictReader(file)]
+    runs = study.with_name(f"{study.name}-runs")
+    kept = {f.parent.name: RunFolder(f.parent).metrics() for f in runs.glob("*/metrics.jsonl")}
+    steps = {key: [r["loss"] for r in found if r["kind"] == "train"] for key, found in kept.items()}
+    return (study / "effects.csv").read_text("utf-8"), rows, steps
+
+
+def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait until something holds, as long as a process goes on."""
+    end = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def trained_now(runs: Path) -> list[RunFolder]:
+    """Return the runs that a process trains and has trained some steps of."""
+    found = [RunFolder(file.parent) for file in runs.glob("*/metrics.jsonl")]
+    return [r for r in found if r.holder() and any(s["kind"] == "train" for s in r.metrics()[-1:])]
+
+
+def events(run: RunFolder) -> list[str]:
+    """Return what happened to a run."""
+    return [r["name"] for r in run.metrics() if r["kind"] == "event"]
