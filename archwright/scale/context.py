@@ -21,6 +21,7 @@ from archwright.parts.context import Context
 from archwright.parts.masks import AttentionMask, MaskPattern
 from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.scale.tensor import _all, _exchanged
+from archwright.spec.model_spec import ModelSpec
 
 
 def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
@@ -78,10 +79,12 @@ def refusals(model: LanguageModel, context: int) -> Iterator[str]:
         yield (
             f"model.context_length: found {spec.context_length}; expected a multiple of scale.context = {context}"
         )
-    for path, found, none in _of_whole_rows(model):
-        yield (
-            f"{path}: found {found}, which reads rows as a whole; expected {none}, or scale.context = 1"
-        )
+    if type(model) is not Decoder:
+        name = "encoder" if spec.generator.is_none else "generator"
+        yield f"model.{name}: found one, whose texts processes do not share; expected none, or scale.context = 1"
+        return
+    for path, found, none in _of_whole_rows(spec):
+        yield f"{path}: found {found}, which reads rows as a whole; expected {none}, or scale.context = 1"
     for kind, layer in zip(spec.layers.names(spec.num_layers), model.stack, strict=True):
         path = "model" if kind == "default" else f"model.layer_kinds.{kind}"
         for name in layer.branches:
@@ -99,12 +102,8 @@ def _of_branch(path: str, value: object) -> str:
     )
 
 
-def _of_whole_rows(model: LanguageModel) -> Iterator[tuple[str, object, str]]:
+def _of_whole_rows(spec: ModelSpec) -> Iterator[tuple[str, object, str]]:
     """Yield what of a model stands around layers and looks at rows as a whole: path, value, and what does not."""
-    spec = model.spec
-    if type(model) is not Decoder:
-        name = "encoder" if spec.generator.is_none else "generator"
-        yield f"model.{name}.kind", "a second stack", '"none"'
     if spec.global_tokens:
         yield "model.global_tokens", spec.global_tokens, "0"
     if spec.predicting_streams:

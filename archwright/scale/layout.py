@@ -147,7 +147,7 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
     if layout.num_shards * layout.tensor > 1 and not run.optimizer.can_shard:
         yield (
             f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
-            "can_shard = True in its spec, or copies alone: scale.shard=1 and scale.tensor=1"
+            "can_shard = True in its spec, or copies alone: scale.shard=1, scale.context=1 and scale.tensor=1"
         )
     yield from _unshareable(run.model, layout)
     machine = run.machine

@@ -180,7 +180,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
             f"{size(kept)}, {here} {size(total)}; lower model.dim or "
             "model.num_layers"
         )
-    least = kept + needed.total - needed.model
+    least = kept + (needed.total - needed.model) // layout.context
     if least > total:
         raise UserError(
             f"batch_size: a step needs at least {size(least)}, {here} "
