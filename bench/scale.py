@@ -74,8 +74,9 @@ FIXED = (
 GRIDS = (
     *((2, 1), (1, 2), (1, 4), (2, 2)),
     *((1, 1, 2, False), (1, 1, 2, True), (1, 1, 4, True), (1, 2, 2, True)),
+    *((1, 1, 1, True, 2), (1, 2, 1, True, 2)),
 )
-"""scale.replicate, scale.shard, and where they are no defaults scale.tensor and scale.sequence."""
+"""scale.replicate, scale.shard, and where they are no defaults scale.tensor, scale.sequence and scale.context."""
 
 
 class Case(NamedTuple):
@@ -93,7 +94,7 @@ def run_of(case: Case, *more: str) -> "RunSpec":
     from archwright.spec.scale_down import tiny_run
 
     name, *words = case.words
-    run = tiny_run(load_run(name)).override(*FIXED, f"data.text={case.text}", *words)
+    run = tiny_run(load_run(name)).override(*FIXED, f"data.text={case.text}").override(*words)
     return run.override(*(f"{path}=0" for path, _ in dropouts(run))).override(*more)
 
 
@@ -145,8 +146,8 @@ def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], 
     found = {}
     for case in cases:
         for grid in grids:
-            replicate, shard, *tensor = grid
-            group.layout = Layout(replicate, shard, launch.local_size, *tensor)  # type: ignore[arg-type]
+            replicate, shard, *more = grid
+            group.layout = Layout(replicate, shard, launch.local_size, *more)  # type: ignore[arg-type]
             try:
                 check_layout(run_of(case), group.layout)
             except UserError:
@@ -201,7 +202,7 @@ def parity(cases: Sequence[Case], steps: int) -> str:
         halves = {case.name: trained(case, steps) for case in cases}
     many: dict[str, list[list[float]]] = {}
     for number in (2, 4):
-        grids = [grid for grid in GRIDS if math.prod(grid[:3]) == number]
+        grids = [grid for grid in GRIDS if math.prod(grid[:3] + grid[4:]) == number]
         many |= of_processes(number, cases, steps, grids)
     heads = [title(grid) for grid in GRIDS]
     lines = [
@@ -244,9 +245,10 @@ def in_halves() -> "Iterator[None]":
 
 def title(grid: Sequence[int]) -> str:
     """Return a grid in words."""
-    named = zip(("replicate", "shard", "tensor"), grid, strict=False)
-    words = [f"{name} {number}" for name, number in named if number > 1]
-    return ", ".join([*words, "sequence"] if len(grid) > 3 and grid[3] else words)
+    replicate, shard, tensor, sequence, context = [*grid, *(1, 1, 1, False, 1)[len(grid) :]]
+    named = {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor}
+    words = [f"{name} {number}" for name, number in named.items() if number > 1]
+    return ", ".join([*words, "sequence"] if sequence and tensor > 1 else words)
 
 
 def _worst(row: list[list[float]] | None, alone: list[list[float]]) -> str:

@@ -108,12 +108,20 @@ class Decoder(Stack, LanguageModel):
         """Return the vectors the head reads, after the last norm, as many as tokens; of predicting streams without a
         cache those of all, the first stream's first. Arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        context = (
-            cache.context(*given)
-            if cache
-            else Context(token_layout(*given), len(tokens), tokens=tokens)
-        )
+        context = cache.context(*given) if cache else self.new_context(*given)
         return self.read(self.embedding(tokens, token_type_ids), context, cache)
+
+    def new_context(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        position_ids: Int[Tensor, "*rows length"] | None,
+        segment_ids: Int[Tensor, "batch length"] | None,
+        padding_mask: Bool[Tensor, "batch length"] | None,
+        prefix_lengths: Int[Tensor, " batch"] | None,
+    ) -> Context:
+        """Return the context of a pass without a cache. Arguments as those of `forward`."""
+        layout = token_layout(tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
+        return Context(layout, len(tokens), tokens=tokens)
 
     def output(
         self,

@@ -28,6 +28,12 @@ class Branch(nn.Module):
         return ()
 
     @property
+    def along_text(self) -> str:
+        """The option of its spec by which a token depends on others of its text otherwise than through the keys that
+        `Context.all_keys` gives; empty: none does, so that processes may share the tokens of a text."""
+        return ""
+
+    @property
     def source_maps(self) -> Sequence[Linear]:
         """The maps that read an encoder's output, once for each token of the source."""
         return ()

@@ -1,6 +1,6 @@
 """One forward pass: what every branch of every layer may ask about its tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from archwright.parts.masks import (
 from archwright.parts.positions import rotation
 from archwright.parts.replay import Replay
 from archwright.parts.sharing import Shared
-from archwright.parts.states import Past, SlotTable
+from archwright.parts.states import KVCache, Past, SlotTable
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 
@@ -177,6 +177,11 @@ class Context:
         if key not in self.decisions:
             self.decisions[key] = decide()
         return self.decisions[key]
+
+    def all_keys(self, state: KVCache | None, *new: Tensor) -> Sequence[Tensor]:
+        """Return keys and values, or what they are made from, of all tokens that those of this pass may see: the new
+        ones, [batch, length, ...] each, and what a state keeps of those before."""
+        return new if state is None else state.update(self.slots(state.max_length), *new)
 
     def slots(self, max_length: int | None) -> SlotTable:
         """Return where a cache keeps the tokens of this pass, of which it keeps the last `max_length`."""

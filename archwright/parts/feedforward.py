@@ -215,6 +215,10 @@ class Experts(Branch):
         return (out if self.bias is None else out + self.bias.to(out.dtype)).view(x.shape)
 
     @property
+    def along_text(self) -> str:
+        return "" if self.spec.capacity == "none" else "capacity"
+
+    @property
     def tensor_parallel(self) -> TensorParallel | None:
         """Processes share hidden values of every expert, and each sends all tokens to all of them."""
         biased = self.bias is not None or self.experts.down.bias is not None

@@ -709,6 +709,8 @@ class AttentionMask:
     """Where the keys stand, if they are not the batch's own alone. An index below 0 is an empty slot."""
     is_full: bool = False
     """Whether every query is known to see every key."""
+    first_column: int = 0
+    """The column among the keys at which the first query stands, where queries are among them."""
     counts: bool = field(init=False, default=False)
     """Whether some keys count several times; known before a compiled layer asks."""
 
@@ -716,6 +718,12 @@ class AttentionMask:
         pattern = self.pattern
         counts = isinstance(pattern, WholeTextPattern) and pattern.repeats
         object.__setattr__(self, "counts", counts)
+
+    def of_columns(self, first: int, stop: int) -> "AttentionMask":
+        """Return what queries [first, stop) see of all keys."""
+        return _SomeQueries(
+            self.pattern, self.layout.columns(first, stop), whole=self, first_column=first
+        )
 
     @property
     def keys_at(self) -> TokenLayout:
@@ -928,3 +936,32 @@ class AttentionMask:
         finish = torch.full_like(begin, length)
         finish[:, :-1] = torch.where(border, columns[1:], length)
         return begin.cummax(-1).values, finish.flip(-1).cummin(-1).values.flip(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SomeQueries(AttentionMask):
+    """A mask of some neighbouring queries, which see the keys of all."""
+
+    whole: AttentionMask
+
+    @property
+    def keys_at(self) -> TokenLayout:
+        return self.whole.layout
+
+    @property
+    def is_plain_causal(self) -> bool:
+        return False
+
+    @property
+    def num_rows(self) -> int:
+        return self.whole.num_rows
+
+    def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return self.whole.allows(row, head, query + self.first_column, key)
+
+    def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
+        return self.whole.ranges_of_rows(first + self.first_column, stop + self.first_column)
+
+    def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        first, stop = first + self.first_column, stop + self.first_column
+        return self.whole.log_times(first, stop, key_first, key_stop)

@@ -30,6 +30,8 @@ class TokenLayout:
     """Length of each row's prefix, where a batch brings its own."""
     lengths_so_far: Int[Tensor, "rows length"] | None = None
     """How long each token's text is so far; see `lengths_so_far_or_end`."""
+    ends: Int[Tensor, "rows length"] | None = None
+    """How many tokens the text of each token has, where others of its row are not among these; see `text_lengths`."""
     text: "TokenLayout | None" = None
     """Where the text's tokens stand, the first of these, where vectors of predicting streams stand behind them; each
     of those is seen by itself alone."""
@@ -92,6 +94,26 @@ class TokenLayout:
             text=kept,
         )
 
+    def columns(self, first: int, stop: int) -> "TokenLayout":
+        """Return where the tokens in columns [first, stop) stand, in texts of which the others are not among them."""
+
+        def some(given: Tensor | None) -> Tensor | None:
+            return None if given is None else given[:, first:stop]
+
+        index = some(self.index)
+        return TokenLayout(
+            stop - first,
+            self.device,
+            self.start + first,
+            position_ids=index if self.position_ids is self.index else some(self.position_ids),
+            index=index,
+            segment_ids=some(self.segment_ids),
+            padding_mask=some(self.padding_mask),
+            prefix=self.prefix,
+            lengths_so_far=some(self.lengths_so_far_or_end()),
+            ends=some(self.text_lengths),
+        )
+
     def rows(self, rows: Int[Tensor, " new_batch"], batch: int) -> "TokenLayout":
         """Return the layout of some of the rows of a batch, in a new order; a row may come more than once."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -112,6 +134,8 @@ class TokenLayout:
     @cached_property
     def text_lengths(self) -> Int[Tensor, "rows length"]:
         """How many tokens the text of each token has, padding left out."""
+        if self.ends is not None:
+            return self.ends
         index = self.index_or_range()
         if self.segment_ids is None and self.padding_mask is None:
             return torch.full_like(index, self.start + self.length)

@@ -20,9 +20,10 @@ from archwright.data.inputs import Batch
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
+from archwright.scale.context import share_texts
 from archwright.scale.launch import Launch, LostError
-from archwright.scale.layout import AXES, ONE, Layout
-from archwright.scale.processes import Processes
+from archwright.scale.layout import ONE, Layout
+from archwright.scale.processes import Processes, stretch_of
 from archwright.scale.shards import ModelShards
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class Group(Processes):
 
     @property
     def rank(self) -> int:
-        return self.launch.rank // self.layout.tensor
+        return self.launch.rank // (self.layout.tensor * self.layout.context)
 
     @property
     def counts(self) -> bool:
@@ -166,15 +167,22 @@ class Group(Processes):
         self.busy = False
 
     def mesh(self, layout: Layout) -> DeviceMesh:
-        """Return the processes as a grid."""
-        kind, sizes = self.device.type, (layout.replicate, layout.shard, layout.tensor)
+        """Return the processes as a grid, in which those of context groups stand among those of shards."""
+        kind, sizes = self.device.type, (layout.replicate, layout.num_shards, layout.tensor)
+        names = ("replicate", "shard", "tensor")
         if layout.tensor > 1:
-            return init_device_mesh(kind, sizes, mesh_dim_names=AXES)
+            return init_device_mesh(kind, sizes, mesh_dim_names=names)
         first = 1 if layout.replicate == 1 else 0
-        return init_device_mesh(kind, sizes[first:2], mesh_dim_names=AXES[first:2])
+        return init_device_mesh(kind, sizes[first:2], mesh_dim_names=names[first:2])
 
     def cut(self, model: LanguageModel) -> None:
-        self._shards = ModelShards(model, self.mesh(self.layout), sequence=self.layout.sequence)
+        layout = self.layout
+        if layout.context > 1:
+            sizes = (layout.num_readers, layout.context, layout.tensor)
+            names = ("rows", "context", "tensor")
+            mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+            share_texts(model, mesh.get_group("context"))
+        self._shards = ModelShards(model, self.mesh(layout), sequence=layout.sequence)
 
     def broadcast(self, value: Tensor) -> None:
         """Give all processes the first one's tensor."""
@@ -187,7 +195,11 @@ class Group(Processes):
         return self._shards
 
     def rows(self, part: Batch) -> Batch:
-        return part[share_of(len(part.targets), self.rank, self.size)]
+        return self.tokens(part[share_of(len(part.targets), self.rank, self.size)])
+
+    def tokens(self, batch: Batch) -> Batch:
+        size = self.layout.context
+        return stretch_of(batch, self.launch.rank // self.layout.tensor % size, size)
 
     def dealt(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
         left = iter(items)
@@ -205,7 +217,7 @@ class Group(Processes):
     def mean(self, values: Tensor) -> Tensor:
         total = values.detach() * self.counts
         dist.all_reduce(total)
-        return total / self.size
+        return total / self.layout.num_stretches
 
     def add_up_counts(self, branches: Iterable[Branch]) -> None:
         found = [

@@ -13,8 +13,8 @@ from archwright.spec.scale import ScaleSpec
 
 
 class Layout(NamedTuple):
-    """A grid of processes: `replicate` copies of the model, each cut up over `shard` groups of them, and what such a
-    group holds over its `tensor` processes by heads and hidden values."""
+    """A grid of processes: `replicate` copies of the model, each cut up over `shard` times `context` groups of them and
+    what such a group holds over its `tensor` processes by heads and hidden values."""
 
     replicate: int = 1
     shard: int = 1
@@ -23,16 +23,29 @@ class Layout(NamedTuple):
     tensor: int = 1
     sequence: bool = True
     """Whether the processes of `tensor` share the tokens between branches."""
+    context: int = 1
+    """How many processes share the tokens of each row."""
 
     @property
     def size(self) -> int:
         """How many processes that are."""
-        return self.replicate * self.shard * self.tensor
+        return self.num_stretches * self.tensor
 
     @property
     def num_readers(self) -> int:
-        """How many of them have rows of their own: the processes of a tensor group read the same."""
+        """How many of them have rows of their own: the processes of a context group share theirs, and those of a
+        tensor group read the same."""
         return self.replicate * self.shard
+
+    @property
+    def num_stretches(self) -> int:
+        """How many of them have tokens of their own."""
+        return self.num_readers * self.context
+
+    @property
+    def num_shards(self) -> int:
+        """Over how many of them each copy of the model is cut up by FSDP2."""
+        return self.shard * self.context
 
     @property
     def num_machines(self) -> int:
@@ -43,6 +56,7 @@ class Layout(NamedTuple):
         found = (
             f"{self.size} processes, scale.replicate = {self.replicate}, scale.shard = {self.shard}"
         )
+        found += f", scale.context = {self.context}" * (self.context > 1)
         if self.tensor == 1:
             return found
         return f"{found}, scale.tensor = {self.tensor}" + ", scale.sequence = false" * (
@@ -52,7 +66,7 @@ class Layout(NamedTuple):
 
 ONE = Layout()
 """One process."""
-AXES = ("replicate", "shard", "tensor")
+AXES = ("replicate", "shard", "context", "tensor")
 
 
 def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
@@ -63,20 +77,23 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
     """
     size, local = (launch.size, launch.local_size) if launch else (1, 1)
     asked = {name: n for name in AXES[:2] if (n := getattr(scale, name)) != "auto"}
-    groups = max(1, size // scale.tensor)
+    inside = (local, scale.tensor, scale.sequence, scale.context)
+    groups = max(1, size // (scale.tensor * scale.context))
     if "shard" not in asked:
         copies = asked.get("replicate", 1)
-        found = Layout(copies, max(1, groups // copies), local, scale.tensor, scale.sequence)
+        found = Layout(copies, max(1, groups // copies), *inside)
     else:
         copies = asked.get("replicate", max(1, groups // asked["shard"]))
-        found = Layout(copies, asked["shard"], local, scale.tensor, scale.sequence)
+        found = Layout(copies, asked["shard"], *inside)
     if found.size == size:
         return found
-    asked |= {"tensor": scale.tensor} if scale.tensor > 1 else {}
+    further = {name: n for name in AXES[2:] if (n := getattr(scale, name)) > 1}
+    asked |= further
     *first, last = (f"scale.{name}={number}" for name, number in asked.items())
     wanted = f"{', '.join(first)} and {last}" if first else last
     if size > 1:
-        product = "scale.replicate times scale.shard" + " times scale.tensor" * (scale.tensor > 1)
+        product = "scale.replicate times scale.shard"
+        product += "".join(f" times scale.{name}" for name in further)
         raise UserError(
             f"scale: found {wanted} of {size} processes; expected {product} to be {size}"
         )
@@ -106,8 +123,9 @@ def check_layout(run: RunSpec, layout: Layout) -> None:
 
 def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
     parts, readers = layout.num_readers * run.grad_accum_steps, f"{layout.size} processes"
-    if layout.tensor > 1:
-        readers = f"{layout.num_readers} tensor groups"
+    if layout.num_readers < layout.size:
+        kind = "tensor " * (layout.context == 1) or "context " * (layout.tensor == 1)
+        readers = f"{layout.num_readers} {kind}groups"
     if run.batch_size % parts:
         times = (
             f" times grad_accum_steps = {run.grad_accum_steps}" if run.grad_accum_steps > 1 else ""
@@ -126,13 +144,12 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
                 f'{path}.kind: found "{spec.kind}", which draws experts, otherwise in {layout.size} processes than '
                 "in one; expected another"
             )
-    if layout.shard * layout.tensor > 1 and not run.optimizer.can_shard:
+    if layout.num_shards * layout.tensor > 1 and not run.optimizer.can_shard:
         yield (
             f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
-            "can_shard = True in its spec, or copies alone: scale.shard=1 and scale.tensor=1"
+            "can_shard = True in its spec, or copies alone: scale.shard=1, scale.context=1 and scale.tensor=1"
         )
-    if layout.tensor > 1:
-        yield from _uncuttable(run.model, layout.tensor)
+    yield from _unshareable(run.model, layout)
     machine = run.machine
     if machine.precision in ("fp16", "fp8"):
         yield f'machine.precision: found "{machine.precision}" of several processes; expected "bf16" or "fp32"'
@@ -145,12 +162,18 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
         )
 
 
-def _uncuttable(spec: ModelSpec, tensor: int) -> Iterator[str]:
-    """Yield what of a model so many processes cannot share out, as its parts say."""
+def _unshareable(spec: ModelSpec, layout: Layout) -> Iterator[str]:
+    """Yield what of a model, or of its texts, processes cannot share out, as its parts say."""
+    if layout.num_stretches == layout.num_readers and layout.tensor == 1:
+        return
     from archwright.model.build import build
-    from archwright.scale.tensor import refusals
+    from archwright.scale import context, tensor
 
-    yield from refusals(build(spec, device="meta"), tensor)
+    model = build(spec, device="meta")
+    if layout.context > 1:
+        yield from context.refusals(model, layout.context)
+    if layout.tensor > 1:
+        yield from tensor.refusals(model, layout.tensor)
 
 
 def dropouts(run: RunSpec) -> list[tuple[str, float]]:

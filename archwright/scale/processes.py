@@ -1,13 +1,15 @@
 """What a step of training asks of the processes that make it together; here, of one alone."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.data.batches import share_of
-from archwright.data.inputs import Batch
+from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
@@ -35,8 +37,12 @@ class Processes:
         """Let this process hold its part of a model that is whole, and the same in all."""
 
     def rows(self, part: Batch) -> Batch:
-        """Return the rows of a part of a batch that are this process's."""
-        return part
+        """Return of a part of a batch what is this process's: the rows of its group, and of these its tokens."""
+        return self.tokens(part)
+
+    def tokens(self, batch: Batch) -> Batch:
+        """Return of the rows of a batch the tokens that are this process's."""
+        return batch
 
     def dealt(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
         """Deal items out: yield one in each round, and whether it is this process's or stands for none that is left."""
@@ -82,7 +88,41 @@ class OneOf(Processes):
         self.layout = layout
 
     def rows(self, part: Batch) -> Batch:
-        return part[share_of(len(part.targets), 0, self.size)]
+        return self.tokens(part[share_of(len(part.targets), 0, self.size)])
+
+    def tokens(self, batch: Batch) -> Batch:
+        return stretch_of(batch, 0, self.layout.context)
+
+
+PER_TOKEN = ("tokens", "position_ids", "segment_ids", "padding_mask", "token_type_ids")
+"""Inputs that have something for each token."""
+
+
+def stretch_of(batch: Batch, rank: int, size: int) -> Batch:
+    """Return the stretch of each row of a batch that belongs to one of many processes, all of which have as many
+    tokens: rows of another number end in padding."""
+    if size == 1:
+        return batch
+    length = -(-batch.targets.shape[1] // size)
+    batch = _padded(batch, size * length - batch.targets.shape[1])
+    own = slice(rank * length, (rank + 1) * length)
+    given = {
+        name: x[:, own] if name in PER_TOKEN else x for name, x in batch.inputs.given().items()
+    }
+    return replace(batch, inputs=Inputs(**given), targets=batch.targets[:, own])
+
+
+def _padded(batch: Batch, number: int) -> Batch:
+    """Return a batch with so much padding at the end of its rows."""
+    if not number:
+        return batch
+    real = {"padding_mask": torch.ones_like(batch.targets, dtype=torch.bool)}
+    given = {
+        name: F.pad(x, (0, number)) if name in PER_TOKEN else x
+        for name, x in (real | batch.inputs.given()).items()
+    }
+    targets = F.pad(batch.targets, (0, number), value=IGNORE)
+    return replace(batch, inputs=Inputs(**given), targets=targets)
 
 
 def share_threads(threads: int | str, layout: Layout) -> None:

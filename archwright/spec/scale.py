@@ -6,14 +6,18 @@ from archwright.spec.choice import AutoCount, Count, Spec
 
 
 class ScaleSpec(Spec):
-    """How the processes that torchrun starts share a run: replicate times shard times tensor of them. It says nothing
-    of what is trained: any number of processes makes the same steps, up to the rounding of sums."""
+    """How the processes that torchrun starts share a run: replicate times shard times context times
+    tensor of them. It says nothing of what is trained: any number of processes makes the same steps, up to the rounding
+    of sums."""
 
     replicate: AutoCount = Field("auto", examples=[2])
     """Copies of the model, whose gradients are added up; auto: as many as there are processes for, beside `shard`, and
     one where that is auto, too."""
     shard: AutoCount = Field("auto", examples=[2])
     """Processes over which each copy's parameters, gradients and optimizer are cut up; auto: what is left."""
+    context: Count = Field(1, examples=[2])
+    """Processes that share the tokens of each row, context parallel: only attention sees the keys and values of all.
+    Each copy's parameters are cut up over these, too."""
     tensor: Count = Field(1, examples=[2])
     """Processes that read the same rows and share heads and hidden values of each layer, tensor parallel."""
     sequence: bool = True

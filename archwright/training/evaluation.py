@@ -252,7 +252,7 @@ def _predictions(
     model.eval()
     with uncompiled(model):
         for arrays, mine in processes.dealt(windows):
-            batch = to_device(arrays, precision.device)
+            batch = processes.tokens(to_device(arrays, precision.device))
             with precision.autocast():
                 out = model(**batch.inputs.given())
             yield out, batch, mine

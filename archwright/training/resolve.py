@@ -67,6 +67,7 @@ def resolve(
     scale = ScaleSpec(
         replicate=layout.replicate,
         shard=layout.shard,
+        context=layout.context,
         tensor=layout.tensor,
         sequence=layout.sequence,
     )
@@ -169,7 +170,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
     kept, here = needed.model, "this machine has"
     if layout.size > 1:  # at first the weights are whole in each process
         kept, here = (
-            max(kept // (layout.shard * layout.tensor), 4 * model.num_parameters()),
+            max(kept // (layout.num_shards * layout.tensor), 4 * model.num_parameters()),
             "each process has",
         )
         total //= layout.local if machine.device == "cpu" else 1
@@ -179,7 +180,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
             f"{size(kept)}, {here} {size(total)}; lower model.dim or "
             "model.num_layers"
         )
-    least = kept + needed.total - needed.model
+    least = kept + (needed.total - needed.model) // layout.context
     if least > total:
         raise UserError(
             f"batch_size: a step needs at least {size(least)}, {here} "

@@ -97,7 +97,7 @@ def train_step(
             stream_decay=stream_decay,
         )
         auxiliary = pop_aux_losses(model, processes.mean)
-        auxiliary = auxiliary * (len(part.targets) / len(batch.targets))
+        auxiliary = auxiliary * (part.targets.numel() / batch.targets.numel())
         total = part_loss.total + auxiliary
         if second_loss is not None:
             own = second_answers(out, part)[0].sum() / num_cases

@@ -95,6 +95,24 @@ class Case:
         view = replace(self.view)  # without what an earlier call has kept
         return KERNELS[kernel](q, k, v, view, scores)
 
+    def of_columns(self, first: int, stop: int, kernel: str, parts: set[str], near: bool) -> Tensor:
+        """Return what a kernel makes of the queries of some columns, which see the keys of all."""
+        q, k, v, table, sinks = self.given
+        view = self.view.of_columns(first, stop)
+        at, keys = (place.position_ids_or_range() for place in (view.layout, view.keys_at))
+
+        def value(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return table[(query - key) % NEAR, head]
+
+        bias = ElementwiseBias(value, HEADS, at, keys, by_distance=near)
+        scores = ScoreMods(
+            SCALE,
+            softcap=CAP if "softcap" in parts else None,
+            bias=bias if "bias" in parts else None,
+            sinks=sinks if "sinks" in parts else None,
+        )
+        return KERNELS[kernel](q[:, first:stop], k, v, view, scores)
+
     def by_loops(self, parts: set[str]) -> np.ndarray:
         q, k, v, table, sinks = (x.detach().numpy() for x in self.given)
         seen = self.view.dense.expand(2, HEADS, -1, -1).numpy()
@@ -143,6 +161,21 @@ def test_values(mask: str, narrowed: str) -> None:
         if "bias" in parts:
             found = case.by_kernel("blockwise", parts, by_distance=True).numpy()
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.sampled(fast=3)
+@pytest.mark.parametrize("narrowed", NARROWED)
+@pytest.mark.parametrize("mask", CHOICES)
+def test_some_queries_among_all_keys(mask: str, narrowed: str) -> None:
+    case = Case(mask, narrowed)
+    for parts in [set(), *PARTS]:
+        expected = case.by_loops(parts)
+        for first, stop in ((0, 6), (6, LENGTH)):
+            for kernel, near in [*((k, False) for k in KERNELS), ("blockwise", True)]:
+                found = case.of_columns(first, stop, kernel, parts, near).numpy()
+                np.testing.assert_allclose(
+                    found, expected[:, first:stop], rtol=1e-10, atol=1e-11, err_msg=kernel
+                )
 
 
 @pytest.mark.sampled(fast=3)

@@ -77,3 +77,19 @@ def test_shapes_that_do_not_fit(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=said):
         token_layout(**{"tokens": TOKENS, **arguments})
+
+
+@pytest.mark.parametrize("filler", [0, 9])
+def test_some_columns_stand_where_they_do_among_all(filler: int) -> None:
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1], [4, 4, 4, 4, 4, filler]])
+    real = torch.tensor([[True] * 6, [False, True, True, True, True, False]])
+    for given in ({}, {"segment_ids": documents}, {"padding_mask": real}):
+        whole = token_layout(torch.zeros(2, 6, dtype=torch.long), **given)  # type: ignore[arg-type]
+        for first, stop in ((0, 2), (2, 6)):
+            some = whole.columns(first, stop)
+            assert some.length == stop - first
+            assert some.plain == whole.plain
+            assert (some.position_ids is some.index) == (whole.position_ids is whole.index)
+            for name in ("position_ids_or_range", "index_or_range", "lengths_so_far_or_end"):
+                assert torch.equal(getattr(some, name)(), getattr(whole, name)()[:, first:stop])
+            assert torch.equal(some.text_lengths, whole.text_lengths[:, first:stop])

@@ -21,8 +21,8 @@ from archwright.scale.layout import Layout
 from archwright.scale.processes import Processes
 from bench.scale import ROOT, Case, environment, started, torchrun
 
-Grid = tuple[int, int, int, bool]
-"""scale.replicate, scale.shard, scale.tensor and scale.sequence."""
+Grid = tuple[int, int, int, bool] | tuple[int, int, int, bool, int]
+"""scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context."""
 
 
 def gradients(case: Case, processes: Processes) -> list[Tensor]:
@@ -74,10 +74,10 @@ def answer(question: str) -> None:
         group.wait_to_begin()
     found: dict[str, Tensor] = {}
     for name, (row, words, text) in asked["cases"].items():
-        for replicate, shard, tensor, sequence in asked["grids"]:
-            group.layout = Layout(replicate, shard, launch.local_size, tensor, sequence)
+        for replicate, shard, *more in asked["grids"]:
+            group.layout = Layout(replicate, shard, launch.local_size, *more)
             own = gradients(Case(row, tuple(words), text), group)
-            grid = json.dumps([replicate, shard, tensor, sequence])
+            grid = json.dumps([replicate, shard, *more])
             found |= {f"{name}/{grid}/{i}": g for i, g in enumerate(own)}
     if launch.rank == 0:
         save_file(found, asked["out"])

@@ -29,6 +29,7 @@ PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
         ({"replicate": 8, "shard": 1}, EIGHT, Layout(8, 1, 2)),
         ({"tensor": 2}, EIGHT, Layout(1, 4, 2, 2)),
         ({"tensor": 2, "shard": 2, "sequence": False}, EIGHT, Layout(2, 2, 2, 2, False)),
+        ({"context": 2, "tensor": 2}, EIGHT, Layout(1, 2, 2, 2, context=2)),
     ],
 )
 def test_what_is_left_open_follows(
@@ -50,6 +51,12 @@ def test_what_is_left_open_follows(
             FOUR,
             "scale.replicate=2, scale.shard=2 and scale.tensor=2 of 4 processes; expected scale.replicate times "
             "scale.shard times scale.tensor to be 4",
+        ),
+        (
+            {"replicate": 2, "context": 4},
+            FOUR,
+            "scale.replicate=2 and scale.context=4 of 4 processes; expected scale.replicate times scale.shard times "
+            "scale.context to be 4",
         ),
     ],
 )
@@ -115,7 +122,7 @@ def test_only_what_says_so_is_cut_up() -> None:
 
     run = load_run("modern").model_copy(update={"optimizer": Foreign()})
     check_layout(run, Layout(2, 1))
-    for layout in (Layout(1, 2), Layout(tensor=2)):
+    for layout in (Layout(1, 2), Layout(tensor=2), Layout(context=2)):
         with pytest.raises(UserError, match=r"optimizer.kind: found \"foreign\""):
             check_layout(run, layout)
 

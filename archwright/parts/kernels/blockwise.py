@@ -48,7 +48,15 @@ def blockwise(
         blocks.mask_bias,
         blocks.workspace,
     )
-    how = (blocks.rows, least, scores.scale, scores.softcap, scores.dropout, save)
+    # Columns are counted from a block's first query among the queries.
+    how = (
+        blocks.rows,
+        least + view.first_column,
+        scores.scale,
+        scores.softcap,
+        scores.dropout,
+        save,
+    )
     out: Tensor
     if torch.compiler.is_compiling():
         from archwright.parts.kernels import compiled
@@ -85,7 +93,7 @@ def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtyp
 
 
 def _columns(view: AttentionMask) -> tuple[int, int]:
-    """Return between which columns a block's keys lie, counted from its first query."""
-    length, lookback, lookahead = view.layout.length, view.pattern.lookback, view.pattern.lookahead
+    """Return between which columns a block's keys lie, counted from its first query among the keys."""
+    length, lookback, lookahead = view.keys_at.length, view.pattern.lookback, view.pattern.lookahead
     least = -length if lookback is None else max(-length, -lookback - cut.ALIGNED)
     return least, length if lookahead is None else min(length, cut.BLOCK + lookahead)

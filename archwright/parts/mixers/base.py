@@ -65,6 +65,10 @@ class Mixer(Branch, ABC):
         """Return the bytes of the state of one text of `length` tokens, with numbers of `itemsize` bytes."""
         return 0
 
+    @property
+    def along_text(self) -> str:
+        return "kind"
+
     def prepare(self, context: Context) -> None:
         """Do what depends on the data of a pass, ahead of a layer that may be compiled: masks, rotations."""
 
@@ -142,12 +146,12 @@ class AttentionMixer(Mixer):
         """Whether angles follow the length of the text, so that a cache keeps keys as they are before rotation."""
         return self.rotary is not None and follows_length(self.rotary.value)
 
-    def rotation_of_keys(self, context: Context, mask: AttentionMask, state: KVCache | None) -> Any:
-        """Return what rotates keys: those of this pass, or all that a cache keeps unrotated."""
+    def rotation_of_keys(self, context: Context, mask: AttentionMask) -> Any:
+        """Return what rotates keys: those of this pass, or all that are seen, which a cache keeps unrotated."""
         assert self.rotary is not None
-        if state is None or mask.kept is None or not self.caches_unrotated:
+        if mask.keys_at is mask.layout or not self.caches_unrotated:
             return context.rotation(self.rotary)
-        return rotation(self.rotary.value, mask.kept)
+        return rotation(self.rotary.value, mask.keys_at)
 
     def attend(
         self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, scores: ScoreMods

@@ -96,6 +96,10 @@ class DisentangledAttention(AttentionMixer):
         return 4 * self.num_heads * self.head_dim
 
     @property
+    def along_text(self) -> str:
+        return ""
+
+    @property
     def kept_per_token(self) -> int:
         return self.key.d_out + self.value.d_out
 
@@ -114,8 +118,7 @@ class DisentangledAttention(AttentionMixer):
             projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
         # [batch, length, heads, head_dim]
         q, k, v = (p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected)
-        if state is not None:
-            k, v = state.update(context.slots(state.max_length), k, v)
+        k, v = context.all_keys(state, k, v)
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         dropout = self.spec.dropout if self.training else 0.0
         mods = ScoreMods(self.scale, dropout, softcap, self._terms(q, k, mask))

@@ -92,6 +92,10 @@ class LatentAttention(AttentionMixer):
         return 1
 
     @property
+    def along_text(self) -> str:
+        return ""
+
+    @property
     def tensor_parallel(self) -> TensorParallel | None:
         return self.parallel_by_heads({})
 
@@ -136,15 +140,15 @@ class LatentAttention(AttentionMixer):
         mask: AttentionMask,
         state: KVCache | None,
     ) -> tuple[Heads, Heads]:
-        """Rotate the last coordinates of queries and kept vectors, and join those that were read before."""
-        if state is not None and self.caches_unrotated:
-            (kept,) = state.update(context.slots(state.max_length), kept)
+        """Rotate the last coordinates of queries and kept vectors, and join those of other tokens that are seen."""
+        if self.caches_unrotated:
+            (kept,) = context.all_keys(state, kept)
         if self.rotary is not None:
-            rotary, key_rotation = self.rotary.value, self.rotation_of_keys(context, mask, state)
+            rotary, key_rotation = self.rotary.value, self.rotation_of_keys(context, mask)
             q = self._rotated(q, rotary.rotate_query, context.rotation(self.rotary))
             kept = self._rotated(kept, rotary.rotate_key, key_rotation)
-        if state is not None and not self.caches_unrotated:
-            (kept,) = state.update(context.slots(state.max_length), kept)
+        if not self.caches_unrotated:
+            (kept,) = context.all_keys(state, kept)
         return q, kept
 
     def _rotated(self, x: Heads, rotate: Callable[[Tensor, Any], Tensor], rotation: Any) -> Heads:

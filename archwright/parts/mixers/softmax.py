@@ -97,6 +97,10 @@ class SoftmaxAttention(AttentionMixer):
         return self.num_kv_heads
 
     @property
+    def along_text(self) -> str:
+        return ""
+
+    @property
     def tensor_parallel(self) -> TensorParallel | None:
         spec = self.spec
         # A norm over all heads at once asks for all of them.
@@ -196,16 +200,16 @@ class SoftmaxAttention(AttentionMixer):
         mask: AttentionMask,
         state: KVCache | None,
     ) -> tuple[Heads, Heads, Heads]:
-        """Rotate queries and keys, norm them if that comes after, and join the keys that were read before."""
-        if state is not None and self.caches_unrotated:
-            k, v = state.update(context.slots(state.max_length), k, v)
+        """Rotate queries and keys, norm them if that comes after, and join those of other tokens that are seen."""
+        if self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
         if self.rotary is not None:
             q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
-            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask, state))
+            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask))
         if self.spec.qk_norm_position == "after":
             q, k = self._qk_normed(q, k)
-        if state is not None and not self.caches_unrotated:
-            k, v = state.update(context.slots(state.max_length), k, v)
+        if not self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
         return q, k, v
 
     def _apply_query_temperature(self, q: Heads, mask: AttentionMask) -> Heads:

@@ -1,0 +1,196 @@
+"""Context parallel: gradients of every parameter beside those of one process, steps, files, refusals."""
+
+import json
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import archwright
+from archwright import checkpoint
+from archwright.data.inputs import IGNORE, Batch, Inputs
+from archwright.runs import RunFolder
+from archwright.scale.layout import Layout, check_layout, dropouts
+from archwright.scale.processes import OneOf, stretch_of
+from archwright.spec.errors import UserError
+from archwright.spec.read import load_run
+from bench.scale import Case, environment, torchrun
+from tests.scale.gradients import Grid, of_group, of_one
+from tests.tiny import ROOT, WORDS, tiny_run, tiny_words, write_text
+
+BLOCKWISE = "machine.kernel=blockwise"
+ROWS = {
+    "windows, soft caps": ("gemma-2-2b", BLOCKWISE),
+    "documents, computed again": (
+        *("modern", "data.packing=document_mask", "machine.loss=chunked"),
+        "machine.activation_checkpointing=full",
+    ),
+    "experts": (
+        *("mixtral-8x7b", "model.feedforward.balance_loss=1", "model.feedforward.shared=gated"),
+        "model.feedforward.router_z_loss=0.1",
+    ),
+    "latents": ("deepseek-v2-lite", "data.packing=document_mask"),
+    "distances": (
+        *("textbook", "model.feedforward.kind=gelu", "model.position.kind=alibi", BLOCKWISE),
+        *("model.attention.sinks=true", "model.attention.value_embedding.kind=gated"),
+    ),
+    "angles by length": (
+        *("modern", "model.position.scaling.kind=dynamic", "model.position.scaling.factor=4"),
+        "model.position.scaling.original_length=64",
+    ),
+    "positions of a table, both ways": ("deberta-v3-base",),
+    "blocks at random": (
+        *("roberta-base", "model.attention.mask.kind=big_bird", BLOCKWISE),
+        "model.attention.mask.block_size=8",
+    ),
+}
+"""What looks along a text: masks, positions, documents, and what is balanced over all tokens."""
+TWO: tuple[Grid, ...] = ((1, 1, 1, True, 2),)
+FOUR: tuple[Grid, ...] = ((2, 1, 1, True, 2), (1, 1, 2, True, 2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of a few words, several of which stand in a row."""
+    folder, dice, words = tmp_path_factory.mktemp("documents"), random.Random(1), WORDS.split()
+    for i in range(300):
+        text = " ".join(dice.choice(words) for _ in range(dice.randint(2, 12)))
+        (folder / f"{i:03}.txt").write_text(text + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(documents: Path) -> dict[str, Case]:
+    return {name: Case(name, words, str(documents)) for name, words in ROWS.items()}
+
+
+@pytest.fixture(scope="module")
+def together(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    out = tmp_path_factory.mktemp("gradients")
+    few = {name: rows[name] for name in ("windows, soft caps", "experts")}
+    return of_group(2, rows, TWO, out / "two") | of_group(4, few, FOUR, out / "four")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_are_those_of_one_process(
+    name: str, rows: dict[str, Case], together: dict[str, Tensor]
+) -> None:
+    alone = of_one(rows[name])
+    grids = [grid for grid in (*TWO, *FOUR) if f"{name}/{json.dumps(grid)}/0" in together]
+    assert grids
+    for grid in grids:
+        for i, expected in enumerate(alone):
+            found = together[f"{name}/{json.dumps(grid)}/{i}"]
+            atol = 2e-5 * float(expected.abs().max()) + 2e-8
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=f"{grid}, {i}")
+
+
+@pytest.mark.slow
+def test_files_are_those_of_one_process_which_goes_on_with_them(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt", 400)
+    words = (
+        *("budget=12steps", "checkpoint.every=6", "checkpoint.keep=9", "evaluate.every=6"),
+        *("evaluate.max_tokens=900", "evaluate.final_max_tokens=900"),
+        *("optimizer.kind=muon", "grad_accum_steps=2", "data.packing=document_mask"),
+    )
+    whole = archwright.train(tiny_run(text, *words), out=tmp_path / "whole", quiet=True).folder
+    command = [*torchrun(2), "-m", "archwright", *tiny_words(text, *words, "scale.context=2")]
+    subprocess.run(
+        [*command, "--out", str(tmp_path / "shared"), "--quiet"],
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+    )
+    shared = RunFolder(tmp_path / "shared")
+    assert shared.finished
+    assert shared.spec.scale.context == 2
+    assert_close(shared, whole)
+    for kind, key in (("train", "loss"), ("train", "grad_norm"), ("eval", "nats_per_token")):
+        found, expected = (
+            [r[key] for r in folder.metrics() if r["kind"] == kind] for folder in (shared, whole)
+        )
+        assert found == pytest.approx(expected, rel=1e-5)
+    shared.truncate_to(6)
+    shared.model_file.unlink()
+    archwright.resume(shared, quiet=True)
+    assert_close(shared, whole)
+
+
+def assert_close(folder: RunFolder, other: RunFolder) -> None:
+    ours, theirs = (checkpoint.read_model(f.model_file) for f in (folder, other))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=5e-5)
+
+
+def test_stretches_are_all_of_a_batch_and_padding_behind_it() -> None:
+    tokens, targets = torch.arange(14).view(2, 7), torch.arange(14).view(2, 7) + 1
+    batch = Batch(Inputs(tokens, prefix_lengths=torch.tensor([3, 4])), targets)
+    parts = [stretch_of(batch, rank, 3) for rank in range(3)]
+    assert [part.targets.shape for part in parts] == [(2, 3)] * 3
+    real = torch.cat([part.inputs.padding_mask for part in parts], 1)
+    assert real.tolist() == [[True] * 7 + [False] * 2] * 2
+    for of_parts, whole in (
+        ([part.inputs.tokens for part in parts], tokens),
+        ([part.targets for part in parts], targets),
+    ):
+        assert torch.equal(torch.cat(of_parts, 1)[:, :7], whole)
+    assert (torch.cat([part.targets for part in parts], 1)[:, 7:] == IGNORE).all()
+    assert all(part.inputs.prefix_lengths.tolist() == [3, 4] for part in parts)
+    even = stretch_of(batch[:1], 2, 7)
+    assert even.inputs.padding_mask is None
+    assert even.inputs.tokens.tolist() == [[2]]
+    assert OneOf(Layout(2, context=7)).rows(batch).targets.shape == (1, 1)
+
+
+OTHERWISE = "by which tokens depend on others otherwise than through keys and values"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("modern", "model.context_length=100"),
+            "model.context_length: found 100; expected a multiple of scale.context = 8",
+        ),
+        (("t5-small",), "model.encoder: found one, whose texts processes do not share"),
+        (("electra-small",), "model.generator: found one, whose texts processes do not share"),
+        (("bert-base",), 'model.sequence_head.kind: found "pooled", which reads rows as a whole'),
+        (("modern", "model.global_tokens=8"), "model.global_tokens: found 8, which reads rows"),
+        (("longformer-base",), f'model.attention.kind: found "longformer", {OTHERWISE}'),
+        (
+            ("mixtral-8x7b", "model.feedforward.capacity=9"),
+            f"model.feedforward.capacity: found 9, {OTHERWISE}",
+        ),
+    ],
+)
+def test_what_looks_along_texts_otherwise_is_refused(words: tuple[str, ...], line: str) -> None:
+    name, *changes = words
+    run = load_run(name).override("batch_size=8", *changes)
+    run = run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+    check_layout(run, Layout(2))
+    with pytest.raises(UserError) as error:
+        check_layout(run, Layout(context=8))
+    assert len(error.value.lines) == 1
+    assert error.value.lines[0].startswith(line)
+
+
+def test_every_choice_that_is_refused_has_its_line() -> None:
+    run = load_run("reformer").override("batch_size=8")
+    run = run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+    with pytest.raises(UserError) as error:
+        check_layout(run, Layout(context=2))
+    paths = [line.partition(":")[0] for line in error.value.lines]
+    assert paths == ["model.residual.kind", "model.layer_kinds.hashed.attention.kind"]
