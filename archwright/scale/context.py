@@ -20,7 +20,7 @@ from archwright.model.language_model import LanguageModel
 from archwright.parts.context import Context
 from archwright.parts.masks import AttentionMask, MaskPattern
 from archwright.parts.token_layout import TokenLayout, token_layout
-from archwright.scale.tensor import _all, _exchanged
+from archwright.scale.exchange import exchanged, gathered
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -34,7 +34,7 @@ def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
 
     def whole(own: Tensor | None) -> Tensor | None:
         # What is not given is given in no process.
-        return None if own is None else _all(own.long(), own.ndim - 1, group)
+        return None if own is None else gathered(own.long(), own.ndim - 1, group)
 
     def new_context(
         tokens: Tensor,
@@ -66,7 +66,7 @@ class _StretchContext(Context):
 
     def all_keys(self, state: Any, *new: Tensor) -> list[Tensor]:
         assert state is None, "processes that share texts keep nothing of them"
-        return [_exchanged(x, self._group, "all", "own_sum", self._whole.length) for x in new]
+        return [exchanged(x, self._group, "all", "own_sum", self._whole.length) for x in new]
 
     def _new_mask(self, pattern: MaskPattern, num_heads: int) -> AttentionMask:
         return AttentionMask(pattern, self._whole).of_columns(*self._columns)

@@ -13,11 +13,10 @@ Korthikanti et al., 2022, section 4.2.2.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.losses import AUXILIARY
@@ -31,12 +30,7 @@ from archwright.parts.linear import Linear, linear
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.residuals import Wiring
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
-
-# torch 2.13 gives them other names, and warns of these.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-Pass = Literal["same", "share", "sum", "own", "own_sum", "all", "own_columns", "all_columns"]
+from archwright.scale.exchange import Pass, exchanged, gathered
 
 
 class TensorShards:
@@ -101,7 +95,7 @@ class TensorShards:
         axis = self.axes.get(name)
         if axis is None or self.group is None:
             return own
-        return _all(own, axis, self.group)
+        return gathered(own, axis, self.group)
 
     def own(self, name: str, whole: Tensor) -> Tensor:
         """Return of a whole tensor what this process holds."""
@@ -259,7 +253,7 @@ class _Tokens:
 
     def exchanged(self, x: Tensor, forward: Pass, backward: Pass) -> Tensor:
         """Return what processes make of a tensor, whose gradient takes the other way."""
-        return _exchanged(x, self.group, forward, backward, self.length)
+        return exchanged(x, self.group, forward, backward, self.length)
 
 
 def _connect(
@@ -272,18 +266,18 @@ def _connect(
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if tokens is None:
-            return _exchanged(args[0], group, "same", "sum"), *args[1:]
+            return exchanged(args[0], group, "same", "sum"), *args[1:]
         return tokens.exchanged(args[0], "all", "own_sum" if cut else "own"), *args[1:]
 
     def leave(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         if cut:
             _share_auxiliary(module, group)
         if tokens is None:
-            return _exchanged(out, group, "sum", "same")
+            return exchanged(out, group, "sum", "same")
         return tokens.exchanged(out, "own_sum" if cut else "own", "all")
 
     def read_source(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _exchanged(args[0], group, "same", "sum"), *args[1:]
+        return exchanged(args[0], group, "same", "sum"), *args[1:]
 
     branch.register_forward_pre_hook(enter)
     branch.register_forward_hook(leave)
@@ -302,7 +296,7 @@ def _connect_embedding(embedding: nn.Module, group: dist.ProcessGroup) -> None:
         index = index - group.rank() * rows
         mine = (index >= 0) & (index < rows)
         found = forward(index.clamp(0, rows - 1), *more)
-        return _exchanged(torch.where(mine[..., None], found, 0), group, "sum", "same")
+        return exchanged(torch.where(mine[..., None], found, 0), group, "sum", "same")
 
     setattr(embedding, "forward", of_own_rows)  # noqa: B010
 
@@ -311,10 +305,10 @@ def _connect_head(head: nn.Module, group: dist.ProcessGroup) -> None:
     """Let a head give the logits of all processes, each of which has those of some tokens."""
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _exchanged(args[0], group, "same", "sum"), *args[1:]
+        return exchanged(args[0], group, "same", "sum"), *args[1:]
 
     def leave(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        return _exchanged(out, group, "all_columns", "own_columns")
+        return exchanged(out, group, "all_columns", "own_columns")
 
     head.register_forward_pre_hook(enter)
     head.register_forward_hook(leave)
@@ -325,75 +319,9 @@ def _share_auxiliary(module: Any, group: dist.ProcessGroup) -> None:
     asked = vars(module).get(AUXILIARY)
     if isinstance(asked, RouterAuxLoss):
         mean_score, rest = (
-            _exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest)
+            exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest)
         )
         setattr(module, AUXILIARY, asked._replace(mean_score=mean_score, rest=rest))
-
-
-def _exchanged(
-    x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass, length: int = 0
-) -> Tensor:
-    y: Tensor = _Exchange.apply(x, group, forward, backward, length)  # type: ignore[no-untyped-call]
-    return y
-
-
-class _Exchange(torch.autograd.Function):
-    """What processes do with a tensor, and what they do with its gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Pass, backward: Pass, length: int
-    ) -> Tensor:
-        ctx.group, ctx.backward_pass, ctx.length = group, backward, length
-        return _passed(x, group, forward, length)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _passed(grads[0], ctx.group, ctx.backward_pass, ctx.length), *(None,) * 4
-
-
-def _passed(x: Tensor, group: dist.ProcessGroup, how: Pass, length: int) -> Tensor:
-    """Return what a process has of x [batch, tokens, dim] afterwards.
-
-    same: x. share: a part of it, as large in each process. sum: the sum over processes. own: the tokens of this one,
-    of `length`, filled up with zeros. own_sum: these of the sum. all: the tokens of all. And so with columns.
-    """
-    match how:
-        case "sum":
-            total = x.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(total, group=group)
-            return total
-        case "share":
-            return x / group.size()
-        case "all":
-            return _all(x, 1, group)[:, :length]
-        case "own":
-            return _filled_up(x, group.size()).chunk(group.size(), 1)[group.rank()].contiguous()
-        case "own_sum":
-            # [tokens, batch, dim]
-            rows = _filled_up(x, group.size()).movedim(1, 0).contiguous()
-            own = rows.new_empty(len(rows) // group.size(), *rows.shape[1:])
-            _reduce_scatter(own, rows, group=group)
-            return own.movedim(0, 1)
-        case "own_columns":
-            return x.chunk(group.size(), -1)[group.rank()].contiguous()
-        case "all_columns":
-            return _all(x, -1, group)
-        case _:
-            return x.view_as(x)
-
-
-def _filled_up(x: Tensor, size: int) -> Tensor:
-    missing = -x.shape[1] % size
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
-
-
-def _all(own: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
-    """Return the parts of all processes behind each other along an axis."""
-    own = own.movedim(axis, 0).contiguous()
-    whole = own.new_empty(len(own) * group.size(), *own.shape[1:])
-    _gather(whole, own, group=group)
-    return whole.movedim(0, axis)
 
 
 def _scaled(shape: torch.Size, axis: int, size: int) -> list[int]:
