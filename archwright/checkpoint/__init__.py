@@ -5,6 +5,7 @@ tensors are safetensors files, the rest is JSON. Importing this room does not im
 """
 
 from archwright.checkpoint.steps import (
+    Snapshot,
     complete,
     drop_old,
     latest,
@@ -12,8 +13,10 @@ from archwright.checkpoint.steps import (
     remove_after,
     remove_stale,
     save,
+    take,
     use_latest,
     verify,
+    write,
 )
 from archwright.checkpoint.weights import (
     load_model,
@@ -26,6 +29,7 @@ from archwright.files import DamagedError, atomic_write
 
 __all__ = [
     "DamagedError",
+    "Snapshot",
     "atomic_write",
     "complete",
     "drop_old",
@@ -37,8 +41,10 @@ __all__ = [
     "remove_after",
     "remove_stale",
     "save",
+    "take",
     "take_weights",
     "use_latest",
     "verify",
+    "write",
     "write_model",
 ]

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -56,7 +56,58 @@ def save(
         UserError: the disk refuses, the folder has a complete checkpoint of a later step, or
             `state` holds something else; the earlier checkpoints are then untouched.
     """
-    folder = Path(folder)
+    snapshot = take(step, model=model, optimizers=optimizers, state=state, copies=False)
+    return write(folder, snapshot, keep)
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint of a step is made of."""
+
+    step: int
+    files: dict[str, tuple[dict[str, Tensor], dict[str, str]]]
+    """Tensors and metadata of each safetensors file."""
+    content: str
+    """All that is not a tensor, as JSON."""
+
+
+def take(
+    step: int,
+    *,
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+    state: Mapping[str, object],
+    copies: bool = True,
+) -> Snapshot:
+    """Return what `save` would write now; as copies, in the memory of the CPU, it stays so while training goes on.
+
+    Raises:
+        UserError: `state` holds what cannot be saved.
+    """
+    moments = {name: _optimizers.read_optimizer(o, model) for name, o in optimizers.items()}
+    optimizer_tensors: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    content = {
+        "optimizers": split(moments, "optimizers", optimizer_tensors),
+        "generators": split(rng.read_generators(), "generators", others),
+        "state": split(state, "state", others),
+    }
+    files = {
+        _MODEL: weights.described(weights.model_weights(model)),
+        contents.OPTIMIZERS: (optimizer_tensors, {}),
+        contents.STATE: (others, {}),
+    }
+    if copies:
+        files = {name: (_copies(tensors), about) for name, (tensors, about) in files.items()}
+    return Snapshot(step, files, json.dumps(content, indent=1))
+
+
+def write(folder: str | Path, snapshot: Snapshot, keep: int) -> Path:
+    """Write a checkpoint, as `save` does; it may be done by another thread than the one that trains.
+
+    Raises:
+        UserError: as `save` does.
+    """
+    folder, step = Path(folder), snapshot.step
     if keep < 1:
         raise UserError(f"keep = {keep}: at least one checkpoint must be kept.")
     later = max(complete(folder), default=step)
@@ -70,7 +121,9 @@ def save(
         try:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
-            _write(new, model, optimizers, state)
+            for name, (tensors, about) in snapshot.files.items():
+                weights.write_tensors(new / name, tensors, about)
+            (new / contents.JSON).write_text(snapshot.content)
             _seal(new, step)
             _publish(new, target)
         except BaseException:
@@ -214,23 +267,8 @@ _SEAL = "COMPLETE.json"
 _FILES = (_MODEL, contents.OPTIMIZERS, contents.STATE, contents.JSON)
 
 
-def _write(
-    folder: Path,
-    model: nn.Module,
-    optimizers: Mapping[str, Optimizer],
-    state: Mapping[str, object],
-) -> None:
-    weights.write_weights(folder / _MODEL, model, {})
-    moments = {name: _optimizers.read_optimizer(o, model) for name, o in optimizers.items()}
-    content: dict[str, Any] = {}
-    optimizer_tensors: dict[str, Tensor] = {}
-    content["optimizers"] = split(moments, "optimizers", optimizer_tensors)
-    others: dict[str, Tensor] = {}
-    content["generators"] = split(rng.read_generators(), "generators", others)
-    content["state"] = split(state, "state", others)
-    weights.write_tensors(folder / contents.OPTIMIZERS, optimizer_tensors, {})
-    weights.write_tensors(folder / contents.STATE, others, {})
-    (folder / contents.JSON).write_text(json.dumps(content, indent=1))
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _seal(folder: Path, step: int) -> None:

@@ -33,14 +33,19 @@ def write_model(path: str | Path, model: nn.Module, metadata: Mapping[str, str])
 
 def write_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
     """Write what `write_model` writes straight to `path`; raises OSError, as any writing does."""
-    weights = model_weights(model)
+    tensors, own = described(model_weights(model))
+    write_tensors(path, tensors, {**metadata, **own})
+
+
+def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of weights, tied ones once, and the metadata that says the rest."""
     tensors = {name: t for name, t in weights.tensors.items() if name not in weights.ties}
     own = {}
     if weights.ties:
         own[_TIED] = json.dumps(weights.ties)
     if weights.extra:
         own[_EXTRA] = json.dumps(split(weights.extra, _EXTRA, tensors))
-    write_tensors(path, tensors, {**metadata, **own})
+    return tensors, own
 
 
 def read_model(path: str | Path) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from archwright import checkpoint
 from archwright.runs import RunFolder
 from archwright.scale.launch import LostError, launched
 from archwright.scale.layout import Layout
@@ -148,10 +149,11 @@ class Conductor(Session):
     def spread(self) -> None:
         self._order({"do": "spread", "moments": None})
 
-    def save(self, folder: Path) -> None:
+    def _taken(self, *, copies: bool) -> checkpoint.Snapshot:
         self._order({"do": "collect", "moments": True})
-        super().save(folder)
+        snapshot = super()._taken(copies=True)
         self._forget_moments()
+        return snapshot
 
     def restore(self, path: Path) -> None:
         super().restore(path)

@@ -1,5 +1,6 @@
 """The loop: train, measure, evaluate, save, until the run is done or someone asks to stop."""
 
+import contextlib
 import math
 import time
 import warnings
@@ -66,6 +67,7 @@ class Loop:
         self.flops_per_token, self.peak = flops_per_token, peak
         self.deadline = deadline
         self._saved_at = time.monotonic()
+        self._is_saving = False
 
     def run(self, interrupt: Interrupt) -> bool:
         """Train until the last step; return False where an interrupt came first.
@@ -75,14 +77,16 @@ class Loop:
             CallbackError: a callback failed; the step is saved.
         """
         session = self.session
-        while not self.done and not interrupt:
-            try:
-                self.advance(session.step)
-            except CallbackError:
-                self.save()
-                raise
-            if self.done or interrupt or self.wants_checkpoint():
-                self.save()
+        with self._settled():
+            while not self.done and not interrupt:
+                try:
+                    self.advance(session.step)
+                except CallbackError:
+                    self.save()
+                    raise
+                self._look_after_saving()
+                if self.done or interrupt or self.wants_checkpoint():
+                    self.start_saving()
         return self.done
 
     @property
@@ -147,16 +151,52 @@ class Loop:
         return record
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, and wait for it."""
+        self.start_saving()
+        self._settle()
+
+    def start_saving(self) -> None:
+        """Write a checkpoint while training goes on, from a copy; what is written already is waited for."""
+        self._settle()
         self.folder.check_kept()
-        start = time.monotonic()
+        self._saved_at = time.monotonic()
         if self.deadline:
             self.session.standing.wall_seconds = self.deadline.trained
         with self.progress.doing("saving"):
-            self.session.save(self.folder.checkpoints_folder)
-        self._saved_at = time.monotonic()
+            self.session.start_saving(self.folder.checkpoints_folder)
+        self._is_saving = True
+        if self.deadline and self.deadline.closing.wants_checkpoint:
+            self._settle()  # so that a plan knows how long that takes
+
+    def _look_after_saving(self) -> None:
+        """Take note of a checkpoint that has been written.
+
+        Raises:
+            UserError: it could not be.
+        """
+        if self._is_saving and not self.session.is_saving:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for a checkpoint that is being written."""
+        if not self._is_saving:
+            return
+        self._is_saving = False
+        with self.progress.doing("saving"):
+            self.session.settle()
         if self.deadline:
-            self.deadline.closing.saved(self._saved_at - start)
+            self.deadline.closing.saved(time.monotonic() - self._saved_at)
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Leave no checkpoint half written behind the block; what the block raises goes before what that does."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(UserError):
+                self._settle()
+            raise
+        self._settle()
 
     def restore_best(self) -> None:
         """Go back to the weights of the lowest held-out loss, where the run ended because it fell no more.
@@ -187,7 +227,8 @@ class Loop:
             return self.session.standing.step % every == 0
         if self.deadline and self.deadline.closing.wants_checkpoint:
             return True
-        return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+        late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+        return late and not self._is_saving
 
     def _settle_steps(self, deadline: Deadline) -> None:
         """Settle the number of steps again where that is due, as it was recorded if it was."""
@@ -289,6 +330,8 @@ class Loop:
         return self.record("eval", **evaluation.record())
 
     def _diverged(self, result: StepResult) -> None:
+        with contextlib.suppress(UserError):
+            self._settle()
         kept = self.folder.checkpoints()
         where = (
             f"the checkpoint of step {max(kept)} is kept" if kept else "no checkpoint was made yet"

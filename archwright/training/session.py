@@ -4,6 +4,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
@@ -41,7 +42,8 @@ class TrainerState:
     step: Count = 0
     seconds: Seconds = 0.0
     cpu_seconds: Seconds = 0.0
-    """Processor time of steps, all threads added up; it does not grow when others use the machine."""
+    """Processor time of steps, all threads added up, also one that writes a checkpoint meanwhile; it does not grow when
+    others use the machine."""
     spikes: Count = 0
     recent: list[float] = field(default_factory=list)
     """The last losses, by which a spike is known."""
@@ -67,6 +69,7 @@ class Session:
         self.device = torch.device(run.machine.device)
         self.standing = TrainerState()
         self._windows: dict[Reading, Windows] = {}
+        self._saving: Future[object] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -214,14 +217,43 @@ class Session:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint of this step."""
+        checkpoint.write(folder, self._taken(copies=False), self.run.checkpoint.keep)
+
+    def start_saving(self, folder: Path) -> None:
+        """Write a checkpoint of this step while training goes on, from a copy that is taken now.
+
+        Raises:
+            UserError: the one before, which is waited for, could not be written.
+        """
+        self.settle()
+        snapshot = self._taken(copies=True)
+        self._saving = in_thread(
+            partial(checkpoint.write, folder, snapshot, self.run.checkpoint.keep)
+        )
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written; where that has ended, `settle` does not wait."""
+        return self._saving is not None and not self._saving.done()
+
+    def settle(self) -> None:
+        """Wait until a checkpoint that is being written is on the disk.
+
+        Raises:
+            UserError: it could not be written; those before are untouched.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _taken(self, *, copies: bool) -> checkpoint.Snapshot:
         standing = dict(vars(self.standing)) | {"precision": self.precision.state()}
-        checkpoint.save(
-            folder,
+        return checkpoint.take(
             self.standing.step,
             model=self.model,
             optimizers=self.optimizers,
             state=standing,
-            keep=self.run.checkpoint.keep,
+            copies=copies,
         )
 
     def restore(self, path: Path) -> None:
@@ -279,6 +311,14 @@ def median_step(step: Callable[[], object], seconds: float) -> float:
         step()
         times.append(time.perf_counter() - start)
     return statistics.median(times[min(2, len(times) - 1) :])
+
+
+def in_thread(work: Callable[[], object]) -> Future[object]:
+    """Do a piece of work beside what goes on; the result says when it is done, and raises what it raised."""
+    executor = ThreadPoolExecutor(1, "checkpoint")
+    result = executor.submit(work)
+    executor.shutdown(wait=False)
+    return result
 
 
 def is_spike(loss: float, recent: list[float]) -> bool:

@@ -158,7 +158,7 @@ def test_dying_around_a_plan_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "record", recorded)
         if place == "followed":
-            patch.setattr(Loop, "save", lambda self: die() if left[0] <= 0 else None)
+            patch.setattr(Loop, "start_saving", lambda self: die() if left[0] <= 0 else None)
         with pytest.raises(Died):
             train(timed, tmp_path / "run")
     assert_same(train(timed, tmp_path / "run"), plain)

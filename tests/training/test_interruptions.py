@@ -90,7 +90,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_was(
 
 def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "save", lambda self: signal.raise_signal(signal.SIGINT))
+        patch.setattr(Loop, "start_saving", lambda self: signal.raise_signal(signal.SIGINT))
         at_step(patch, 1, lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             train(longer, tmp_path / "run")
@@ -106,7 +106,7 @@ def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
         (RunFolder, "write_spec"),
         (RunFolder, "write_environment"),
         (train_room, "_restore"),
-        (checkpoint, "save"),
+        (checkpoint, "write"),
         (finalize_room, "final_evaluation"),
         (finalize_room, "compressors"),
         (finalize_room, "stream"),
