@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from archwright.checkpoint import weights
+from archwright.checkpoint.parts import Stored
 from archwright.checkpoint.tree import join
 from archwright.files import DamagedError
+from archwright.scale.layout import Block
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,13 +32,18 @@ JSON = "state.json"
 _WRONG = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, RuntimeError)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, *, values: bool = True) -> dict[str, Any]:
     """Return optimizers, generators and the caller's state of the checkpoint at `path`.
+
+    Args:
+        values: whether tensors of optimizers that are no numbers have their values.
 
     Raises:
         DamagedError: they are not what `save` writes.
     """
-    optimizer_tensors, _ = weights.read_tensors(path / OPTIMIZERS)
+    stored = Stored(path / OPTIMIZERS)
+    get = stored.whole if values else stored.described
+    optimizer_tensors = {name: get(name) for name in stored}
     others, _ = weights.read_tensors(path / STATE)
     # The generators and the caller get tensors of their own, not views of the file.
     others = {name: tensor.clone() for name, tensor in others.items()}
@@ -50,6 +57,36 @@ def read(path: Path) -> dict[str, Any]:
         _Content.model_validate(found)
         _try_generators(found["generators"])
     return found
+
+
+def read_own(
+    path: Path, name: str, blocks: list[Block]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what the optimizer of a name keeps of each parameter, of which a process holds a block, and its groups.
+
+    The checkpoint is one that `steps.check` has found whole.
+    """
+    stored = Stored(path / OPTIMIZERS)
+    content = from_json((path / JSON).read_bytes())["optimizers"][name]["state_dict"]
+    found = join(content, {tensor: _Stored(tensor) for tensor in stored})  # type: ignore[misc]
+
+    def own(value: Any, block: Block) -> Any:
+        if not isinstance(value, _Stored):
+            return value
+        is_cut = bool(stored.shape(value))
+        return (stored.block(value, block) if is_cut else stored.whole(value)).clone()
+
+    states = [
+        {key: own(value, block) for key, value in found["state"].get(number, {}).items()}
+        for number, block in enumerate(blocks)
+    ]
+    return states, found["param_groups"]
+
+
+class _Stored(str):
+    """The name of a tensor that is read later."""
+
+    __slots__ = ()
 
 
 @contextlib.contextmanager

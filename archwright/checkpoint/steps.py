@@ -6,6 +6,8 @@
     step-100/state.json               all that is not a tensor
     step-100/COMPLETE.json            sizes and hashes of the files; written last
 
+Where several processes train, each writes a part of the first two: `archwright.checkpoint.parts` has how.
+
 A checkpoint is written under a hidden name, flushed, and renamed: whatever instant the process dies
 at, every folder with a COMPLETE.json is whole.
 """
@@ -18,7 +20,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -27,8 +29,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from archwright.checkpoint import contents, rng, weights
 from archwright.checkpoint import optimizers as _optimizers
+from archwright.checkpoint.parts import Stored, is_whole, own_blocks, part_name
 from archwright.checkpoint.tree import split
 from archwright.files import DamagedError, clear_errors, remove_folder, sync
+from archwright.scale.layout import Block
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 FORMAT = 1
+Seals = dict[str, dict[str, Any]]
+"""Size and hash of files by name, as COMPLETE.json has them."""
 
 
 def save(
@@ -66,8 +72,8 @@ class Snapshot(NamedTuple):
     step: int
     files: dict[str, tuple[dict[str, Tensor], dict[str, str]]]
     """Tensors and metadata of each safetensors file."""
-    content: str
-    """All that is not a tensor, as JSON."""
+    content: str | None
+    """All that is not a tensor, as JSON; None where another process writes it."""
 
 
 def take(
@@ -101,6 +107,53 @@ def take(
     return Snapshot(step, files, json.dumps(content, indent=1))
 
 
+def take_part(
+    step: int,
+    process: tuple[int, int],
+    *,
+    tensors: Mapping[str, tuple[Tensor, Block]],
+    optimizers: Mapping[str, Mapping[str, Any]],
+    blocks: Mapping[str, Sequence[Block]],
+    metadata: Mapping[str, str],
+    state: Mapping[str, object] | None,
+) -> Snapshot:
+    """Return copies of what one of several processes writes of a checkpoint.
+
+    Args:
+        process: its number, and how many there are.
+        tensors: what it holds of the model.
+        optimizers: its optimizers, as `read_optimizer` returns them.
+        blocks: what it holds of each parameter of an optimizer, in their order.
+        metadata: what the model says beside its tensors.
+        state: that of `save`; None where another process writes it.
+    """
+    moments: dict[str, Tensor] = {}
+    content = {"optimizers": split(optimizers, "optimizers", moments)}
+    held = {}
+    for name, optimizer in optimizers.items():
+        for number, kept in optimizer["state_dict"]["state"].items():
+            for key, value in kept.items():
+                path = f"optimizers/{name}/state_dict/state/{number}/{key}"
+                if path in moments:
+                    block = blocks[name][number]
+                    if not value.ndim:
+                        block = Block((), (), (), process[1], process[0])
+                    held[path] = (moments[path], block)
+    assert held.keys() == moments.keys(), "nothing but states of parameters is a tensor"
+    files = {}
+    own, about = own_blocks(tensors)
+    files[part_name(_MODEL, *process)] = (_copies(own), {**about, **metadata})
+    own, about = own_blocks(held)
+    files[part_name(contents.OPTIMIZERS, *process)] = (_copies(own), about)
+    if state is None:
+        return Snapshot(step, files, None)
+    others: dict[str, Tensor] = {}
+    content["generators"] = split(rng.read_generators(), "generators", others)
+    content["state"] = split(state, "state", others)
+    files[contents.STATE] = (_copies(others), {})
+    return Snapshot(step, files, json.dumps(content, indent=1))
+
+
 def write(folder: str | Path, snapshot: Snapshot, keep: int) -> Path:
     """Write a checkpoint, as `save` does; it may be done by another thread than the one that trains.
 
@@ -108,6 +161,68 @@ def write(folder: str | Path, snapshot: Snapshot, keep: int) -> Path:
         UserError: as `save` does.
     """
     folder, step = Path(folder), snapshot.step
+    _check_order(folder, step, keep)
+    new, target = folder / f".tmp-{step}", folder / f"step-{step}"
+    with clear_errors(target):
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            _seal(new, step, _written(new, snapshot))
+            _publish(new, target)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+    drop_old(folder, step, keep)
+    return target
+
+
+def begin(folder: Path, step: int, keep: int) -> Path:
+    """Begin a checkpoint that several processes write, and return the folder for their parts; for one of them.
+
+    Raises:
+        UserError: as `save` does.
+    """
+    _check_order(folder, step, keep)
+    new = folder / f".tmp-{step}"
+    with clear_errors(folder / f"step-{step}"):
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+    return new
+
+
+def write_part(folder: Path, snapshot: Snapshot) -> Seals:
+    """Write what a process has of a checkpoint into a folder that was begun, and return what a seal says of it.
+
+    Raises:
+        UserError: the disk refuses.
+    """
+    with clear_errors(folder.with_name(f"step-{snapshot.step}")):
+        return _written(folder, snapshot)
+
+
+def finish(folder: Path, step: int, seals: Seals, keep: int) -> None:
+    """Let a checkpoint count whose parts have all been written; for the process that began it.
+
+    Raises:
+        UserError: the disk refuses; the earlier checkpoints are then untouched.
+    """
+    new, target = folder / f".tmp-{step}", folder / f"step-{step}"
+    with clear_errors(target):
+        try:
+            _seal(new, step, seals)
+            _publish(new, target)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+    drop_old(folder, step, keep)
+
+
+def give_up(folder: Path, step: int) -> None:
+    """Remove what was written of a checkpoint."""
+    shutil.rmtree(folder / f".tmp-{step}", ignore_errors=True)
+
+
+def _check_order(folder: Path, step: int, keep: int) -> None:
     if keep < 1:
         raise UserError(f"keep = {keep}: at least one checkpoint must be kept.")
     later = max(complete(folder), default=step)
@@ -116,21 +231,6 @@ def write(folder: str | Path, snapshot: Snapshot, keep: int) -> Path:
             f"{folder} has a checkpoint of step {later}, later than step {step} which is to be "
             f"saved. Resume from it, save to another folder, or remove it."
         )
-    new, target = folder / f".tmp-{step}", folder / f"step-{step}"
-    with clear_errors(target):
-        try:
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir(parents=True)
-            for name, (tensors, about) in snapshot.files.items():
-                weights.write_tensors(new / name, tensors, about)
-            (new / contents.JSON).write_text(snapshot.content)
-            _seal(new, step)
-            _publish(new, target)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-    drop_old(folder, step, keep)
-    return target
 
 
 def load(
@@ -146,8 +246,42 @@ def load(
     """
     path = Path(path)
     verify(path, hashes=True)
-    saved = weights.read_weights(path / _MODEL)
-    content = contents.read(path)
+    saved, content = weights.read_weights(path / _MODEL), contents.read(path)
+    _check_fit(path, saved, content, model, optimizers)
+    weights.put(saved, model)
+    for name, optimizer in optimizers.items():
+        with contents.taken_for_damage(path):
+            _optimizers.put_optimizer(content["optimizers"][name], optimizer)
+    rng.set_generators(content["generators"])
+    state: dict[str, Any] = content["state"]
+    return state
+
+
+def check(
+    path: str | Path, *, model: nn.Module, optimizers: Mapping[str, Optimizer]
+) -> dict[str, Any]:
+    """Set the random number generators as they were saved at `path`, and return the state that was given to `save`;
+    model and optimizers are compared with what `load` would set, and left as they are.
+
+    Raises:
+        UserError, DamagedError: as `load` does.
+    """
+    path = Path(path)
+    verify(path, hashes=True)
+    content = contents.read(path, values=False)
+    _check_fit(path, weights.described_weights(path / _MODEL), content, model, optimizers)
+    rng.set_generators(content["generators"])
+    state: dict[str, Any] = content["state"]
+    return state
+
+
+def _check_fit(
+    path: Path,
+    saved: weights.Weights,
+    content: Mapping[str, Any],
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+) -> None:
     problems = [
         *weights.misfits(saved, model),
         *_optimizers.optimizer_misfits(content["optimizers"], optimizers, model),
@@ -156,13 +290,19 @@ def load(
         raise UserError(*(f"{path}: {problem}" for problem in problems))
     for name, optimizer in optimizers.items():
         contents.check_optimizer(path, content["optimizers"][name], optimizer)
-    weights.put(saved, model)
-    for name, optimizer in optimizers.items():
-        with contents.taken_for_damage(path):
-            _optimizers.put_optimizer(content["optimizers"][name], optimizer)
-    rng.set_generators(content["generators"])
-    state: dict[str, Any] = content["state"]
-    return state
+
+
+def names_of(model: nn.Module) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the tensors that a checkpoint of a whole model has, and what it says beside them."""
+    tensors, metadata = weights.described(weights.model_weights(model))
+    return [*tensors], metadata
+
+
+def parts_of(
+    path: Path,
+) -> tuple[Stored, Callable[[str, list[Block]], tuple[list[dict[str, Any]], list[dict[str, Any]]]]]:
+    """Return the weights of a checkpoint that was checked, to read blocks of, and what reads those of an optimizer."""
+    return Stored(path / _MODEL), partial(contents.read_own, path)
 
 
 def latest(folder: str | Path, *, hashes: bool = False) -> Path | None:
@@ -271,14 +411,25 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _seal(folder: Path, step: int) -> None:
-    """Flush all files of `folder`, then say in COMPLETE.json what they are, and flush that."""
-    files = {}
-    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        sync(file)
-        name = file.relative_to(folder).as_posix()
-        files[name] = {"bytes": file.stat().st_size, "sha256": _hash(file)}
-    seal = {"format": FORMAT, "step": step, "files": files}
+def _written(folder: Path, snapshot: Snapshot) -> Seals:
+    """Write the files of a snapshot and flush them; return their sizes and hashes."""
+    for name, (tensors, about) in snapshot.files.items():
+        weights.write_tensors(folder / name, tensors, about)
+    names = [*snapshot.files]
+    if snapshot.content is not None:
+        names.append(contents.JSON)
+        (folder / contents.JSON).write_text(snapshot.content)
+    for name in names:
+        sync(folder / name)
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": _hash(folder / name)}
+        for name in sorted(names)
+    }
+
+
+def _seal(folder: Path, step: int, seals: Seals) -> None:
+    """Say in COMPLETE.json what the files of `folder` are, and flush that."""
+    seal = {"format": FORMAT, "step": step, "files": dict(sorted(seals.items()))}
     (folder / _SEAL).write_text(json.dumps(seal, indent=1))
     sync(folder / _SEAL)
     sync(folder)
@@ -346,7 +497,7 @@ def _read_seal(path: Path) -> dict[str, tuple[int, str]]:
             f"{path} is of checkpoint format {seal.format}; this version of archwright reads formats "
             f"up to {FORMAT}. Install the version that wrote it."
         )
-    if missing := [name for name in _FILES if name not in seal.files]:
+    if missing := [name for name in _FILES if not is_whole(name, [*seal.files])]:
         raise DamagedError(f"{path / _SEAL} is damaged: it lacks {missing[0]}.")
     return {name: (file.bytes, file.sha256) for name, file in seal.files.items()}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
 
+from archwright.checkpoint.parts import Stored
 from archwright.checkpoint.tree import join, split
 from archwright.files import DamagedError, replacing
 from archwright.spec.errors import UserError
@@ -124,7 +125,16 @@ def model_weights(model: nn.Module) -> Weights:
 
 def read_weights(path: Path) -> Weights:
     """Return the weights in the file at `path`; raises as `read_model` does."""
-    tensors, metadata = read_tensors(path)
+    return _weights(path, *read_tensors(path))
+
+
+def described_weights(path: Path) -> Weights:
+    """Return the weights in the file at `path` without their values; raises as `read_model` does."""
+    stored = Stored(path)
+    return _weights(path, {name: stored.described(name) for name in stored}, stored.metadata)
+
+
+def _weights(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Weights:
     own = {name: t for name, t in tensors.items() if not name.startswith(f"{_EXTRA}/")}
     try:
         extra = dict(join(from_json(metadata.get(_EXTRA, "{}")), tensors))
@@ -204,19 +214,9 @@ def _sort_metadata(path: Path) -> None:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors, mapped from the file, and the metadata of a safetensors file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: there is no such file.") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except SafetensorError as error:
-        raise DamagedError(f"{path} is not a whole safetensors file ({error}).") from error
+    """Return the tensors, mapped from the file, and the metadata of a safetensors file, or of all its parts."""
+    stored = Stored(path)
+    return {name: stored.whole(name) for name in stored}, stored.metadata
 
 
 _TIED = "archwright.tied"  # keys of the file's metadata, and the latter a prefix of names

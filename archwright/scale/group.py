@@ -136,6 +136,24 @@ class Group(Processes):
         order: Order = json.loads(text)
         return order
 
+    def tell(self, what: str, value: Any) -> None:
+        """Say something to the first process, which need not listen; a thread of its own may do so."""
+        self._store.set(f"{what}/{self.launch.rank}", json.dumps(value))
+
+    def told(self, what: str) -> list[Any] | None:
+        """Return what all processes have said, None as long as one has not; it is then forgotten."""
+        keys = [f"{what}/{rank}" for rank in range(self.launch.size)]
+        if not self._store.check(keys):
+            return None
+        found = [json.loads(self._store.get(key)) for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        return found
+
+    def meet(self) -> None:
+        """Wait for all processes."""
+        dist.barrier()
+
     def leave(self) -> None:
         """Part in good order."""
         if self.is_open:

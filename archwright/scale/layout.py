@@ -64,6 +64,24 @@ class Layout(NamedTuple):
         )
 
 
+class Block(NamedTuple):
+    """What a process holds of a tensor.
+
+    Attributes:
+        shape: of the whole tensor.
+        offsets: where the block begins.
+        sizes: how far it goes.
+        copies: how many processes hold the same.
+        copy: which one of these this is.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    copies: int = 1
+    copy: int = 0
+
+
 ONE = Layout()
 """One process."""
 AXES = ("replicate", "shard", "context", "tensor")

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers
 from archwright.optim.shards import Shards, WholeMatrices
+from archwright.scale.layout import Block
 from archwright.scale.tensor import TensorShards
 
 OTHER_PASSES = ("hidden",)
@@ -143,6 +144,39 @@ class ModelShards(Shards):
     def _own(self, name: str, whole: Tensor) -> Tensor:
         own = self.parts.own(name, whole)
         return _part(own, self.mesh) if isinstance(self.tensors[name], DTensor) else own
+
+    def block(self, name: str) -> Block:
+        """Return what this process holds of a parameter or buffer."""
+        shape = (*self.shape_of(name),)
+        offsets, sizes, copies, copy = [0] * len(shape), [*shape], 1, 0
+        axis = self.parts.axes.get(name)
+        if axis is None:
+            copies, copy = self.parts.size, self.parts.rank
+        else:
+            sizes[axis] //= self.parts.size
+            offsets[axis] = sizes[axis] * self.parts.rank
+        for over in self.mesh.mesh_dim_names or ():
+            number, size = self.mesh.get_local_rank(over), self.mesh[over].size()
+            if over == "shard" and isinstance(self.tensors[name], DTensor):
+                most = -(-sizes[0] // size)  # as `_part` cuts it
+                start = min(number * most, sizes[0])
+                offsets[0], sizes[0] = offsets[0] + start, min(most, sizes[0] - start)
+            else:
+                copies, copy = copies * size, copy * size + number
+        return Block(shape, tuple(offsets), tuple(sizes), copies, copy)
+
+    def block_of(self, parameter: Tensor) -> Block:
+        """Return what this process holds of a parameter that an optimizer moves."""
+        return self.block(self._held[id(parameter)])
+
+    def names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """Return the names of each group's parameters."""
+        return [[self._held[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+
+    def local(self, name: str) -> Tensor:
+        """Return what this process holds of a parameter or buffer, in the same memory."""
+        tensor = self.tensors[name]
+        return _local(tensor) if isinstance(tensor, DTensor) else tensor.detach()
 
     def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and buffers by name, each gathered when it is asked for; all processes ask alike."""

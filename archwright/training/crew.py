@@ -7,8 +7,10 @@ sample are made as one process makes them.
 
 import contextlib
 import signal
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from archwright.spec.errors import UserError
 from archwright.training.data import Material, reload_data
 from archwright.training.evaluation import Evaluation, Reading
 from archwright.training.resolve import resolved_session
-from archwright.training.session import Session
+from archwright.training.session import Session, in_thread
 from archwright.training.step import StepResult
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 """What an optimizer keeps of a parameter."""
+LOOK_SECONDS = 0.02
+"""Time between looks at whether all processes have written their parts."""
 
 
 class Member:
@@ -38,6 +42,7 @@ class Member:
 
     def __init__(self, group: "Group", session: Session, material: Material) -> None:
         self.group, self.session, self.material = group, session, material
+        self._saving: Future[object] | None = None
 
     @classmethod
     def of(cls, group: "Group", folder: RunFolder, material: Material) -> "Member":
@@ -45,7 +50,7 @@ class Member:
         with group.together():
             return cls(group, resolved_session(folder, material, group)[0], material)
 
-    def obey(self, order: "Order", whole: Session | None = None) -> Any:
+    def obey(self, order: "Order", whole: "Conductor | None" = None) -> Any:
         """Do what an order says; `whole` is the session of the first process that has the whole model.
 
         Raises:
@@ -58,63 +63,93 @@ class Member:
                 case "evaluate":
                     return self.session.evaluate(self.material, Reading(*order["reading"]))
                 case "collect":
-                    self._collect(whole, moments=order["moments"])
+                    self._collect(whole)
                 case "spread":
-                    self._spread(whole, order["moments"])
+                    self._spread(whole)
+                case "save":
+                    self._save(order, whole)
+                case "settle":
+                    self.settle()
+                    self.group.meet()
+                case "load":
+                    self._load(Path(order["path"]))
         return None
 
     @torch.no_grad()
-    def _collect(self, whole: Session | None, *, moments: bool) -> None:
-        """Gather the model, tensor by tensor, and where asked for what optimizers keep, into a whole session."""
-        shards = self.group.shards
+    def _collect(self, whole: Session | None) -> None:
+        """Gather the model, tensor by tensor, into a whole one."""
         into = _tensors(whole.model) if whole else {}
-        for name, value in shards.whole_tensors():
+        for name, value in self.group.shards.whole_tensors():
             if whole:
                 into[name].copy_(value)
-        for name, optimizer in self.session.optimizers.items() if moments else ():
-            states = [
-                {
-                    key: _copied(shards.whole(p, value) if _is_cut(value) else value)
-                    for key, value in optimizer.state.get(p, {}).items()
-                }
-                for p in _parameters(optimizer)
-            ]
-            if whole:
-                _set_state(whole.optimizers[name], states)
-                groups = zip(
-                    optimizer.param_groups, whole.optimizers[name].param_groups, strict=True
-                )
-                for own, other in groups:
-                    other.update({key: value for key, value in own.items() if key != "params"})
 
     @torch.no_grad()
-    def _spread(self, whole: Session | None, moments: dict[str, list[State]] | None) -> None:
-        """Take this process's part of the first one's model, and where given of what its optimizers keep."""
+    def _spread(self, whole: Session | None) -> None:
+        """Take this process's part of the first one's model."""
         shards = self.group.shards
         given = _tensors(whole.model) if whole else {}
         for name, tensor in shards.tensors.items():
             shards.put(name, self._sent(given.get(name), shards.shape_of(name), tensor.dtype))
-        for name, described in (moments or {}).items():
-            parameters = _parameters(self.session.optimizers[name])
-            kept: list[State] = [{} for _ in parameters]
-            if whole:
-                kept = _states(whole.optimizers[name])
-            states = [
-                {key: self._part(p, state.get(key), about) for key, about in asked.items()}
-                for p, state, asked in zip(parameters, kept, described, strict=True)
-            ]
-            _set_state(self.session.optimizers[name], states)
 
-    def _part(self, parameter: Tensor, value: Any, about: State) -> Any:
-        """Return this process's part of what the first one keeps of a parameter."""
-        if "dtype" not in about:
-            return about["value"]
-        sent = self._sent(value, about["value"], getattr(torch, about["dtype"]))
-        if not _is_cut(sent):
-            return sent
-        return torch.empty_like(parameter, dtype=sent.dtype).copy_(
-            self.group.shards.own(parameter, sent)
+    def _save(self, order: "Order", whole: "Conductor | None") -> None:
+        """Take copies of what this process holds, and write them while training goes on; the first one is told what
+        becomes of it."""
+        shards, group = self.group.shards, self.group
+        optimizers = {
+            name: {
+                "class": type(optimizer).__name__,
+                "parameters": shards.names(optimizer),
+                "state_dict": optimizer.state_dict(),
+            }
+            for name, optimizer in self.session.optimizers.items()
+        }
+        snapshot = checkpoint.take_part(
+            order["step"],
+            (group.launch.rank, group.launch.size),
+            tensors={name: (shards.local(name), shards.block(name)) for name in order["names"]},
+            optimizers=optimizers,
+            blocks={
+                name: [shards.block_of(p) for p in _parameters(optimizer)]
+                for name, optimizer in self.session.optimizers.items()
+            },
+            metadata=order["metadata"],
+            state=whole.state if whole else None,
         )
+        self._saving = in_thread(
+            lambda: group.tell(order["word"], _written(Path(order["folder"]), snapshot))
+        )
+
+    def settle(self) -> None:
+        """Wait until what this process writes of a checkpoint is on the disk."""
+        if self._saving is not None:
+            self._saving.exception()  # the first process, which was to be told, has ended
+            self._saving = None
+
+    @torch.no_grad()
+    def _load(self, path: Path) -> None:
+        """Take this process's part of a checkpoint, which the first one has found whole."""
+        shards, (stored, optimizers) = self.group.shards, checkpoint.parts_of(path)
+        for name in shards.tensors:
+            if name in stored:
+                shards.local(name).copy_(stored.block(name, shards.block(name)))
+        for name, optimizer in self.session.optimizers.items():
+            parameters = _parameters(optimizer)
+            states, groups = optimizers(name, [shards.block_of(p) for p in parameters])
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                group.update({key: value for key, value in saved.items() if key != "params"})
+            placed = [
+                {key: self._placed(value, p) for key, value in state.items()}
+                for p, state in zip(parameters, states, strict=True)
+            ]
+            _set_state(optimizer, placed)
+
+    def _placed(self, value: Any, parameter: Tensor) -> Any:
+        """Return what an optimizer keeps of a parameter, in that one's place and order in memory."""
+        if not isinstance(value, Tensor):
+            return value
+        if not value.ndim:
+            return value.to(self.group.device)
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def _sent(
         self, value: Tensor | None, shape: torch.Size | list[int], dtype: torch.dtype
@@ -134,6 +169,10 @@ class Conductor(Session):
     def __init__(self, session: Session, member: Member) -> None:
         super().__init__(session.run, session.model, session.batches)
         self.member = member
+        self._number = 0
+        """How many checkpoints were begun."""
+        self._abandoned = threading.Event()
+        """Set where nobody waits any more for a checkpoint that is being written."""
 
     def make_step(self, step: int, lr_scale: float) -> StepResult:
         result: StepResult = self._order({"do": "step", "step": step, "lr_scale": lr_scale})
@@ -144,33 +183,65 @@ class Conductor(Session):
         return found
 
     def collect(self) -> None:
-        self._order({"do": "collect", "moments": False})
+        self._order({"do": "collect"})
 
     def spread(self) -> None:
-        self._order({"do": "spread", "moments": None})
+        self._order({"do": "spread"})
 
-    def _taken(self, *, copies: bool) -> checkpoint.Snapshot:
-        self._order({"do": "collect", "moments": True})
-        snapshot = super()._taken(copies=True)
-        self._forget_moments()
-        return snapshot
+    def save(self, folder: Path) -> None:
+        self.start_saving(folder)
+        self.settle()
 
-    def restore(self, path: Path) -> None:
-        super().restore(path)
-        described = {
-            name: [
-                {key: _described(value) for key, value in state.items()}
-                for state in _states(optimizer)
-            ]
-            for name, optimizer in self.optimizers.items()
-        }
-        self._order({"do": "spread", "moments": described})
-        self._forget_moments()
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint says of this training beside weights, optimizers and generators."""
+        return self._state()
 
-    def _forget_moments(self) -> None:
-        """Let go of what the processes have in parts, until the next checkpoint."""
-        for optimizer in self.optimizers.values():
-            optimizer.state.clear()
+    def _writer(self, folder: Path) -> Callable[[], object]:
+        """Let all processes take copies of what they hold; return what waits until they have written them."""
+        step, keep = self.standing.step, self.run.checkpoint.keep
+        names, metadata = checkpoint.names_of(self.model)
+        self._number += 1
+        self._abandoned.clear()
+        word = f"saved/{self._number}"
+        order = {"do": "save", "step": step, "names": names, "metadata": metadata, "word": word}
+        self._order(order | {"folder": str(checkpoint.begin(folder, step, keep).resolve())})
+        return lambda: self._finish(folder, step, keep, word)
+
+    def _finish(self, folder: Path, step: int, keep: int, word: str) -> None:
+        """Let a checkpoint count once all processes have written their parts; as a thread of its own."""
+        while (told := self.member.group.told(word)) is None:
+            if self._abandoned.wait(LOOK_SECONDS):
+                return
+        size = len(told)
+        if problems := [
+            f"process {rank} of {size}: {line}"
+            for rank, said in enumerate(told)
+            for line in said.get("problems", ())
+        ]:
+            checkpoint.give_up(folder, step)
+            raise UserError(*problems)
+        seals = {name: seal for said in told for name, seal in said["seals"].items()}
+        checkpoint.finish(folder, step, seals, keep)
+
+    def settle(self) -> None:
+        if self._saving is None:
+            return
+        if not self._saving.done():
+            if self.member.group.busy:  # another process may have ended, and say nothing any more
+                self._abandoned.set()
+            else:
+                try:
+                    self._order({"do": "settle"})
+                except BaseException:
+                    self._abandoned.set()
+                    raise
+        super().settle()
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        state = checkpoint.check(path, model=self.model, optimizers=self.optimizers)
+        self._order({"do": "load", "path": str(path.resolve())})
+        return state
 
     def _order(self, order: "Order") -> Any:
         self.member.group.order(order)
@@ -241,6 +312,8 @@ def follow() -> RunFolder:
             while order["do"] != LEAVE:
                 order = group.next_order()
                 member.obey(order)
+            if begin["do"] != LEAVE:
+                member.settle()
         except LostError:
             raise
         except UserError as error:
@@ -272,11 +345,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _states(optimizer: torch.optim.Optimizer) -> list[State]:
-    """Return what an optimizer keeps of each parameter."""
-    return [dict(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
-
-
 def _set_state(optimizer: torch.optim.Optimizer, states: list[State]) -> None:
     optimizer.state.clear()
     for parameter, state in zip(_parameters(optimizer), states, strict=True):
@@ -289,17 +357,11 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _is_cut(value: object) -> bool:
-    """Tell whether processes hold parts of what an optimizer keeps: not of numbers, such as that of the steps."""
-    return isinstance(value, Tensor) and value.ndim > 0
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
-
-
-def _described(value: Any) -> State:
-    """Return what others must know of a value: its shape and dtype, or of what is no tensor itself."""
-    if not isinstance(value, Tensor):
-        return {"value": value}
-    return {"value": [*value.shape], "dtype": str(value.dtype).removeprefix("torch.")}
+def _written(folder: Path, snapshot: checkpoint.Snapshot) -> dict[str, Any]:
+    """Write a process's part of a checkpoint, and return what the first one is told of it."""
+    try:
+        return {"seals": checkpoint.write_part(folder, snapshot)}
+    except UserError as error:
+        return {"problems": error.lines}
+    except Exception as error:
+        return {"problems": [f"{type(error).__name__}: {error}"]}

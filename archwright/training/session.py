@@ -226,10 +226,7 @@ class Session:
             UserError: the one before, which is waited for, could not be written.
         """
         self.settle()
-        snapshot = self._taken(copies=True)
-        self._saving = in_thread(
-            partial(checkpoint.write, folder, snapshot, self.run.checkpoint.keep)
-        )
+        self._saving = in_thread(self._writer(folder))
 
     @property
     def is_saving(self) -> bool:
@@ -246,15 +243,26 @@ class Session:
         if saving is not None:
             saving.result()
 
+    def _writer(self, folder: Path) -> Callable[[], object]:
+        """Take a copy of what is to be saved, and return what writes it."""
+        return partial(checkpoint.write, folder, self._taken(copies=True), self.run.checkpoint.keep)
+
     def _taken(self, *, copies: bool) -> checkpoint.Snapshot:
-        standing = dict(vars(self.standing)) | {"precision": self.precision.state()}
         return checkpoint.take(
             self.standing.step,
             model=self.model,
             optimizers=self.optimizers,
-            state=standing,
+            state=self._state(),
             copies=copies,
         )
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint says of a training beside weights, optimizers and generators."""
+        return dict(vars(self.standing)) | {"precision": self.precision.state()}
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Set weights, optimizers and generators as a checkpoint has them, and return the state it was given."""
+        return checkpoint.load(path, model=self.model, optimizers=self.optimizers)
 
     def restore(self, path: Path) -> None:
         """Go back to a checkpoint.
@@ -262,7 +270,7 @@ class Session:
         Raises:
             DamagedError: it is not whole, or none of a session; the session is then to be restored from another.
         """
-        state: dict[str, Any] = checkpoint.load(path, model=self.model, optimizers=self.optimizers)
+        state = self._load(path)
         try:
             self.precision.restore(state.pop("precision"))
             standing = TrainerState(**state)

@@ -1,6 +1,7 @@
 """Several processes beside one: the same steps, the same files, and what becomes of a run whose processes die."""
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -149,6 +150,9 @@ def test_files_are_those_of_one_process(
     last = f"step-{NUM_STEPS}"
     for step in ("checkpoints/" + last, "."):
         assert_close(folder.path / step / "model.safetensors", whole.path / step)
+    exact = checkpoint.read_model(folder.path / "checkpoints" / last / "model.safetensors")
+    for name, value in checkpoint.read_model(folder.model_file).items():  # gathered, not read
+        assert torch.equal(exact[name], value), name
     read = [
         json.loads((f.path / "checkpoints" / last / "state.json").read_text())
         for f in (folder, whole)
@@ -187,8 +191,12 @@ def test_one_process_goes_on_with_what_two_saved(
 
 
 def names(folder: Path) -> set[str]:
-    """Return the names of all files of a run, but those of its locks."""
-    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if "lock" not in p.name}
+    """Return the names of all files of a run, but those of its locks; of parts, that of which they are."""
+    found = {
+        re.sub(r"-\d{5}-of-\d{5}", "", str(p.relative_to(folder)))
+        for p in folder.rglob("*")
+        if "lock" not in p.name
+    }
     return {name for name in found if "step-3" not in name}
 
 

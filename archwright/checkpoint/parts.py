@@ -1,0 +1,189 @@
+"""Checkpoints in parts: each of several processes writes what it holds, and whoever loads reads what it needs.
+
+    step-100/model-00001-of-00004.safetensors        what the first of four processes holds of the weights
+    step-100/optimizers-00001-of-00004.safetensors   and of what optimizers keep of them
+
+A part of a tensor is a block of it. Where blocks begin stands in a file's metadata, as torch.distributed.checkpoint
+writes it into safetensors files (`HuggingFaceStorageWriter`), whose reader opens these.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from archwright.files import DamagedError
+from archwright.scale.layout import Block
+from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INFO = "DCP_SHARDING_INFO"
+"""Key of a file's metadata: a table from names to where their blocks begin."""
+_BEGIN = "saved_offsets"
+VERSION = {"DCP_VERSION": "1.0"}
+
+
+def part_name(file: str, number: int, size: int) -> str:
+    """Return the name of the file with a process's part of what one process writes to `file`."""
+    return f"{file.removesuffix('.safetensors')}-{number + 1:05}-of-{size:05}.safetensors"
+
+
+def is_whole(file: str, names: Sequence[str]) -> bool:
+    """Tell whether a file is among some, or all of its parts are."""
+    found = [match for name in names if (match := _parts_of(file).fullmatch(name))]
+    if file in names:
+        return not found
+    sizes, numbers = ({int(match[group]) for match in found} for group in (2, 1))
+    return sizes == {len(found)} and numbers == {*range(1, len(found) + 1)}
+
+
+def own_blocks(
+    tensors: Mapping[str, tuple[Tensor, Block]],
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the blocks that a process writes, and what their file says of them; copies are dealt out."""
+    own, begins = {}, {}
+    for number, (name, (tensor, block)) in enumerate(tensors.items()):
+        is_empty = 0 in block.sizes and 0 not in block.shape
+        if number % block.copies == block.copy and not is_empty:
+            own[name] = tensor
+            begins[name] = {_BEGIN: [*block.offsets]}
+    return own, {INFO: json.dumps(begins), **VERSION}
+
+
+class Stored:
+    """The tensors of a file, or of all its parts, read where they are asked for.
+
+    Args:
+        path: the file, or what its parts are named after.
+
+    Raises:
+        UserError: there is no such file.
+        DamagedError: a file is no whole safetensors file, or parts are missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self.path = path
+        self.metadata: dict[str, str] = {}
+        self._places: dict[str, list[tuple[Path, Block]]] = {}
+        for file in self._files():
+            with _told(file), safe_open(file, framework="pt") as opened:
+                about = opened.metadata() or {}
+                begins = json.loads(about.pop(INFO, "{}"))
+                self.metadata |= about
+                for name in opened.keys():  # noqa: SIM118
+                    sizes = tuple(opened.get_slice(name).get_shape())
+                    begin = tuple(begins[name][_BEGIN]) if name in begins else (0,) * len(sizes)
+                    end = tuple(a + b for a, b in zip(begin, sizes, strict=True))
+                    self._places.setdefault(name, []).append((file, Block(end, begin, sizes)))
+        for name, places in self._places.items():
+            if sum(math.prod(block.sizes) for _, block in places) != math.prod(self.shape(name)):
+                raise DamagedError(f"{path} is damaged: parts of {name} are missing.")
+
+    def _files(self) -> list[Path]:
+        if self.path.exists():
+            return [self.path]
+        found = self.path.parent.glob(f"{self.path.stem}-*-of-*.safetensors")
+        files = sorted(file for file in found if _parts_of(self.path.name).fullmatch(file.name))
+        return files or [self.path]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        ends = (block.shape for _, block in self._places[name])
+        return tuple(max(sizes) for sizes in zip(*ends, strict=True))
+
+    def whole(self, name: str) -> Tensor:
+        """Return a whole tensor."""
+        shape = self.shape(name)
+        return self.block(name, Block(shape, (0,) * len(shape), shape))
+
+    def described(self, name: str) -> Tensor:
+        """Return a tensor without values, of a number with its value."""
+        import torch
+
+        shape = self.shape(name)
+        if not shape:
+            return self.whole(name)
+        nothing = tuple(slice(0, 0) for _ in shape)
+        return torch.empty(shape, dtype=self._read(name, 0, nothing).dtype, device="meta")
+
+    def block(self, name: str, wanted: Block) -> Tensor:
+        """Return a block of a tensor, from all parts that have some of it."""
+        import torch
+
+        if 0 in wanted.sizes:
+            return torch.empty(wanted.sizes, dtype=self.described(name).dtype)
+        found = None
+        for number, (_, there) in enumerate(self._places[name]):
+            spans = [
+                (max(a, c), min(a + b, c + d))
+                for a, b, c, d in zip(
+                    wanted.offsets, wanted.sizes, there.offsets, there.sizes, strict=True
+                )
+            ]
+            if any(start >= end for start, end in spans):
+                continue
+            here = tuple(
+                slice(a - c, b - c) for (a, b), c in zip(spans, there.offsets, strict=True)
+            )
+            values = self._read(name, number, here)
+            if values.shape == wanted.sizes:
+                return values
+            if found is None:
+                found = torch.empty(wanted.sizes, dtype=values.dtype)
+            found[
+                tuple(slice(a - c, b - c) for (a, b), c in zip(spans, wanted.offsets, strict=True))
+            ] = values
+        if found is None:
+            raise DamagedError(f"{self.path} is damaged: parts of {name} are missing.")
+        return found
+
+    def _read(self, name: str, number: int, where: tuple[slice, ...]) -> Tensor:
+        from safetensors import safe_open
+
+        file, block = self._places[name][number]
+        with _told(file), safe_open(file, framework="pt") as opened:
+            if not block.sizes or all(
+                (s.start, s.stop) == (0, size) for s, size in zip(where, block.sizes, strict=True)
+            ):
+                found: Tensor = opened.get_tensor(name)
+            else:
+                found = opened.get_slice(name)[where]
+            return found
+
+
+def _parts_of(file: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"{re.escape(file.removesuffix('.safetensors'))}-(\d{{5}})-of-(\d{{5}})\.safetensors"
+    )
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what reading a safetensors file raises into one line for the user."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise DamagedError(f"{path} is not a whole safetensors file ({error}).") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DamagedError(f"{path} is damaged: what it says of itself does not fit.") from error
