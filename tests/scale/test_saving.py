@@ -41,16 +41,16 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
 
 
-def together(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command of two processes."""
+def together(*words: str, number: int = 2) -> "subprocess.CompletedProcess[str]":
+    """Run a command of some processes."""
     return subprocess.run(
-        [*torchrun(2), *words],
+        [*torchrun(number), *words],
         cwd=ROOT,
         env=environment(),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -96,20 +96,25 @@ def test_one_killed_while_it_writes_costs_that_checkpoint_alone(
             assert file.read_bytes() == (whole.checkpoints()[step] / file.name).read_bytes()
 
 
-def test_a_full_disk_of_one_is_told_once_and_one_process_goes_on(
+def test_a_full_disk_of_one_of_four_is_told_once_and_two_go_on(
     words: list[str], whole: RunFolder, tmp_path: Path
 ) -> None:
     path = tmp_path / "run"
-    done = together("-m", "tests.scale.struck", "full", str(2 * EVERY), *words, "--out", str(path))
+    struck = ("-m", "tests.scale.struck", "full", str(2 * EVERY))
+    grid = ("scale.shard=2", "scale.tensor=2")
+    done = together(*struck, *words, *grid, "--out", str(path), number=4)
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if "cannot be written" in line]
     assert len(told) == 1, done.stderr
-    assert "process 1 of 2: " in told[0]
+    assert "process 1 of 4: " in told[0]
     assert "No space left on device" in told[0]
     assert "UserError" not in done.stderr, "no traceback but torchrun's own"
     folder = RunFolder(path)
     assert [p.name for p in folder.checkpoints_folder.iterdir()] == [f"step-{EVERY}"]
-    assert archwright.resume(folder, quiet=True).folder.finished
+    done = together("-m", "archwright", "train", "--resume", str(path))
+    assert done.returncode == 0, done.stderr
+    (on,) = [r["text"] for r in folder.metrics() if r.get("name") == "resumed"]
+    assert on == f"at step {EVERY} on 2 processes, scale.replicate = 1, scale.shard = 2"
     for kind, key in (("train", "loss"), ("eval", "nats_per_token")):
         ours, theirs = ([r[key] for r in f.metrics() if r["kind"] == kind] for f in (folder, whole))
         assert ours == pytest.approx(theirs, abs=1e-6 if kind == "train" else 1e-5)
