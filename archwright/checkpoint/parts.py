@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from archwright.files import DamagedError
 from archwright.scale.layout import Block
@@ -74,10 +74,14 @@ class Stored:
         self.path = path
         self.metadata: dict[str, str] = {}
         self._places: dict[str, list[tuple[Path, Block]]] = {}
+        self._opened: dict[Path, Any] = {}
         for file in self._files():
-            with _told(file), safe_open(file, framework="pt") as opened:
+            with _told(file):
+                opened: Any = safe_open(file, framework="pt")
+                self._opened[file] = opened
                 about = opened.metadata() or {}
                 begins = json.loads(about.pop(INFO, "{}"))
+                about.pop("DCP_VERSION", None)
                 self.metadata |= about
                 for name in opened.keys():  # noqa: SIM118
                     sizes = tuple(opened.get_slice(name).get_shape())
@@ -153,10 +157,9 @@ class Stored:
         return found
 
     def _read(self, name: str, number: int, where: tuple[slice, ...]) -> Tensor:
-        from safetensors import safe_open
-
         file, block = self._places[name][number]
-        with _told(file), safe_open(file, framework="pt") as opened:
+        opened = self._opened[file]
+        with _told(file):
             if not block.sizes or all(
                 (s.start, s.stop) == (0, size) for s, size in zip(where, block.sizes, strict=True)
             ):

@@ -74,7 +74,7 @@ def load_model(path: str | Path, model: nn.Module) -> None:
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """Return the text that `write_model` was given beside the model."""
-    _, metadata = read_tensors(Path(path))
+    metadata = Stored(Path(path)).metadata
     return {k: v for k, v in metadata.items() if k not in ("format", _TIED, _EXTRA)}
 
 
