@@ -30,7 +30,8 @@ class Branch(nn.Module):
     @property
     def along_text(self) -> str:
         """The option of its spec by which a token depends on others of its text otherwise than through the keys that
-        `Context.all_keys` gives; empty: none does, so that processes may share the tokens of a text."""
+        `Context.all_keys` gives; empty: none does, so that processes may share the tokens of a text. Who inherits this
+        and looks otherwise says it anew."""
         return ""
 
     @property
