@@ -180,7 +180,7 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
     if options.dry_run:
         return 0
     from archwright.machine.allocator import tune_allocator
-    from archwright.training.crew import follow
+    from archwright.training.ranks import follow
 
     tune_allocator()
     try:

@@ -108,25 +108,25 @@ def compare(
         )
     command = command_of(study, path, out, parts, where.words())
     with open_study(path, study) as folder:
-        with where.start(usable_cores(), path / "log.txt", files) as crew:
+        with where.start(usable_cores(), path / "log.txt", files) as pool:
             plan = plans.saved(study, folder)
             if plan is None:
                 say = progress(quiet).say
-                planner = Planner(study, folder, crew, say, started=started, runs=Path(runs))
+                planner = Planner(study, folder, pool, say, started=started, runs=Path(runs))
                 plan = planner.plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
             else:
-                plan = _here_and_now(plan, crew)
+                plan = _here_and_now(plan, pool)
             execution = Execution(plan, path, Path(runs), counted=counted(plan))
             if add_seeds:
                 execution = _extended(execution, add_seeds)
                 plans.save(execution.plan, folder)
-            execution.spent = time.monotonic() - started - crew.queued
+            execution.spent = time.monotonic() - started - pool.queued
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
-                execution = _with_tuned_baseline(execution, crew, shown, interrupt)
-                complete = execution.run(crew, shown, interrupt)
+                execution = _with_tuned_baseline(execution, pool, shown, interrupt)
+                complete = execution.run(pool, shown, interrupt)
             if complete:
                 _keep_end(execution, folder)
             if interrupt:
@@ -172,8 +172,8 @@ def plan(
     # Other machines see what is here, and no machine's own place for what is temporary.
     with tempfile.TemporaryDirectory(dir=Path.cwd() if on else None) as scratch:
         folder, log = RunFolder(scratch), Path(scratch) / "log.txt"
-        with folder.lock(), where.start(usable_cores(), log, files) as crew:
-            return Planner(study, folder, crew, runs=Path(runs)).plan()
+        with folder.lock(), where.start(usable_cores(), log, files) as pool:
+            return Planner(study, folder, pool, runs=Path(runs)).plan()
 
 
 @contextmanager

@@ -33,7 +33,6 @@ from archwright.training.budget import (
     seconds_of,
 )
 from archwright.training.callbacks import Callback, CallbackError, Callbacks
-from archwright.training.crew import crew, dismiss, follow
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.early_stop import EarlyStop
 from archwright.training.evaluation import reading_of
@@ -41,6 +40,7 @@ from archwright.training.finalize import READ, final_max_tokens, finish, rehears
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
+from archwright.training.ranks import dismiss, distributed, follow
 from archwright.training.resolve import resolve, resolved_session, weights_file
 from archwright.training.session import Session
 
@@ -193,7 +193,7 @@ def train_in(
         stack.enter_context(explain_out_of_memory())
         material, settled, decisions = _begin(folder, say, since, layout)
         _announce(folder, settled, material, say, layout, verbose=verbose)
-        session = stack.enter_context(crew(settled, folder, material, layout))
+        session = stack.enter_context(distributed(settled, folder, material, layout))
         sent = (
             folder.metrics() if session.run.loggers else []
         )  # before those that are made again are cut off

@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.02
 """Time between looks at whether all processes have written their parts."""
 
 
-class Member:
+class Rank:
     """What each process does when the first one says so; all do it at the same time."""
 
     def __init__(self, group: "Group", session: Session, material: Material) -> None:
@@ -45,12 +45,12 @@ class Member:
         self._saving: Future[object] | None = None
 
     @classmethod
-    def of(cls, group: "Group", folder: RunFolder, material: Material) -> "Member":
+    def of(cls, group: "Group", folder: RunFolder, material: Material) -> "Rank":
         """Return what this process is to a run that is settled."""
         with group.together():
             return cls(group, resolved_session(folder, material, group)[0], material)
 
-    def obey(self, order: "Order", whole: "Conductor | None" = None) -> Any:
+    def execute(self, order: "Order", whole: "Rank0Session | None" = None) -> Any:
         """Do what an order says; `whole` is the session of the first process that has the whole model.
 
         Raises:
@@ -91,7 +91,7 @@ class Member:
         for name, tensor in shards.tensors.items():
             shards.put(name, self._sent(given.get(name), shards.shape_of(name), tensor.dtype))
 
-    def _save(self, order: "Order", whole: "Conductor | None") -> None:
+    def _save(self, order: "Order", whole: "Rank0Session | None") -> None:
         """Take copies of what this process holds, and write them while training goes on; the first one is told what
         becomes of it."""
         shards, group = self.group.shards, self.group
@@ -163,12 +163,12 @@ class Member:
         return value
 
 
-class Conductor(Session):
+class Rank0Session(Session):
     """The first process's session: its model is whole, and steps are made by all processes."""
 
-    def __init__(self, session: Session, member: Member) -> None:
+    def __init__(self, session: Session, rank: Rank) -> None:
         super().__init__(session.run, session.model, session.batches)
-        self.member = member
+        self.rank = rank
         self._number = 0
         """How many checkpoints were begun."""
         self._abandoned = threading.Event()
@@ -210,7 +210,7 @@ class Conductor(Session):
 
     def _finish(self, folder: Path, step: int, keep: int, word: str) -> None:
         """Let a checkpoint count once all processes have written their parts; as a thread of its own."""
-        while (told := self.member.group.told(word)) is None:
+        while (told := self.rank.group.told(word)) is None:
             if self._abandoned.wait(LOOK_SECONDS):
                 return
         size = len(told)
@@ -228,7 +228,7 @@ class Conductor(Session):
         if self._saving is None:
             return
         if not self._saving.done():
-            if self.member.group.busy:  # another process may have ended, and say nothing any more
+            if self.rank.group.busy:  # another process may have ended, and say nothing any more
                 self._abandoned.set()
             else:
                 try:
@@ -244,12 +244,12 @@ class Conductor(Session):
         return state
 
     def _order(self, order: "Order") -> Any:
-        self.member.group.order(order)
-        return self.member.obey(order, self)
+        self.rank.group.order(order)
+        return self.rank.execute(order, self)
 
 
 @contextlib.contextmanager
-def crew(
+def distributed(
     session: Session, folder: RunFolder, material: Material, layout: Layout
 ) -> Iterator[Session]:
     """Yield what trains a session: itself, or where several processes were started, all of these.
@@ -269,7 +269,7 @@ def crew(
     group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
     session.model.to("cpu")
     try:
-        yield Conductor(session, Member.of(group, folder, material))
+        yield Rank0Session(session, Rank.of(group, folder, material))
     except BaseException:
         if group.busy:  # the others hear no order now; they see that this process ends
             group.is_first_to_report()
@@ -308,12 +308,12 @@ def follow() -> RunFolder:
         try:
             if order["do"] != LEAVE:
                 folder = RunFolder.open(begin["folder"])
-                member = Member.of(group, folder, reload_data(folder.spec, folder))
+                rank = Rank.of(group, folder, reload_data(folder.spec, folder))
             while order["do"] != LEAVE:
                 order = group.next_order()
-                member.obey(order)
+                rank.execute(order)
             if begin["do"] != LEAVE:
-                member.settle()
+                rank.settle()
         except LostError:
             raise
         except UserError as error:
