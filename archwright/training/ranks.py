@@ -1,8 +1,8 @@
 """Several processes train one run: the first runs the loop and orders, the others do what it says.
 
-All that depends on clocks, files and signals is decided in the first process, which alone writes and prints. Its
-session has the whole model beside what it holds of the one that is trained, so that a checkpoint, the weights and a
-sample are made as one process makes them.
+All that depends on clocks, files and signals is decided in the first process, which alone prints and writes, but for
+checkpoints, of which each writes what it holds. Its session has the whole model beside what it holds of the one that is
+trained, so that the weights and a sample are made as one process makes them.
 """
 
 import contextlib
