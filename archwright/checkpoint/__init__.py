@@ -24,6 +24,7 @@ from archwright.checkpoint.steps import (
     use_latest,
     verify,
     write,
+    write_begun,
     write_part,
 )
 from archwright.checkpoint.weights import (
@@ -61,6 +62,7 @@ __all__ = [
     "use_latest",
     "verify",
     "write",
+    "write_begun",
     "write_model",
     "write_part",
 ]

@@ -155,29 +155,33 @@ def take_part(
 
 
 def write(folder: str | Path, snapshot: Snapshot, keep: int) -> Path:
-    """Write a checkpoint, as `save` does; it may be done by another thread than the one that trains.
+    """Write a checkpoint, as `save` does.
 
     Raises:
         UserError: as `save` does.
     """
-    folder, step = Path(folder), snapshot.step
-    _check_order(folder, step, keep)
-    new, target = folder / f".tmp-{step}", folder / f"step-{step}"
-    with clear_errors(target):
-        try:
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir(parents=True)
-            _seal(new, step, _written(new, snapshot))
-            _publish(new, target)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-    drop_old(folder, step, keep)
-    return target
+    folder = Path(folder)
+    begin(folder, snapshot.step, keep)
+    return write_begun(folder, snapshot, keep)
+
+
+def write_begun(folder: Path, snapshot: Snapshot, keep: int) -> Path:
+    """Write a checkpoint that was begun; it may be done by another thread than the one that trains. A folder that was
+    removed meanwhile is not made again.
+
+    Raises:
+        UserError: the disk refuses; the earlier checkpoints are then untouched.
+    """
+    try:
+        seals = write_part(folder / f".tmp-{snapshot.step}", snapshot)
+    except BaseException:
+        give_up(folder, snapshot.step)
+        raise
+    return finish(folder, snapshot.step, seals, keep)
 
 
 def begin(folder: Path, step: int, keep: int) -> Path:
-    """Begin a checkpoint that several processes write, and return the folder for their parts; for one of them.
+    """Begin a checkpoint, and return the folder for what is written of it.
 
     Raises:
         UserError: as `save` does.
@@ -200,8 +204,8 @@ def write_part(folder: Path, snapshot: Snapshot) -> Seals:
         return _written(folder, snapshot)
 
 
-def finish(folder: Path, step: int, seals: Seals, keep: int) -> None:
-    """Let a checkpoint count whose parts have all been written; for the process that began it.
+def finish(folder: Path, step: int, seals: Seals, keep: int) -> Path:
+    """Let a checkpoint count of which all is written, drop old ones, and return its path; for who began it.
 
     Raises:
         UserError: the disk refuses; the earlier checkpoints are then untouched.
@@ -215,6 +219,7 @@ def finish(folder: Path, step: int, seals: Seals, keep: int) -> None:
             shutil.rmtree(new, ignore_errors=True)
             raise
     drop_old(folder, step, keep)
+    return target
 
 
 def give_up(folder: Path, step: int) -> None:

@@ -183,7 +183,11 @@ class Loop:
             return
         self._is_saving = False
         with self.progress.doing("saving"):
-            self.session.settle()
+            try:
+                self.session.settle()
+            except UserError:
+                self.folder.check_kept()  # nothing can be written into a run that was removed
+                raise
         if self.deadline:
             self.deadline.closing.saved(time.monotonic() - self._saved_at)
 

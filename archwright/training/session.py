@@ -245,7 +245,9 @@ class Session:
 
     def _writer(self, folder: Path) -> Callable[[], object]:
         """Take a copy of what is to be saved, and return what writes it."""
-        return partial(checkpoint.write, folder, self._taken(copies=True), self.run.checkpoint.keep)
+        keep, snapshot = self.run.checkpoint.keep, self._taken(copies=True)
+        checkpoint.begin(folder, snapshot.step, keep)
+        return partial(checkpoint.write_begun, folder, snapshot, keep)
 
     def _taken(self, *, copies: bool) -> checkpoint.Snapshot:
         return checkpoint.take(
