@@ -75,8 +75,10 @@ GRIDS = (
     *((2, 1), (1, 2), (1, 4), (2, 2)),
     *((1, 1, 2, False), (1, 1, 2, True), (1, 1, 4, True), (1, 2, 2, True)),
     *((1, 1, 1, True, 2), (1, 2, 1, True, 2)),
+    *((1, 2, 1, True, 1, 2), (1, 4, 1, True, 1, 2), (2, 2, 1, True, 1, 2)),
 )
-"""scale.replicate, scale.shard, and where they are no defaults scale.tensor, scale.sequence and scale.context."""
+"""scale.replicate, scale.shard, and where they are no defaults scale.tensor, scale.sequence, scale.context and
+scale.expert."""
 
 
 class Case(NamedTuple):
@@ -202,7 +204,7 @@ def parity(cases: Sequence[Case], steps: int) -> str:
         halves = {case.name: trained(case, steps) for case in cases}
     many: dict[str, list[list[float]]] = {}
     for number in (2, 4):
-        grids = [grid for grid in GRIDS if math.prod(grid[:3] + grid[4:]) == number]
+        grids = [grid for grid in GRIDS if math.prod(grid[:3] + grid[4:5]) == number]
         many |= of_processes(number, cases, steps, grids)
     heads = [title(grid) for grid in GRIDS]
     lines = [
@@ -245,9 +247,12 @@ def in_halves() -> "Iterator[None]":
 
 def title(grid: Sequence[int]) -> str:
     """Return a grid in words."""
-    replicate, shard, tensor, sequence, context = [*grid, *(1, 1, 1, False, 1)[len(grid) :]]
+    replicate, shard, tensor, sequence, context, expert = [
+        *grid,
+        *(1, 1, 1, False, 1, 1)[len(grid) :],
+    ]
     named = {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor}
-    words = [f"{name} {number}" for name, number in named.items() if number > 1]
+    words = [f"{name} {n}" for name, n in (named | {"expert": expert}).items() if n > 1]
     return ", ".join([*words, "sequence"] if sequence and tensor > 1 else words)
 
 

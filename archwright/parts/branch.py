@@ -44,6 +44,12 @@ class Branch(nn.Module):
         """What processes may share of it; None: each that has it computes all of it."""
         return None
 
+    @property
+    def expert_parallel(self) -> nn.Module | None:
+        """What of it is called with rows sorted by expert, `(x, which, ends)` of `GroupedLinear`, and looks at each by
+        itself, so that processes may have some of the experts each; None: nothing."""
+        return None
+
     def flops_per_token(self, length: int) -> float:
         """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps;
         a multiplication and an addition count as two."""

@@ -231,6 +231,10 @@ class Experts(Branch):
             sizes["shared_hidden_dim"] = self.shared.tensor_parallel.sizes["hidden_dim"]
         return TensorParallel(sizes)
 
+    @property
+    def expert_parallel(self) -> "GroupedExperts":
+        return self.experts
+
     def route(
         self, logits: Float[Tensor, "tokens num_experts"]
     ) -> tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]:

@@ -1,5 +1,6 @@
 """What processes of a group do with a tensor that each has or makes a part of, and with its gradient."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -83,3 +84,34 @@ def gathered(own: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
     whole = own.new_empty(len(own) * group.size(), *own.shape[1:])
     _gather(whole, own, group=group)
     return whole.movedim(0, axis)
+
+
+def sent_rows(
+    x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    """Return the rows that processes have for this one, which sends them its own; so many from and to each."""
+    y: Tensor = _Sent.apply(x, received, sent, group)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Sent(torch.autograd.Function):
+    """Rows sent to other processes, whose gradients come back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.received, ctx.sent, ctx.group = received, sent, group
+        return _sent(x, received, sent, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _sent(grads[0], ctx.sent, ctx.received, ctx.group), *(None,) * 3
+
+
+def _sent(
+    x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    out = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(out, x.contiguous(), [*received], [*sent], group=group)
+    return out

@@ -193,6 +193,14 @@ class Group(Processes):
         first = 1 if layout.replicate == 1 else 0
         return init_device_mesh(kind, sizes[first:2], mesh_dim_names=names[first:2])
 
+    def experts_mesh(self, layout: Layout) -> DeviceMesh | None:
+        """Return the same grid with expert groups along its last axis; None where no experts are shared."""
+        if layout.expert == 1:
+            return None
+        sizes = (layout.replicate, layout.num_shards // layout.expert, layout.expert)
+        names, first = ("replicate", "shard", "expert"), 1 if layout.replicate == 1 else 0
+        return init_device_mesh(self.device.type, sizes[first:], mesh_dim_names=names[first:])
+
     def cut(self, model: LanguageModel) -> None:
         layout = self.layout
         if layout.context > 1:
@@ -200,7 +208,12 @@ class Group(Processes):
             names = ("rows", "context", "tensor")
             mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
             share_texts(model, mesh.get_group("context"))
-        self._shards = ModelShards(model, self.mesh(layout), sequence=layout.sequence)
+        self._shards = ModelShards(
+            model,
+            self.mesh(layout),
+            sequence=layout.sequence,
+            experts=self.experts_mesh(layout),
+        )
 
     def broadcast(self, value: Tensor) -> None:
         """Give all processes the first one's tensor."""

@@ -25,6 +25,8 @@ class Layout(NamedTuple):
     """Whether the processes of `tensor` share the tokens between branches."""
     context: int = 1
     """How many processes share the tokens of each row."""
+    expert: int = 1
+    """How many of those that a copy is cut up over share the experts of each mixture."""
 
     @property
     def size(self) -> int:
@@ -57,6 +59,7 @@ class Layout(NamedTuple):
             f"{self.size} processes, scale.replicate = {self.replicate}, scale.shard = {self.shard}"
         )
         found += f", scale.context = {self.context}" * (self.context > 1)
+        found += f", scale.expert = {self.expert}" * (self.expert > 1)
         if self.tensor == 1:
             return found
         return f"{found}, scale.tensor = {self.tensor}" + ", scale.sequence = false" * (
@@ -95,7 +98,7 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
     """
     size, local = (launch.size, launch.local_size) if launch else (1, 1)
     asked = {name: n for name in AXES[:2] if (n := getattr(scale, name)) != "auto"}
-    inside = (local, scale.tensor, scale.sequence, scale.context)
+    inside = (local, scale.tensor, scale.sequence, scale.context, scale.expert)
     groups = max(1, size // (scale.tensor * scale.context))
     if "shard" not in asked:
         copies = asked.get("replicate", 1)
@@ -103,10 +106,18 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
     else:
         copies = asked.get("replicate", max(1, groups // asked["shard"]))
         found = Layout(copies, asked["shard"], *inside)
-    if found.size == size:
+    divides = found.num_shards % found.expert == 0
+    if found.size == size and divides:
         return found
+    if not divides and (size > 1 or "shard" in asked):
+        raise UserError(
+            f"scale.expert: found {found.expert}; expected a divisor of scale.shard times scale.context = "
+            f"{found.num_shards}"
+        )
     further = {name: n for name in AXES[2:] if (n := getattr(scale, name)) > 1}
     asked |= further
+    if not divides:
+        asked["expert"], found = found.expert, found._replace(shard=found.expert)
     *first, last = (f"scale.{name}={number}" for name, number in asked.items())
     wanted = f"{', '.join(first)} and {last}" if first else last
     if size > 1:
@@ -182,16 +193,20 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
 
 def _unshareable(spec: ModelSpec, layout: Layout) -> Iterator[str]:
     """Yield what of a model, or of its texts, processes cannot share out, as its parts say."""
-    if layout.num_stretches == layout.num_readers and layout.tensor == 1:
+    if max(layout.context, layout.tensor, layout.expert) == 1:
         return
     from archwright.model.build import build
-    from archwright.scale import context, tensor
+    from archwright.scale import context, experts, tensor
 
     model = build(spec, device="meta")
     if layout.context > 1:
         yield from context.refusals(model, layout.context)
     if layout.tensor > 1:
         yield from tensor.refusals(model, layout.tensor)
+    if layout.expert > 1:
+        yield from experts.refusals(model, layout.expert)
+    if min(layout.expert, layout.tensor) > 1:
+        yield f"scale.expert: found {layout.expert} beside scale.tensor = {layout.tensor}; expected one of them to be 1"
 
 
 def dropouts(run: RunSpec) -> list[tuple[str, float]]:

@@ -1,5 +1,5 @@
-"""A model cut up over processes from outside: its branches over those of a tensor group, then all of it by torch's
-FSDP2; and what each process holds of it."""
+"""A model cut up over processes from outside: its branches over those of a tensor group, or its experts over those of
+an expert group, then all of it by torch's FSDP2; and what each process holds of it."""
 
 import warnings
 from collections import Counter
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers
 from archwright.optim.shards import Shards, WholeMatrices
+from archwright.scale.experts import ExpertShards
 from archwright.scale.layout import Block
 from archwright.scale.tensor import TensorShards
 
@@ -29,24 +30,36 @@ class ModelShards(Shards):
 
     Every layer is a unit: its parameters are gathered before it computes, forward and backward, and its gradients are
     added up behind it, over the processes of a shard and over copies. All that stands around layers is one more unit.
-    Of branches that a tensor group shares, what a process holds is cut up so.
+    Of branches that a tensor group shares, what a process holds is cut up so; and so are experts, over the processes
+    that have the same.
 
     Args:
         model: whole, and the same in all processes.
         mesh: the processes, [shard], [replicate, shard] or [replicate, shard, tensor].
         sequence: whether a tensor group shares the tokens between branches.
+        experts: the same processes, [shard, expert] or [replicate, shard, expert], where they share experts.
     """
 
-    def __init__(self, model: LanguageModel, mesh: DeviceMesh, *, sequence: bool = True) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        mesh: DeviceMesh,
+        *,
+        sequence: bool = True,
+        experts: DeviceMesh | None = None,
+    ) -> None:
         tensor = "tensor" in (mesh.mesh_dim_names or ())
         group = mesh.get_group("tensor") if tensor else None
         self.parts = TensorShards(model, group, sequence=sequence)
+        self.experts = ExpertShards(model, experts)
         self.model, self.mesh = model, mesh["replicate", "shard"] if tensor else mesh
         mesh = self.mesh
         # Nobody changes in place what a model returns.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         # A number has nothing to cut; FSDP2 refuses it.
         self._numbers = [p for p in model.parameters() if p.ndim == 0]
+        for maps in self.experts.units:
+            fully_shard([*maps], mesh=self.experts.mesh)
         for unit in (*units(model), model):
             fully_shard(unit, mesh=mesh, ignored_params={*self._numbers})
         for unit in model.modules():
@@ -127,7 +140,7 @@ class ModelShards(Shards):
 
     def shape_of(self, name: str) -> torch.Size:
         """Return the shape of a whole parameter or buffer."""
-        return self.parts.shape(name, self.tensors[name].shape)
+        return self.experts.shape(name, self.parts.shape(name, self.tensors[name].shape))
 
     def whole(self, parameter: Tensor, own: Tensor) -> Tensor:
         return self._whole(self._held[id(parameter)], own)
@@ -136,14 +149,14 @@ class ModelShards(Shards):
         like = self.tensors[name]
         if isinstance(like, DTensor):
             own = _gathered(own, like)
-        return self.parts.whole(name, own)
+        return self.experts.whole(name, self.parts.whole(name, own))
 
     def own(self, parameter: Tensor, whole: Tensor) -> Tensor:
         return self._own(self._held[id(parameter)], whole)
 
     def _own(self, name: str, whole: Tensor) -> Tensor:
-        own = self.parts.own(name, whole)
-        return _part(own, self.mesh) if isinstance(self.tensors[name], DTensor) else own
+        own, held = self.parts.own(name, self.experts.own(name, whole)), self.tensors[name]
+        return _part(own, held.device_mesh) if isinstance(held, DTensor) else own
 
     def block(self, name: str) -> Block:
         """Return what this process holds of a parameter or buffer."""
@@ -155,9 +168,14 @@ class ModelShards(Shards):
         else:
             sizes[axis] //= self.parts.size
             offsets[axis] = sizes[axis] * self.parts.rank
-        for over in self.mesh.mesh_dim_names or ():
-            number, size = self.mesh.get_local_rank(over), self.mesh[over].size()
-            if over == "shard" and isinstance(self.tensors[name], DTensor):
+        if self.experts.group is not None and name in self.experts.names:
+            sizes[0] //= self.experts.group.size()
+            offsets[0] = sizes[0] * self.experts.group.rank()
+        held = self.tensors[name]
+        mesh = held.device_mesh if isinstance(held, DTensor) else self.mesh
+        for over in mesh.mesh_dim_names or ():
+            number, size = mesh.get_local_rank(over), mesh[over].size()
+            if over == "shard" and isinstance(held, DTensor):
                 most = -(-sizes[0] // size)  # as `_part` cuts it
                 start = min(number * most, sizes[0])
                 offsets[0], sizes[0] = offsets[0] + start, min(most, sizes[0] - start)

@@ -66,7 +66,7 @@ class TensorShards:
             axes |= dict(_cut_axes(part))
             inside.update(part.parameters())
             _share_sizes(part, self.size)
-        for stack, _ in _stacks(model):
+        for stack, _ in stacks(model):
             tokens = _Tokens(group) if sequence and shares_tokens(stack) else None
             for layer in dict.fromkeys(stack.stack):
                 for name in layer.branches:
@@ -147,7 +147,7 @@ def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
             f"scale.tensor: found {tensor}; expected 1, as no branch of this model can be shared by its heads or "
             "hidden values"
         )
-    for stack, prefix in _stacks(model):
+    for stack, prefix in stacks(model):
         kinds = stack.spec.layers.names(stack.spec.num_layers)
         for kind, layer in zip(kinds, stack.stack, strict=True):
             path = prefix if kind == "default" else f"{prefix}.layer_kinds.{kind}"
@@ -173,7 +173,7 @@ def shares_tokens(stack: Stack) -> bool:
     return plain and len({*layers}) == len(layers) and not stack.is_reversible
 
 
-def _stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:
+def stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:
     """Yield the stacks of layers, with the path of each one's spec, the model's own first."""
     for name, module in model.named_modules():
         if isinstance(module, Stack):

@@ -20,6 +20,9 @@ class ScaleSpec(Spec):
     Each copy's parameters are cut up over these, too."""
     tensor: Count = Field(1, examples=[2])
     """Processes that read the same rows and share heads and hidden values of each layer, tensor parallel."""
+    expert: Count = Field(1, examples=[2])
+    """Processes that share the experts of each mixture, expert parallel: each has some of them whole, and tokens are
+    sent to and fro. They are among those of `shard` times `context`, which it divides."""
     sequence: bool = True
     """Whether these also share the tokens between the branches of layers, sequence parallel, where all that stands
     there looks at each token by itself."""

@@ -69,6 +69,7 @@ def resolve(
         shard=layout.shard,
         context=layout.context,
         tensor=layout.tensor,
+        expert=layout.expert,
         sequence=layout.sequence,
     )
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})

@@ -21,8 +21,12 @@ from archwright.scale.layout import Layout
 from archwright.scale.processes import Processes
 from bench.scale import ROOT, Case, environment, started, torchrun
 
-Grid = tuple[int, int, int, bool] | tuple[int, int, int, bool, int]
-"""scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context."""
+Grid = (
+    tuple[int, int, int, bool]
+    | tuple[int, int, int, bool, int]
+    | tuple[int, int, int, bool, int, int]
+)
+"""scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context and scale.expert."""
 
 
 def gradients(case: Case, processes: Processes) -> list[Tensor]:

@@ -30,6 +30,8 @@ PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
         ({"tensor": 2}, EIGHT, Layout(1, 4, 2, 2)),
         ({"tensor": 2, "shard": 2, "sequence": False}, EIGHT, Layout(2, 2, 2, 2, False)),
         ({"context": 2, "tensor": 2}, EIGHT, Layout(1, 2, 2, 2, context=2)),
+        ({"expert": 2}, FOUR, Layout(1, 4, 4, expert=2)),
+        ({"expert": 4, "context": 2, "shard": 2}, EIGHT, Layout(2, 2, 2, context=2, expert=4)),
     ],
 )
 def test_what_is_left_open_follows(
@@ -46,6 +48,12 @@ def test_what_is_left_open_follows(
         ({"replicate": 2, "shard": 4}, FOUR, "found scale.replicate=2 and scale.shard=4 of 4"),
         ({"shard": 8}, FOUR, "found scale.shard=8 of 4 processes"),
         ({"tensor": 2}, None, "found scale.tensor=2 of one process; start 2: torchrun"),
+        ({"expert": 2}, None, "found scale.expert=2 of one process; start 2: torchrun"),
+        (
+            {"shard": 2, "expert": 2},
+            None,
+            "found scale.shard=2 of one process; start 2: torchrun",
+        ),
         (
             {"replicate": 2, "shard": 2, "tensor": 2},
             FOUR,
@@ -68,6 +76,23 @@ def test_another_number_of_processes_is_refused(
     assert words in str(error.value)
     size = launch.size if launch else 1
     assert kept_layout(ScaleSpec(**asked), launch)[:2] == (1, size)
+
+
+@pytest.mark.parametrize(
+    ("asked", "launch", "product"),
+    [
+        ({"expert": 3}, FOUR, 4),
+        ({"shard": 2, "context": 2, "expert": 8}, EIGHT, 4),
+        ({"shard": 1, "expert": 2}, None, 1),
+    ],
+)
+def test_experts_are_shared_by_processes_of_one_copy(
+    asked: dict[str, int], launch: Launch | None, product: int
+) -> None:
+    line = f"scale.expert: found {asked['expert']}; expected a divisor of scale.shard times scale.context = {product}"
+    with pytest.raises(UserError) as error:
+        layout_of(ScaleSpec(**asked), launch)
+    assert error.value.lines == (line,)
 
 
 @pytest.mark.parametrize(
