@@ -64,6 +64,8 @@ def match(
         raise UserError(
             "match: expected one of parameters, flops, cache_size, and decode_time with hardware"
         )
+    if not wanted > 0:
+        raise UserError(f"match: {name}: found {wanted:g}; expected more than 0")
     measure = _measures(spec.context_length, hardware)[name]
 
     @cache

@@ -56,6 +56,8 @@ def test_heads_for_a_cache_and_layers_for_a_time() -> None:
 def test_what_cannot_be_solved_is_a_line() -> None:
     with pytest.raises(UserError, match="expected one of parameters"):
         match(SMALL, "num_layers")
+    with pytest.raises(UserError, match="parameters: found 0; expected more than 0"):
+        match(SMALL, "num_layers", parameters=0)
     with pytest.raises(UserError, match="no influence"):
         match(SMALL, "feedforward.hidden_dim", cache_size=1e6)
     with pytest.raises(UserError, match="unknown key"):
