@@ -169,7 +169,7 @@ def _make_foreign() -> None:
 
 
 def _make_study() -> None:
-    """Plan a study with a crew that times nothing."""
+    """Plan a study with workers that time nothing."""
     from archwright.lab import compare, plan
     from archwright.lab.command_line import study_of
     from archwright.lab.planner import Planner
@@ -177,10 +177,10 @@ def _make_study() -> None:
     write_text(Path("text.txt"), 400)
     study = study_of(*STUDY_WORDS, **STUDY_OPTIONS)
     with compare.open_study(Path("study"), study) as folder:
-        plan.save(Planner(study, folder, _Crew()).plan(), folder)  # type: ignore[arg-type]
+        plan.save(Planner(study, folder, _Workers()).plan(), folder)  # type: ignore[arg-type]
 
 
-class _Crew:
+class _Workers:
     """Stands for workers: answers each job at once."""
 
     def __init__(self) -> None:
@@ -188,6 +188,9 @@ class _Crew:
 
     running = property(lambda self: set(self.waiting))
     free = property(lambda self: self.size - len(self.waiting))
+
+    def prepare(self, machine: object) -> None:
+        """Let the plan decide how many go at once."""
 
     def give(self, name: Any, job: Mapping[str, Any]) -> None:
         self.waiting.append(name)

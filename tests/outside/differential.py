@@ -83,13 +83,13 @@ class DifferentialAttention(AttentionMixer):
             y.unflatten(-1, (self.num_heads, -1)) for y in (q, k)
         )  # [batch, length, 2 heads, d]
         v = v.unflatten(-1, (self.num_heads // 2, -1))  # [batch, length, heads, 2 d]
-        if state is not None and self.caches_unrotated:
-            k, v = state.update(context.slots(state.max_length), k, v)
+        if self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
         if self.rotary is not None:
             q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
-            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask, state))
-        if state is not None and not self.caches_unrotated:
-            k, v = state.update(context.slots(state.max_length), k, v)
+            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask))
+        if not self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
         scale, bias = self.head_dim**-0.5, None
         if self.relative is not None:
             q, bias = self.relative.value(q, mask, scale)

@@ -287,12 +287,12 @@ class Share(Processes):
     size = 2
 
     def __init__(self, rank: int, model: torch.nn.Module) -> None:
-        self.rank, self.model = rank, model
+        self.number, self.model = rank, model
         self.gradients: list[torch.Tensor] = []
 
     def rows(self, part: Batch) -> Batch:
         middle = len(part.targets) // 2
-        return part[middle:] if self.rank else part[:middle]
+        return part[middle:] if self.number else part[:middle]
 
     def bring_gradients(self) -> None:
         self.gradients = [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
