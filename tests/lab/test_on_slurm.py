@@ -52,7 +52,7 @@ def test_a_study_of_batch_jobs_has_the_numbers_of_one_of_this_machine(place: Pat
     }
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")
 def test_ctrl_c_ends_batch_jobs_and_time_limits_queue_them_again_without_loss(
     place: Path, tmp_path: Path

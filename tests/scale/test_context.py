@@ -97,7 +97,7 @@ def test_gradients_are_those_of_one_process(
             torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=f"{grid}, {i}")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_files_are_those_of_one_process_which_goes_on_with_them(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", 400)
     words = (

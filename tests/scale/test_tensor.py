@@ -86,7 +86,7 @@ def test_gradients_are_those_of_one_process(
     check_gradients(name, rows[name], together, (*TWO, *FOUR))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_tensor_groups_in_a_context_group_have_the_gradients_of_one_process(
     rows: dict[str, Case], tmp_path: Path
 ) -> None:
