@@ -12,8 +12,8 @@ from archwright.lab.agent import Agent, Answer, Order
 class BatchJob:
     """Does one job, and says how it goes on in lines of a file."""
 
-    def __init__(self, order: Order, said: str) -> None:
-        self._order, self._said = order, said
+    def __init__(self, order: Order, answers: str) -> None:
+        self._order, self._answers = order, answers
         self._agent: Agent | None = None
 
     def __call__(self, job: dict[str, Any]) -> None:
@@ -32,10 +32,10 @@ class BatchJob:
 
         if self._agent is not None:
             self._agent.end()
-        return DelayedSubmission(BatchJob(self._order, self._said), job)
+        return DelayedSubmission(BatchJob(self._order, self._answers), job)
 
     def _say(self, what: Answer) -> None:
-        with Path(self._said).open("a", encoding="utf-8") as file:
+        with Path(self._answers).open("a", encoding="utf-8") as file:
             file.write(json.dumps(what) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from archwright.lab.agent import Agent
-from archwright.lab.far_workers import FarWorker, FarWorkers
+from archwright.lab.remote_workers import RemoteWorker, RemoteWorkers
 from archwright.lab.workers import PATIENCE, Events, Worker
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec
@@ -23,7 +23,7 @@ ANSWERS = 5.0
 """Seconds within which a cluster takes a connection."""
 
 
-class RayWorkers(FarWorkers):
+class RayWorkers(RemoteWorkers):
     """Workers on the cluster of RAY_ADDRESS, or on one of this machine alone that ends with them.
 
     Raises:
@@ -62,7 +62,7 @@ class RayWorkers(FarWorkers):
         return _RayWorker(self._ray, kind.remote(self.order), self._events)
 
 
-class _RayWorker(FarWorker):
+class _RayWorker(RemoteWorker):
     """An actor of Ray."""
 
     def __init__(self, ray: ModuleType, agent: Any, events: Events) -> None:
@@ -73,11 +73,11 @@ class _RayWorker(FarWorker):
 
     def give(self, job: dict[str, Any]) -> None:
         self.job, self._doing = job, None
-        if self.begun:
+        if self.started:
             self._doing = self._agent.do.remote(job)
 
     def look(self) -> None:
-        if not self.begun:
+        if not self.started:
             if self._is_ready(self._hello) and (hello := self._got(self._hello)):
                 self._said_hello(hello)
                 self._doing = self._agent.do.remote(self.job)
@@ -89,7 +89,7 @@ class _RayWorker(FarWorker):
     def release(self) -> None:
         if not self._released:
             self._released = True
-            self._leaving = self._agent.leave.remote() if self.begun else None
+            self._leaving = self._agent.leave.remote() if self.started else None
 
     def end(self) -> str:
         self.release()

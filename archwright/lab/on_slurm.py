@@ -12,7 +12,7 @@ from typing import Any
 
 from archwright.lab.agent import Answer, Order
 from archwright.lab.batch_job import BatchJob
-from archwright.lab.far_workers import FarWorker, FarWorkers
+from archwright.lab.remote_workers import RemoteWorker, RemoteWorkers
 from archwright.lab.sbatch import parameters
 from archwright.lab.workers import PATIENCE, Events, Worker
 from archwright.spec.errors import UserError
@@ -35,7 +35,7 @@ PULSE = 5.0
 """Seconds between questions for the state of a batch job, which cost its file system and SLURM something."""
 
 
-class SlurmWorkers(FarWorkers):
+class SlurmWorkers(RemoteWorkers):
     """Batch jobs of a study.
 
     Raises:
@@ -72,25 +72,25 @@ class SlurmWorkers(FarWorkers):
         """Tell submitit what each batch job is asked for; what it has no name for is handed on to sbatch."""
         general = self._executor._typed_parameters()
         known = self._submitit.SlurmExecutor._valid_parameters()
-        told: dict[str, Any] = {"name": "archwright", "timeout_min": MINUTES}
+        settings: dict[str, Any] = {"name": "archwright", "timeout_min": MINUTES}
         more: dict[str, Any] = {}
         try:
             for name, text in {**needs, **self._given}.items():
                 value = True if text == "true" else int(text) if text.isdecimal() else text
                 if name in general:
-                    told[name] = general[name](text)
+                    settings[name] = general[name](text)
                 elif name in known:
-                    told[f"slurm_{name}"] = [text] if name in ("setup", "teardown") else value
+                    settings[f"slurm_{name}"] = [text] if name in ("setup", "teardown") else value
                 else:
                     more[name] = value
             if more:
-                told["slurm_additional_parameters"] = more
-            self._executor.update_parameters(**told)
+                settings["slurm_additional_parameters"] = more
+            self._executor.update_parameters(**settings)
         except (NameError, ValueError, AssertionError) as error:
             raise UserError(f"--slurm: {str(error).splitlines()[0]}") from error
 
 
-class _SlurmWorker(FarWorker):
+class _SlurmWorker(RemoteWorker):
     """A place in SLURM's queue, for one batch job after another."""
 
     def __init__(self, executor: Any, order: Order, folder: Path, events: Events) -> None:
@@ -101,11 +101,11 @@ class _SlurmWorker(FarWorker):
         self._answered: list[tuple[Any, Path]] = []
 
     def give(self, job: dict[str, Any]) -> None:
-        self.job, self.begun, self._over = job, False, None
+        self.job, self.started, self._over = job, False, None
         self._asked = time.monotonic()
-        self._said = self._folder / f"{uuid.uuid4().hex}.jsonl"
+        self._answers = self._folder / f"{uuid.uuid4().hex}.jsonl"
         try:
-            self._batch = self._executor.submit(BatchJob(self._order, str(self._said)), job)
+            self._batch = self._executor.submit(BatchJob(self._order, str(self._answers)), job)
         except Exception as error:  # submitit has classes of its own for it, and hands on others
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._refuse(f"--on slurm: sbatch does not take the job: {'; '.join(lines[:3])}")
@@ -114,12 +114,12 @@ class _SlurmWorker(FarWorker):
         if self._batch is None:
             return
         heard = self._heard()
-        if not self.begun and heard:
+        if not self.started and heard:
             self._said_hello(heard[0])
-        answers = [said for said in heard if "state" in said]
+        answers = [answer for answer in heard if "state" in answer]
         if answers:
             if self._answer(answers[-1]):
-                self._answered.append((self._batch, self._said))
+                self._answered.append((self._batch, self._answers))
                 self._batch = None
         elif time.monotonic() > self._asked + PULSE:
             self._asked = time.monotonic()
@@ -142,24 +142,24 @@ class _SlurmWorker(FarWorker):
             while not self._batch.done(force_check=True) and time.monotonic() < end:
                 time.sleep(0.5)
             if self._heard_stop():
-                self._answered.append((self._batch, self._said))
-        for batch, said in self._answered:
-            _tidy(batch, said)
+                self._answered.append((self._batch, self._answers))
+        for batch, answers in self._answered:
+            _tidy(batch, answers)
         return how
 
     def _heard_stop(self) -> bool:
-        return self._released and any(said.get("state") for said in self._heard())
+        return self._released and any(answer.get("state") for answer in self._heard())
 
     def _heard(self) -> list[Answer]:
-        """Return what the batch job has said, whole lines only."""
+        """Return what the batch job has answered, whole lines only."""
         try:
-            text = self._said.read_text("utf-8")
+            text = self._answers.read_text("utf-8")
         except OSError:
             return []
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def _ended_silently(self) -> None:
-        if self.begun:
+        if self.started:
             self._events.put((self, ""))
             return
         errors = self._batch.paths.stderr
@@ -191,8 +191,8 @@ def _submitit(cluster: str) -> ModuleType:
     return module
 
 
-def _tidy(batch: Any, said: Path) -> None:
+def _tidy(batch: Any, answers: Path) -> None:
     """Remove the files of a batch job that ended well."""
-    for path in (said, *batch.paths.folder.glob(f"{batch.job_id}_*")):
+    for path in (answers, *batch.paths.folder.glob(f"{batch.job_id}_*")):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,5 +1,5 @@
 """Workers: started, given jobs, replaced when they die, asked to save when the user stops. These are processes of this
-machine; `far_workers` has those of others."""
+machine; `remote_workers` has those of others."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ class Worker(ABC):
     """Does one job at a time; tells `events` of itself with its answer, or with nothing when it died."""
 
     job: dict[str, Any]
-    begun = True
+    started = True
     """Whether it is there: one of a cluster may have to wait for its turn."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Workers:
     """Up to `size` workers that do one job each at a time; `parts` are files of choices from outside."""
 
     queued = 0.0
-    """Seconds in which jobs were given and none had begun, as a cluster was busy with others."""
+    """Seconds in which jobs were given and none had started, as a cluster was busy with others."""
 
     def __init__(self, size: int, log: Path, parts: Sequence[Path] = ()) -> None:
         self.size = size

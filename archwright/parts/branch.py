@@ -31,7 +31,7 @@ class Branch(nn.Module):
     def along_text(self) -> str:
         """The option of its spec by which a token depends on others of its text otherwise than through the keys that
         `Context.all_keys` gives; empty: none does, so that processes may share the tokens of a text. Who inherits this
-        and looks otherwise says it anew."""
+        and looks otherwise must override it."""
         return ""
 
     @property

@@ -140,8 +140,8 @@ class Group(Processes):
         """Say something to the first process, which need not listen; a thread of its own may do so."""
         self._store.set(f"{what}/{self.launch.rank}", json.dumps(value))
 
-    def told(self, what: str) -> list[Any] | None:
-        """Return what all processes have said, None as long as one has not; it is then forgotten."""
+    def reports(self, what: str) -> list[Any] | None:
+        """Return what all processes have reported, None as long as one has not; it is then forgotten."""
         keys = [f"{what}/{rank}" for rank in range(self.launch.size)]
         if not self._store.check(keys):
             return None

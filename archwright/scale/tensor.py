@@ -116,10 +116,10 @@ class TensorShards:
 def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
     """Return the branches of a model that processes may share, with what each says of itself."""
     branches = [layer.branch(name) for layer in _layers(model) for name in layer.branches]
-    found = {b: said for b in branches if (said := b.tensor_parallel) is not None}
+    found = {b: parallel for b in branches if (parallel := b.tensor_parallel) is not None}
     # A table of distances that one attention needs whole is whole for all that read it.
     whole = {_shared_position(branch) for branch in branches if branch not in found} - {None}
-    return {b: said for b, said in found.items() if _shared_position(b) not in whole}
+    return {b: parallel for b, parallel in found.items() if _shared_position(b) not in whole}
 
 
 def shared_tables(model: LanguageModel, size: int) -> list[TokenEmbedding | Head]:
@@ -152,8 +152,8 @@ def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
         for kind, layer in zip(kinds, stack.stack, strict=True):
             path = prefix if kind == "default" else f"{prefix}.layer_kinds.{kind}"
             for name in layer.branches:
-                said = shared.get(layer.branch(name))
-                for size, number in {} if said is None else said.sizes.items():
+                parallel = shared.get(layer.branch(name))
+                for size, number in {} if parallel is None else parallel.sizes.items():
                     if number % tensor:
                         lines[
                             f"{path}.{name}.{size}: found {number}; expected a multiple of scale.tensor = {tensor}"
@@ -200,16 +200,16 @@ def _cut_axes(part: nn.Module) -> Iterator[tuple[Tensor, int]]:
             yield module.weight, module.weight.ndim - (2 if module.cut == "colwise" else 1)
             if module.cut == "colwise" and module.bias is not None:
                 yield module.bias, module.bias.ndim - 1
-        said = parallel_of(module)
-        for name, axis in {} if said is None else said.per_head.items():
+        parallel = parallel_of(module)
+        for name, axis in {} if parallel is None else parallel.per_head.items():
             yield (dict(module.named_parameters()) | dict(module.named_buffers()))[name], axis
 
 
 def _share_sizes(part: nn.Module, size: int) -> None:
     """Give a part and its maps the numbers of one process."""
     modules = [*part.modules()]
-    said = [(module, found) for module in modules if (found := parallel_of(module)) is not None]
-    for module, found in said:
+    parallel = [(module, found) for module in modules if (found := parallel_of(module)) is not None]
+    for module, found in parallel:
         for name, number in found.sizes.items():
             if name in vars(module):
                 setattr(module, name, number // size)

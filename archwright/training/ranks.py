@@ -92,7 +92,7 @@ class Rank:
             shards.put(name, self._sent(given.get(name), shards.shape_of(name), tensor.dtype))
 
     def _save(self, order: "Order", whole: "Rank0Session | None") -> None:
-        """Take copies of what this process holds, and write them while training goes on; the first one is told what
+        """Take copies of what this process holds, and write them while training goes on; the first one hears what
         becomes of it."""
         shards, group = self.group.shards, self.group
         optimizers = {
@@ -122,7 +122,7 @@ class Rank:
     def settle(self) -> None:
         """Wait until what this process writes of a checkpoint is on the disk."""
         if self._saving is not None:
-            self._saving.exception()  # the first process, which was to be told, has ended
+            self._saving.exception()  # the first process, which was to hear of it, has ended
             self._saving = None
 
     @torch.no_grad()
@@ -210,18 +210,18 @@ class Rank0Session(Session):
 
     def _finish(self, folder: Path, step: int, keep: int, word: str) -> None:
         """Let a checkpoint count once all processes have written their parts; as a thread of its own."""
-        while (told := self.rank.group.told(word)) is None:
+        while (reports := self.rank.group.reports(word)) is None:
             if self._abandoned.wait(LOOK_SECONDS):
                 return
-        size = len(told)
+        size = len(reports)
         if problems := [
             f"process {rank} of {size}: {line}"
-            for rank, said in enumerate(told)
+            for rank, said in enumerate(reports)
             for line in said.get("problems", ())
         ]:
             checkpoint.give_up(folder, step)
             raise UserError(*problems)
-        seals = {name: seal for said in told for name, seal in said["seals"].items()}
+        seals = {name: seal for said in reports for name, seal in said["seals"].items()}
         checkpoint.finish(folder, step, seals, keep)
 
     def settle(self) -> None:
@@ -358,7 +358,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _written(folder: Path, snapshot: checkpoint.Snapshot) -> dict[str, Any]:
-    """Write a process's part of a checkpoint, and return what the first one is told of it."""
+    """Write a process's part of a checkpoint, and return what the first one hears of it."""
     try:
         return {"seals": checkpoint.write_part(folder, snapshot)}
     except UserError as error:

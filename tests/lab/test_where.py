@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from archwright.lab import far_workers
+from archwright.lab import remote_workers
 from archwright.lab.agent import Agent, Order
 from archwright.lab.compare import compare
-from archwright.lab.far_workers import FarWorker, FarWorkers
+from archwright.lab.remote_workers import RemoteWorker, RemoteWorkers
 from archwright.lab.sbatch import parameters
 from archwright.lab.where import Where
 from archwright.lab.workers import Workers
@@ -170,7 +170,7 @@ def test_an_agent_leaves_when_the_study_is_let_go_or_taken_up_by_another(scripte
         assert time.monotonic() - began < 10
 
 
-class Mute(FarWorker):
+class Mute(RemoteWorker):
     """A worker on another machine that says what a test lets it say."""
 
     def give(self, job: dict[str, Any]) -> None:
@@ -186,7 +186,7 @@ class Mute(FarWorker):
         return "its machine is gone"
 
 
-class Muted(FarWorkers):
+class Muted(RemoteWorkers):
     """Such workers."""
 
     pause = 0.01
@@ -203,9 +203,9 @@ def muted(tmp_path: Path) -> Muted:
     return workers
 
 
-def busy(workers: Muted) -> FarWorker:
+def busy(workers: Muted) -> RemoteWorker:
     [worker] = workers._busy.values()
-    assert isinstance(worker, FarWorker)
+    assert isinstance(worker, RemoteWorker)
     return worker
 
 
@@ -258,11 +258,11 @@ def test_what_was_trained_must_be_seen_here(
     worker = busy(muted)
     worker._said_hello({"host": "far", "why": ""})
     assert not worker._answer({"state": "done"})  # network file systems take their time
-    monkeypatch.setattr(far_workers, "UNSEEN", 0)
+    monkeypatch.setattr(remote_workers, "UNSEEN", 0)
     assert worker._answer({"state": "done"})
     with pytest.raises(UserError, match=f"^far trained {run}, of which nothing is seen here"):
         muted.wait(0.05)
-    monkeypatch.setattr(far_workers, "UNSEEN", 60)
+    monkeypatch.setattr(remote_workers, "UNSEEN", 60)
     event = {"kind": "event", "step": 1, "name": "finished"}
     (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
     worker._unseen = None
@@ -290,7 +290,7 @@ def test_what_a_dead_worker_of_another_machine_held_is_let_go_after_a_while(
     runs[2].holder_file.write_text(
         json.dumps({"pid": 8, "host": "far", "since": "", "started": 2.0})
     )
-    later = time.monotonic() + far_workers.PATIENCE + 1
+    later = time.monotonic() + remote_workers.PATIENCE + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
     muted._let_go()
     assert runs[0].holder() is None

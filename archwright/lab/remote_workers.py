@@ -15,7 +15,7 @@ UNSEEN = 60.0
 """Seconds within which files that another machine wrote are seen here: network file systems look again so often."""
 
 
-class FarWorkers(Workers, ABC):
+class RemoteWorkers(Workers, ABC):
     """Workers of other machines; a subclass knows how one is reached."""
 
     pause = 0.5
@@ -28,13 +28,13 @@ class FarWorkers(Workers, ABC):
         self._left: list[tuple[float, RunFolder, Holder]] = []
 
     def wait(self, timeout: float) -> Sequence[Done]:
-        begun = time.monotonic()
+        started = time.monotonic()
         found: Sequence[Done] = ()
-        while not found and time.monotonic() < begun + timeout:
-            waits = self._busy and not any(worker.begun for worker in self._busy.values())
+        while not found and time.monotonic() < started + timeout:
+            waits = self._busy and not any(worker.started for worker in self._busy.values())
             before = time.monotonic()
             for worker in [*self._busy.values()]:
-                assert isinstance(worker, FarWorker)
+                assert isinstance(worker, RemoteWorker)
                 worker.look()
             found = super().wait(self.pause)
             self.queued += (time.monotonic() - before) * bool(waits)
@@ -42,7 +42,7 @@ class FarWorkers(Workers, ABC):
         return found
 
     def _died(self, name: Any, worker: Worker) -> Sequence[Done]:
-        assert isinstance(worker, FarWorker)
+        assert isinstance(worker, RemoteWorker)
         late = time.monotonic() + PATIENCE
         held = [(folder, folder.holder()) for folder in worker.folders]
         self._left += [(late, f, who) for f, who in held if who and who.host == worker.host]
@@ -58,10 +58,10 @@ class FarWorkers(Workers, ABC):
         self._left = [left for left in self._left if left[0] >= now]
 
 
-class FarWorker(Worker):
+class RemoteWorker(Worker):
     """A worker on another machine, which is looked at from time to time."""
 
-    begun = False
+    started = False
     host = ""
 
     def __init__(self, events: Events) -> None:
@@ -79,7 +79,7 @@ class FarWorker(Worker):
         """Tell what became of the job, where something did."""
 
     def _said_hello(self, hello: Answer) -> None:
-        self.begun, self.host = True, hello["host"]
+        self.started, self.host = True, hello["host"]
         if hello["why"]:
             self._refuse(hello["why"])
 
