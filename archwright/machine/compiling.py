@@ -17,11 +17,16 @@ TRANSPOSED = "-fno-ipa-cp"
 neither is right."""
 
 
-def compile_parts(model: LanguageModel, wanted: str, *, whole_loss: bool) -> tuple[str, str]:
+def compile_parts(
+    model: LanguageModel, wanted: str, *, whole_loss: bool, device: str = ""
+) -> tuple[str, str]:
     """Compile each layer, and the head where it gives all logits at once, if wanted and possible; return what was
     done, and why.
 
     On a CPU compiling needs a C++ compiler; without one the run goes on uncompiled.
+
+    Args:
+        device: where the model will compute; by default, where its parameters are.
     """
     if wanted == "none":
         return "none", "not asked for"
@@ -30,7 +35,7 @@ def compile_parts(model: LanguageModel, wanted: str, *, whole_loss: bool) -> tup
             "none",
             "reversible layers are computed again in the backward pass, uncompiled as in the forward one",
         )
-    on_cpu = next(model.parameters()).device.type == "cpu"
+    on_cpu = (device or next(model.parameters()).device.type) == "cpu"
     if on_cpu and not has_compiler():
         return "none", "no C++ compiler is here, which compiling for a CPU needs"
     transposes = work_around_compiler_bugs()

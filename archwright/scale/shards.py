@@ -34,7 +34,8 @@ class ModelShards(Shards):
     that have the same.
 
     Args:
-        model: whole, and the same in all processes.
+        model: whole, and the same in all processes; or on the meta device, and then what this process holds of it has
+            memory without values.
         mesh: the processes, [shard], [replicate, shard] or [replicate, shard, tensor].
         sequence: whether a tensor group shares the tokens between branches.
         experts: the same processes, [shard, expert] or [replicate, shard, expert], where they share experts.
@@ -69,6 +70,8 @@ class ModelShards(Shards):
                 unit.set_gradient_divide_factor(1.0)
         for name in OTHER_PASSES:
             calls_forward(model, name)
+        if any(p.is_meta for p in model.parameters()):
+            model.to_empty(device=mesh.device_type)
         self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._held: dict[int, str] = {}
         """Names of the tensors that optimizers move, by what they are."""

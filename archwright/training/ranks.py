@@ -45,10 +45,19 @@ class Rank:
         self._saving: Future[object] | None = None
 
     @classmethod
-    def of(cls, group: "Group", folder: RunFolder, material: Material) -> "Rank":
-        """Return what this process is to a run that is settled."""
+    def of(
+        cls,
+        group: "Group",
+        folder: RunFolder,
+        material: Material,
+        whole: Session | None = None,
+    ) -> "Rank":
+        """Return what this process is to a run that is settled; its part of the model has the values of `whole`, which
+        the first process has."""
         with group.together():
-            return cls(group, resolved_session(folder, material, group)[0], material)
+            rank = cls(group, resolved_session(folder, material, group)[0], material)
+            rank._spread(whole)
+            return rank
 
     def execute(self, order: "Order", whole: "Rank0Session | None" = None) -> Any:
         """Do what an order says; `whole` is the session of the first process that has the whole model.
@@ -269,7 +278,7 @@ def distributed(
     group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
     session.model.to("cpu")
     try:
-        yield Rank0Session(session, Rank.of(group, folder, material))
+        yield Rank0Session(session, Rank.of(group, folder, material, session))
     except BaseException:
         if group.busy:  # the others hear no order now; they see that this process ends
             group.is_first_to_report()

@@ -129,13 +129,18 @@ def _at_least_seconds(session: Session, peak: float) -> float:
 def resolved_session(
     folder: RunFolder, material: Material, processes: Processes = ALONE
 ) -> tuple[Session, Decisions]:
-    """Return the session of a run that was settled before; nothing is decided or measured."""
+    """Return the session of a run that was settled before; nothing is decided or measured.
+
+    Of several processes each has memory for its part of the model, without values: `Rank.of` gives it these.
+    """
     run, layout = folder.spec, processes.layout
     decisions = decided(run.machine, folder.environment())
     share_threads(run.machine.threads, layout)
-    model = make_model(run, material, run.machine, layout).use_kernel(run.machine.kernel)
+    model = make_model(run, material, run.machine, layout, with_values=layout.size == 1)
+    model.use_kernel(run.machine.kernel)
     compiled = "none" if run.machine.compile == "auto" else run.machine.compile
-    compile_parts(model, compiled, whole_loss=run.machine.loss == "whole")
+    whole_loss = run.machine.loss == "whole"
+    compile_parts(model, compiled, whole_loss=whole_loss, device=run.machine.device)
     if run.machine.fused == "liger":
         fuse(model, run.machine)
     processes.cut(model)
@@ -143,9 +148,14 @@ def resolved_session(
 
 
 def make_model(
-    run: RunSpec, material: Material, machine: MachineSpec, layout: Layout = ONE
+    run: RunSpec,
+    material: Material,
+    machine: MachineSpec,
+    layout: Layout = ONE,
+    *,
+    with_values: bool = True,
 ) -> LanguageModel:
-    """Return the run's model with its initial weights.
+    """Return the run's model with its initial weights, or without values and memory, on the meta device.
 
     Raises:
         UserError: a vocabulary that the tokenizer exceeds, or not enough memory.
@@ -158,7 +168,8 @@ def make_model(
             'the tokenizer, or "auto"'
         )
     check_memory(run, num_tokens, machine, layout)
-    model = build(run.model, seed=run.seed, device=machine.device, vocab_size=num_tokens)
+    device = machine.device if with_values else "meta"
+    model = build(run.model, seed=run.seed, device=device, vocab_size=num_tokens)
     return model if machine.activation_checkpointing == "none" else model.checkpoint_activations()
 
 
@@ -169,12 +180,10 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
     needed = least_memory(model, rows, whole_logits=machine.loss == "whole")
     total = total_memory(machine.device)
     kept, here = needed.model, "this machine has"
-    if layout.size > 1:  # at first the weights are whole in each process
-        kept, here = (
-            max(kept // (layout.num_shards * layout.tensor), 4 * model.num_parameters()),
-            "each process has",
-        )
-        total //= layout.local if machine.device == "cpu" else 1
+    if layout.size > 1:
+        kept, here = kept // (layout.num_shards * layout.tensor), "each process has"
+        if machine.device == "cpu":  # where the first one has the whole weights beside its part
+            total = (total - 4 * model.num_parameters()) // layout.local
     if kept > total:
         raise UserError(
             f"model: {model.num_parameters():,} parameters, their gradients and moments need "

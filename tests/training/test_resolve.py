@@ -12,13 +12,16 @@ import archwright
 from archwright import checkpoint
 from archwright.machine import decide as machine_room
 from archwright.machine.decide import Decisions, decide, decide_kernel
+from archwright.model.language_model import LanguageModel
 from archwright.parts.kernels import KERNELS
 from archwright.runs import RunFolder
+from archwright.scale.layout import Layout
+from archwright.scale.processes import Processes
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import resolve as resolve_room
-from archwright.training.data import Material, prepare_data
+from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.progress import Silent
 from archwright.training.resolve import make_model, resolve
 from tests.tiny import tiny_run, write_text
@@ -323,6 +326,26 @@ def test_accumulation_makes_room(run: RunSpec, material: Material) -> None:
 
 
 CPU = MachineSpec(device="cpu")
+
+
+class Second(Processes):
+    """The second of two processes, which has half of what a model is cut up into."""
+
+    layout = Layout(1, 2, 2)
+
+    def cut(self, model: LanguageModel) -> None:
+        self.at_first = {p.device.type for p in model.parameters()}
+        model.to_empty(device="cpu")
+
+
+@pytest.mark.slow
+def test_several_processes_have_no_whole_model_each(trained: Path) -> None:
+    folder, second = RunFolder.open(trained), Second()
+    material = reload_data(folder.spec, folder)
+    resolve_room.resolved_session(folder, material, second)
+    assert second.at_first == {"meta"}
+    session, _ = resolve_room.resolved_session(folder, material)
+    assert {p.device.type for p in session.model.parameters()} == {"cpu"}
 
 
 # Starting from existing weights ------------------------------------------------------------------
