@@ -148,7 +148,8 @@ class Stored:
             if values.shape == wanted.sizes:
                 return values
             if found is None:
-                found = torch.empty(wanted.sizes, dtype=values.dtype)
+                # Where blocks of a forged file overlap, others are missing: not what memory held before.
+                found = torch.zeros(wanted.sizes, dtype=values.dtype)
             found[
                 tuple(slice(a - c, b - c) for (a, b), c in zip(spans, wanted.offsets, strict=True))
             ] = values

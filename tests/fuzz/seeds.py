@@ -104,6 +104,19 @@ class Workshop:
         return self._made("run", self._make_run)
 
     @cache  # noqa: B019
+    def run_of_two(self) -> Path:
+        """Return the same with its newest checkpoint in parts, as two processes write it."""
+
+        def make() -> None:
+            shutil.copytree(self.run(), ".", dirs_exist_ok=True)
+            for file in Path("run").glob("*.json*"):
+                told = file.read_bytes().replace(str(self.run()).encode(), bytes(Path.cwd()))
+                file.write_bytes(told)
+            _write_in_parts(Path("run"), 6, 2)
+
+        return self._made("two", make)
+
+    @cache  # noqa: B019
     def cut_run(self) -> Path:
         """Return the same with the run as it was at step 4, to be resumed."""
 
@@ -149,6 +162,61 @@ class Workshop:
     def _make_run(self) -> None:
         write_text(Path("text.txt"), 120)
         verb(*tiny_words("text.txt", *RUN_WORDS), "--quiet", "--out", "run")
+
+
+def _write_in_parts(run: Path, step: int, size: int) -> None:
+    """Write a checkpoint of a run again, as so many processes do that have a stretch of each tensor."""
+    import torch
+
+    from archwright import checkpoint
+    from archwright.checkpoint.optimizers import read_optimizer
+    from archwright.runs import RunFolder
+    from archwright.scale.layout import Block
+    from archwright.training.data import reload_data
+    from archwright.training.resolve import resolved_session
+
+    def block(tensor: torch.Tensor, rank: int) -> Block:
+        shape = (*tensor.shape,)
+        if not shape or shape[0] % size:
+            return Block(shape, (0,) * len(shape), shape, size, rank)
+        rows = shape[0] // size
+        return Block(shape, (rank * rows, *(0 for _ in shape[1:])), (rows, *shape[1:]))
+
+    def own(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        found = block(tensor, rank)
+        return tensor[found.offsets[0] :][: found.sizes[0]] if found.copies == 1 else tensor
+
+    folder = RunFolder(str(run))
+    session = resolved_session(folder, reload_data(folder.spec, folder))[0]
+    checkpoints = folder.checkpoints_folder
+    session.restore(checkpoints / f"step-{step}")
+    state = dict(vars(session.standing)) | {"precision": session.precision.state()}
+    names, metadata = checkpoint.names_of(session.model)
+    tensors = session.model.state_dict()
+    shutil.rmtree(checkpoints / f"step-{step}")
+    draft, seals = checkpoint.begin(checkpoints, step, 2), {}
+    for rank in range(size):
+        optimizers, blocks = {}, {}
+        for name, optimizer in session.optimizers.items():
+            found = read_optimizer(optimizer, session.model)
+            kept = found["state_dict"]["state"].items()
+            moments = {i: {k: own(v, rank) for k, v in values.items()} for i, values in kept}
+            optimizers[name] = found | {"state_dict": found["state_dict"] | {"state": moments}}
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            blocks[name] = [block(p, rank) for p in parameters]
+        snapshot = checkpoint.take_part(
+            step,
+            (rank, size),
+            tensors={
+                name: (own(tensors[name], rank), block(tensors[name], rank)) for name in names
+            },
+            optimizers=optimizers,
+            blocks=blocks,
+            metadata=metadata,
+            state=state if rank == 0 else None,
+        )
+        seals |= checkpoint.write_part(draft, snapshot)
+    checkpoint.finish(checkpoints, step, seals, 2)
 
 
 def _make_foreign() -> None:

@@ -326,6 +326,14 @@ def _run_files(*patterns: str) -> Callable[[Workshop], Sequence[Seed]]:
     return seeds
 
 
+def _parts_files(*patterns: str) -> Callable[[Workshop], Sequence[Seed]]:
+    def seeds(workshop: Workshop) -> Sequence[Seed]:
+        kinds = {pattern: Path(pattern).suffix[1:] for pattern in patterns}
+        return [of_folder("a run of two processes", workshop.run_of_two(), kinds)]
+
+    return seeds
+
+
 def _cut_run_files(*patterns: str) -> Callable[[Workshop], Sequence[Seed]]:
     names = {"bin": "tokens"}
 
@@ -540,6 +548,24 @@ TARGETS = (
     Target(
         "forged checkpoints",
         _run_files(*CHECKPOINTS),
+        _restore,
+        ("archwright.checkpoint.optimizers:optimizer_misfits",),
+        amend=_seal,
+        also=(_drop_newest,),
+        dear=2,
+    ),
+    Target(
+        "checkpoints in parts",
+        _parts_files(*CHECKPOINTS),
+        _restore,
+        ("archwright.checkpoint.steps:verify",),
+        hashed=True,
+        also=(_drop_newest,),
+        dear=2,
+    ),
+    Target(
+        "forged checkpoints in parts",
+        _parts_files(*CHECKPOINTS),
         _restore,
         ("archwright.checkpoint.optimizers:optimizer_misfits",),
         amend=_seal,
