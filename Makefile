@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # environment says: hundreds of processes would compile the package anew.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-slow laws mutants fuzz faults house check bench bench-full docs site clean
+.PHONY: help demo test test-fast test-slow laws mutants fuzz faults faults-scale house check bench bench-full docs site clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -39,6 +39,9 @@ fuzz: $(VENV)/.installed-dev  ## change N files of every kind, and read them: ma
 
 faults: $(VENV)/.installed-dev  ## kill verbs 200 times, fail them 100 times, and run them again (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --kills 200 --errors 100 --keep build/faults
+
+faults-scale: $(VENV)/.installed-dev  ## kill processes of one run 200 times, of 1, 2 and 4, and let it go on (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.scale --kills 200 --keep build/faults-scale $(ARGS)
 
 house: $(VENV)/.installed-dev  ## count what makes code hard to read (ARGS="TEXT": where)
 	$(BIN)/python -m tests.house $(ARGS)

@@ -6,8 +6,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from archwright.spec.errors import UserError
 
@@ -108,6 +109,14 @@ def sweep(folder: Path, *names: str) -> None:
                 path.unlink()
 
 
+def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:
+    """Return what changes when the content of some files may have, or the machine is started again: sizes, times and
+    inodes by the names that are given."""
+    found = {name: path.stat() for name, path in paths.items()}
+    files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in found.items()}
+    return {"boot": _boot(), "files": files}
+
+
 def is_abandoned(path: Path, pid: int) -> bool:
     """Return whether nobody writes `path` any more: its process is dead on this machine, or it is a day old."""
     import psutil
@@ -137,6 +146,16 @@ def remove_folder(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.replace(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _boot() -> str:
+    """Return what differs after each start of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        import psutil
+
+        return str(psutil.boot_time())
 
 
 def _reason(error: OSError, path: Path, setting: str) -> str:

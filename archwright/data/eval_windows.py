@@ -1,7 +1,7 @@
 """Measuring on held-out text: windows that predict every token once, and bits per byte."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -115,7 +115,7 @@ class HeldOut:
         if not self.objective.defines_bits_per_byte:
             self.stride = self.window_length
         self._token_lengths = token_lengths if max_bytes is not None else None
-        ranges = [*pairwise(map(int, store.offsets))]
+        ranges: Iterable[tuple[int, int]] = pairwise(map(int, store.offsets))
         if max_bytes is not None:
             if token_lengths is None:
                 raise UserError(
@@ -125,10 +125,12 @@ class HeldOut:
             size = PIECE_BYTES * context_length
             ranges = _pieces(store, size, max_bytes, token_lengths)
         elif max_tokens is not None and token_lengths is None:
-            ranges = [ranges[i] for i in _whole_documents(store, max_tokens)]
-        rows = [row for i, (base, end) in enumerate(ranges) for row in self._windows(base, end, i)]
+            taken = _whole_documents(store, max_tokens)
+            ranges = [(int(store.offsets[i]), int(store.offsets[i + 1])) for i in taken]
         if max_bytes is None and max_tokens is not None and token_lengths is not None:
-            rows = _sample(rows, max_tokens)
+            rows = self._sample(max_tokens)
+        else:
+            rows = [row for i, (a, b) in enumerate(ranges) for row in self._windows(a, b, i)]
         self.num_tokens = sum(row.counted for row in rows)
         self.num_bytes = _bytes(store, rows, token_lengths)
         if not self.num_bytes:
@@ -179,13 +181,41 @@ class HeldOut:
 
     def _windows(self, base: int, end: int, piece: int) -> Iterator[Window]:
         """Yield the windows over a document or a piece of one, of which the first token is not predicted."""
-        start, done = base, base + 1  # the token that a document starts from is none of its text
-        while done < end:
-            stop = min(start + self.window_length, end)
-            if self.stride < self.window_length:
-                start = max(base, min(start, stop - self.window_length))
-            yield Window(start, stop, stop - done, piece)
-            done, start = stop, start + self.stride
+        number = int(self._num_windows(np.array(end - base)))
+        return (self._window(base, end, place, piece) for place in range(number))
+
+    def _num_windows(self, lengths: Ids) -> Ids:
+        """Return how many windows there are over documents of some lengths, their first token included."""
+        rest = np.maximum(lengths - self.window_length, 0)
+        return -(-rest // self.stride) + (lengths > 1)
+
+    def _window(self, base: int, end: int, place: int, piece: int) -> Window:
+        """Return a window over a document by its place among them."""
+        start = base + place * self.stride
+        stop = min(start + self.window_length, end)
+        # The token that a document starts from is none of its text.
+        done = start - self.stride + self.window_length if place else base + 1
+        if self.stride < self.window_length:
+            start = max(base, stop - self.window_length)
+        return Window(start, stop, stop - done, piece)
+
+    def _sample(self, max_tokens: int) -> list[Window]:
+        """Return windows spread evenly over all there are, of which no others are made; the last one is cut to meet
+        the cap."""
+        offsets = self.store.offsets
+        left = min(max_tokens, len(self.store) - self.store.num_documents)
+        first = np.concatenate([[0], np.cumsum(self._num_windows(np.diff(offsets)))])
+        taken: list[Window] = []
+        for i in _spread(int(first[-1])):
+            document = int(np.searchsorted(first, i, "right")) - 1
+            base, end = int(offsets[document]), int(offsets[document + 1])
+            row = self._window(base, end, i - int(first[document]), document)
+            excess = max(0, row.counted - left)
+            taken.append(row._replace(stop=row.stop - excess, counted=row.counted - excess))
+            left -= row.counted - excess
+            if left == 0:
+                break
+        return sorted(taken)
 
     def _batch(self, rows: list[Window], seed: int) -> Batch:
         lengths = np.array([row.stop - row.start for row in rows])
@@ -204,22 +234,6 @@ class HeldOut:
             columns = np.arange(targets.shape[1])
             targets = np.where(columns < predicted_before[:, None], IGNORE, targets)
         return replace(batch, inputs=inputs, targets=targets)
-
-
-def _sample(rows: list[Window], max_tokens: int) -> list[Window]:
-    """Return windows spread evenly over all rows; the last one is cut to meet the cap."""
-    if sum(row.counted for row in rows) <= max_tokens:
-        return rows
-    taken: list[Window] = []
-    left = max_tokens
-    for i in _spread(len(rows)):
-        row = rows[i]
-        excess = max(0, row.counted - left)
-        taken.append(row._replace(stop=row.stop - excess, counted=row.counted - excess))
-        left -= row.counted - excess
-        if left == 0:
-            break
-    return sorted(taken)
 
 
 def _whole_documents(store: TokenStore, max_tokens: int) -> list[int]:

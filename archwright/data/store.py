@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from archwright.files import state_of
 from archwright.progress import Progress
 from archwright.spec.errors import UserError
 
@@ -293,13 +293,7 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
 def _state(folder: Path, index: Index) -> dict[str, Any]:
     """Return what changes when the content of a store may have: what a check holds for."""
     names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in index.shards))
-    found = {name: (folder / name).stat() for name in names}
-    files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in found.items()}
-    try:  # what differs after each start of the machine
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except (OSError, ValueError):
-        boot = str(psutil.boot_time())
-    return {"boot": boot, "files": files}
+    return state_of({name: folder / name for name in names})
 
 
 def _read_state(folder: Path) -> Any:

@@ -1,10 +1,17 @@
 """How this process was started: alone, or as one of several by torchrun. Imports no torch."""
 
 import os
+import sys
+import time
+from functools import cache
 from typing import NamedTuple
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in the environment of each process."""
+
+
+LOOK_SECONDS = 0.5
+"""Time between looks at whether torchrun is still there."""
 
 
 class LostError(RuntimeError):
@@ -43,3 +50,22 @@ def is_first() -> bool:
     """Tell whether this process decides, writes and prints: it is alone, or the first of several."""
     found = launched()
     return found is None or found.rank == 0
+
+
+@cache
+def end_with_torchrun() -> None:
+    """End this process, from a thread of its own, once torchrun, which has started it, was killed: else it would go on
+    where nobody sees it, and the same command would be refused until it is done."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from threading import Thread
+
+        Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(torchrun: int) -> None:
+    while os.getppid() == torchrun:
+        time.sleep(LOOK_SECONDS)
+    if is_first():
+        line = "torchrun has ended, so all end; the same command goes on from the last checkpoint"
+        print(f"archwright: {line}", file=sys.stderr, flush=True)
+    os._exit(1)

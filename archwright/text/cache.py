@@ -66,7 +66,7 @@ def only_one(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 def sweep() -> None:
     """Remove what processes that died have left in the cache."""
-    for kind in ("tokens", "tokenizers", "measured"):
+    for kind in ("tokens", "tokenizers", "measured", "surveys"):
         folder = cache_folder(kind)
         for path in listed(folder):
             if found := UNFINISHED.fullmatch(path.name):

@@ -14,6 +14,7 @@ from archwright.spec.files import open_regular
 from archwright.spec.run_spec import DataSpec
 from archwright.text.chunking import TARGET, pieces
 from archwright.text.sources import TextFile
+from archwright.text.surveys import Found, kept_or_surveyed
 from archwright.text.tables import rows
 
 BLOCK = 1 << 18
@@ -133,8 +134,25 @@ def line_border(file: Surveyed, span: Span, near: int) -> int | None:
 
 def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
     """Read one file; None if it was found, not named, and is no text."""
-    if file.is_table:
-        return _survey_table(file, data)
+    question = {"name": file.name, "field": data.field, "separator": data.separator}
+    question |= {"errors": data.errors, "skipped": f"{file.found} {file.library}"}
+
+    def read_once() -> Found | None:
+        there = _survey_table(file, data) if file.is_table else _survey_text(file, data)
+        if there is None:
+            return None
+        return Found(
+            size=there.size,
+            digest=there.digest,
+            kept_bytes=there.kept_bytes,
+            held_out_bytes=there.held_out_bytes,
+        )
+
+    found = kept_or_surveyed(file.path, question, read_once)
+    return None if found is None else Surveyed(file, **dict(found))
+
+
+def _survey_text(file: TextFile, data: DataSpec) -> Surveyed | None:
     with _opened(file.path) as handle:
         kind = _binary(handle.read(HEAD))
         if kind and file.found:

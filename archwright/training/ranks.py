@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from archwright import checkpoint
 from archwright.runs import RunFolder
-from archwright.scale.launch import LostError, launched
+from archwright.scale.launch import LostError, end_with_torchrun, launched
 from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
 from archwright.training.data import Material, reload_data
@@ -310,6 +310,7 @@ def follow() -> RunFolder:
 
     launch = launched()
     assert launch is not None, "one process alone follows nobody"
+    end_with_torchrun()
     group = Group(launch)
     begin = order = group.wait_to_begin()
     with warnings.catch_warnings(), _undisturbed():

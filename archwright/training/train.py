@@ -16,7 +16,7 @@ from archwright.runs import RUNS, RunFolder
 from archwright.runs.ending import early_end, early_end_text
 from archwright.runs.load import OpenRun, open_run
 from archwright.runs.records import Record
-from archwright.scale.launch import is_first, launched
+from archwright.scale.launch import end_with_torchrun, is_first, launched
 from archwright.scale.layout import ONE, Layout, check_layout, kept_layout, layout_of
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -156,6 +156,7 @@ def _resume(
     since: float,
     layout: Layout,
 ) -> OpenRun:
+    end_with_torchrun()
     if not folder.finished:
         train_in(
             folder, finish, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout

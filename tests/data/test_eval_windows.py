@@ -1,6 +1,7 @@
 """Every held-out token is predicted once, in its own document, and every byte counted once."""
 
 import math
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -150,6 +151,28 @@ def test_a_cap_takes_each_document_by_its_share(tmp_path: Path) -> None:
     assert held_out.num_tokens == 1000
     long = sum(row.counted for row in held_out._rows if row.start < store.offsets[1])
     assert 400 < long < 600
+
+
+@pytest.mark.parametrize("stride", [4, 7, 16])
+def test_a_sample_is_of_the_windows_over_all_text(tmp_path: Path, stride: int) -> None:
+    store = stored(tmp_path, [letters(n) for n in (1, 300, 16, 17, 90, 2)])
+    whole = {*HeldOut(store, 16, 4, stride)._rows}
+    assert sum(row.counted for row in whole) == len(store) - store.num_documents
+    for cap in (1, 33, 200):
+        some = HeldOut(store, 16, 4, stride, cap, RAW.token_lengths)
+        assert len({*some._rows} - whole) <= 1, "but for the last, which is cut"
+    assert {*HeldOut(store, 16, 4, stride, 1000, RAW.token_lengths)._rows} == whole
+
+
+def test_a_sample_of_a_long_text_needs_the_memory_of_the_sample(tmp_path: Path) -> None:
+    peaks = []
+    for n in (1000, 100_000):
+        store = stored(tmp_path, ["x" * n])
+        tracemalloc.start()
+        HeldOut(store, 4, 4, stride=1, max_tokens=100, token_lengths=RAW.token_lengths)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] + 10_000, "of a window for each token, it would be 100 times"
 
 
 def test_texts_are_what_is_predicted(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
         f"tokenizers/{HASHES[2]}.json",
         f"tokenizers/{HASHES[2]}.blake2",
         f"measured/{HASHES[3]}.json",
+        f"surveys/{HASHES[3]}.json",
     )
     mine = made(cache, "notes.txt", "tokens/notes.txt", f"tokens/{HASHES[2][1:]}/index.json")
     outside = made(tmp_path / "outside", "index.json")
@@ -137,6 +138,7 @@ def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
         ("tokens", HASHES[0], 200),
         ("tokenizers", HASHES[2], 200),
         ("measured", HASHES[3], 100),
+        ("surveys", HASHES[3], 100),
     ]
     assert [entry.name for entry in clean(older_than=86400).removed] == [HASHES[0]]
     with only_one(cache / "tokens" / HASHES[1]):
