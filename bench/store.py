@@ -37,7 +37,7 @@ from archwright.text.tokenizer import Tokenizer
 DOCUMENT = 1000
 """Tokens of a document, on average."""
 BLOCK = 1 << 22
-"""Tokens that are drawn at a time."""
+"""Tokens that are written at a time."""
 HUGE = 10**11
 CONTEXT, ROWS, STEPS = 1024, 8, 40
 TRAINED = (
@@ -71,8 +71,10 @@ def make(folder: Path, num_tokens: int, seed: int) -> None:
 def drawn(num_tokens: int, begin_of_text: int, seed: int) -> Iterator[Encoded]:
     """Yield documents of random length, some at a time, as a tokenizer would."""
     dice = np.random.default_rng(seed)
+    letters = dice.integers(ord("a"), ord("z") + 1, 2 * BLOCK, np.uint16)
     while num_tokens > 0:
-        tokens = dice.integers(ord("a"), ord("z") + 1, min(BLOCK, num_tokens), np.uint16)
+        first, size = dice.integers(BLOCK), min(BLOCK, num_tokens)
+        tokens = letters[first : first + size].copy()
         ends = np.cumsum(dice.integers(2, 2 * DOCUMENT, len(tokens) // DOCUMENT + 1))
         starts = np.concatenate([[0], ends[ends < len(tokens)]])
         tokens[starts] = begin_of_text
