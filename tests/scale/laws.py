@@ -26,7 +26,7 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,11 +137,20 @@ class Verdict:
         return self.holds and bool(self.beyond)
 
 
-def drawn(number: int = NUMBER, seed: int = SEED, sizes: Sequence[int] = SIZES) -> Drawn:
-    """Draw so many compositions, each with plans until one is not refused."""
-    dice, found = random.Random(seed), Drawn()
+def drawn(
+    number: int = NUMBER,
+    seed: int = SEED,
+    *,
+    only: Container[int] = range(sys.maxsize),
+    sizes: Sequence[int] = SIZES,
+) -> Drawn:
+    """Draw so many compositions, and for those that are asked for plans until one is not refused."""
+    found = Drawn()
     every = [plan for size in sizes for plan in plans(size)]
     for place, spec in enumerate(compositions(number, seed)):
+        if place not in only:
+            continue
+        dice = random.Random(f"{seed}/{place}")
         run = RunSpec(model=spec).override(*FIXED, *settings(dice), f"seed={place}")
         if dice.random() < 0.95:
             run = validated(RunSpec, _without_dropout(dump(run)))
@@ -479,6 +488,9 @@ def report(found: dict[int, Verdict], drawn: Drawn, seconds: float) -> list[str]
         lines.append(
             f"{what}: at most {most[-1]:.1e}, half of them at most {most[len(most) // 2]:.1e}"
         )
+    for number, v in found.items():
+        if v.undecided:
+            lines.append(f"undecided: {number}, off by {v.differences}; one process by {v.rounded}")
     lines.append(f"{sum(drawn.refused.values())} lines of refusals:")
     lines += [f"  {number:3} x {line}" for line, number in drawn.refused.most_common()]
     return lines
@@ -546,10 +558,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.file:
         given = Drawn([Trial(0, options.file.read_text(encoding="utf-8"))])
     else:
-        given = drawn(options.number, options.seed)
-    if options.only:
-        first, stop = map(int, options.only.split(":"))
-        given.trials = [trial for trial in given.trials if first <= trial.number < stop]
+        first, _, stop = (options.only or f"0:{options.number}").partition(":")
+        given = drawn(options.number, options.seed, only=range(int(first), int(stop)))
     found = verdicts(given.trials)
     print("\n".join(report(found, given, time.perf_counter() - started)))
     problems = [*failures(found, options.keep)]
