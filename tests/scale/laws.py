@@ -26,7 +26,7 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,8 +93,10 @@ class Trial(NamedTuple):
 class Trained(NamedTuple):
     """What a training leaves: numbers of each step, the first one's gradients, and the last weights."""
 
-    steps: list[list[float]]
-    gradients: dict[str, Tensor]
+    steps: Tensor
+    gradients: list[Tensor]
+    names: list[str]
+    """Of what they are the gradients; empty in a group."""
     weights: dict[str, Tensor]
 
 
@@ -347,38 +349,33 @@ def trained(run: RunSpec, processes: Processes, rounding: int = 0) -> Trained:
             group["dtype"] = "float64"  # of Muon's products
     with first_gradients(session, processes) as gradients:
         steps = [session.step() for _ in range(STEPS)]
-    tensors: Iterable[tuple[str, Tensor]]
-    if isinstance(processes, Group):
-        places: Iterable[object] = range(len(gradients))
-        tensors = processes.shards.whole_tensors()
-    else:
-        places = [names[id(p)] for group in groups for p in group["params"]]
-        tensors = [*model.named_parameters(), *model.named_buffers()]
+    named = (
+        processes.shards.whole_tensors()
+        if isinstance(processes, Group)
+        else itertools.chain(model.named_parameters(), model.named_buffers())
+    )
+    numbers = [[s.loss, s.grad_norm, s.router_loss, s.z_loss, s.second_loss or 0.0] for s in steps]
     return Trained(
-        [[s.loss, s.grad_norm, s.router_loss, s.z_loss, s.second_loss or 0.0] for s in steps],
-        {str(place): gradient for place, gradient in zip(places, gradients, strict=True)},
-        {name: tensor.detach().clone() for name, tensor in tensors},
+        torch.tensor(numbers, dtype=torch.float64),
+        gradients,
+        [names.get(id(p), "") for group in groups for p in group["params"]],
+        {name: tensor.detach().clone() for name, tensor in named},
     )
 
 
 def differences(found: Trained, one: Trained) -> tuple[dict[str, float], str]:
     """Return the largest differences of a training from that of one process, and whose gradient differs most."""
-    largest = max((_most(g) for g in one.gradients.values()), default=0.0)
+    largest = max(map(_most, one.gradients))
     by_name = {
-        name: _off(g, expected) / max(_most(expected), 1e-6 * largest, 1e-30)
-        for g, (name, expected) in zip(found.gradients.values(), one.gradients.items(), strict=True)
+        name: _off(own, expected) / max(_most(expected), 1e-6 * largest, 1e-30)
+        for name, own, expected in zip(one.names, found.gradients, one.gradients, strict=True)
     }
     where = max(by_name, key=lambda name: by_name[name])
-    steps, expected = (
-        torch.tensor(t.steps, dtype=torch.float64) for t in (found, one)
-    )  # [steps, numbers]
+    size = one.steps.abs().clamp(min=1)
     assert found.weights.keys() == one.weights.keys()
-    pairs = [(value, one.weights[name]) for name, value in found.weights.items()]
-    return {
-        "gradients": by_name[where],
-        "losses": _off(steps / expected.abs().clamp(min=1), expected / expected.abs().clamp(min=1)),
-        "weights": max(_off(value, wanted) for value, wanted in pairs),
-    }, where
+    weights = [_off(value, one.weights[name]) for name, value in found.weights.items()]
+    losses = _off(found.steps / size, one.steps / size)
+    return {"gradients": by_name[where], "losses": losses, "weights": max(weights)}, where
 
 
 def _most(x: Tensor) -> float:
