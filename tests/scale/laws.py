@@ -40,6 +40,7 @@ from torch import Tensor
 
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.inspection.laws.case import Case as SmallModel
+from archwright.model.build import build
 from archwright.scale.group import Group
 from archwright.scale.launch import Launch
 from archwright.scale.layout import AXES, Layout, check_layout, layout_of
@@ -331,17 +332,24 @@ class Texts:
 
 
 def trained(run: RunSpec, processes: Processes, rounding: int = 0) -> Trained:
-    """Train a run in float64; after a rounding, from weights that differ by so little."""
-    model = SmallModel(run.model, run.seed).enlarged().use_kernel(run.machine.kernel)
+    """Train a run in float64; after a rounding, from weights that differ by so little. Of several processes each builds
+    the model without memory, and takes its part of the values, as in a run."""
+    whole = SmallModel(run.model, run.seed).enlarged()
     if rounding:
         dice = torch.Generator().manual_seed(rounding)
         with torch.no_grad():
-            for p in model.parameters():
+            for p in whole.parameters():
                 p.mul_(1 + ROUNDING * torch.randn(p.shape, generator=dice, dtype=p.dtype))
+    alone = not isinstance(processes, Group)
+    model = whole if alone else build(run.model, device="meta").double()
+    model.use_kernel(run.machine.kernel)
     if run.machine.activation_checkpointing == "full":
-        model = model.checkpoint_activations()
+        model.checkpoint_activations()
     names = {id(p): name for name, p in model.named_parameters()}
     processes.cut(model)
+    if isinstance(processes, Group):
+        for name, value in (*whole.named_parameters(), *whole.named_buffers()):
+            processes.shards.put(name, value.detach())
     session = Session(run, model, Texts(run), processes)
     groups = [g for o in session.optimizers.values() for g in o.param_groups]
     for group in groups:

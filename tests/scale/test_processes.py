@@ -72,6 +72,7 @@ def run(text: Path) -> RunSpec:
         "evaluate.max_tokens=900",
         "evaluate.final_max_tokens=900",
         "optimizer.kind=muon",
+        "model.norm.kind=dyt",  # with numbers, which FSDP2 leaves alone
     )
 
 
