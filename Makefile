@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # environment says: hundreds of processes would compile the package anew.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-slow laws mutants fuzz faults faults-scale house check bench bench-full docs site clean
+.PHONY: help demo test test-fast test-slow laws laws-scale mutants fuzz faults faults-scale house check bench bench-full docs site clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -27,9 +27,13 @@ test: $(VENV)/.installed-dev check  ## run all checks, and every test that a cha
 test-slow: $(VENV)/.installed-dev  ## run what `make test` samples: the other cases, and a thousand compositions
 	$(PYTEST) -m release
 	$(MAKE) laws
+	$(MAKE) laws-scale
 
 laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (over a quarter of an hour)
 	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws tests/test_tiny_presets.py -s
+
+laws-scale: $(VENV)/.installed-dev  ## train sixty random architectures by 2 and 4 processes as by one (4 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.scale.laws
 
 mutants: $(VENV)/.installed-dev  ## plant faults in copies and see which tests notice (ARGS="--only NAME --jobs N")
 	$(BIN)/python -m tests.planted.run $(ARGS)

@@ -285,7 +285,7 @@ class Experts(Branch):
         scores = self.routing.probabilities(logits)
         # As for weights, no 0 / 0 where all sigmoids underflow.
         mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
-        share = sent_to / (len(logits) * s.top_k)
+        share = sent_to.to(scores.dtype) / (len(logits) * s.top_k)
         z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()
         factor = s.balance_loss * s.num_experts
         return RouterAuxLoss(share, mean_score, factor, z_loss, s.balance_over == "model")

@@ -58,11 +58,11 @@ class ModelShards(Shards):
         # Nobody changes in place what a model returns.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         # A number has nothing to cut; FSDP2 refuses it.
-        self._numbers = [p for p in model.parameters() if p.ndim == 0]
+        numbers = {p for p in model.parameters() if p.ndim == 0}
         for maps in self.experts.units:
             fully_shard([*maps], mesh=self.experts.mesh)
         for unit in (*units(model), model):
-            fully_shard(unit, mesh=mesh, ignored_params={*self._numbers})
+            fully_shard(unit, mesh=mesh, ignored_params=numbers)
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 # The loss is divided by all that is counted in the batch: its gradients add up.
@@ -72,6 +72,8 @@ class ModelShards(Shards):
             calls_forward(model, name)
         if any(p.is_meta for p in model.parameters()):
             model.to_empty(device=mesh.device_type)
+        # Memory comes with other parameters in place of those before.
+        self._numbers = [p for p in model.parameters() if p.ndim == 0]
         self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._held: dict[int, str] = {}
         """Names of the tensors that optimizers move, by what they are."""

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from archwright.scale.group import Group
 from archwright.scale.launch import launched
 from archwright.scale.layout import Layout
 from archwright.scale.processes import Processes
+from archwright.training.session import Session
 from bench.scale import ROOT, Case, environment, started, torchrun
 
 Grid = (
@@ -29,22 +31,36 @@ Grid = (
 """scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context and scale.expert."""
 
 
-def gradients(case: Case, processes: Processes) -> list[Tensor]:
-    """Return the gradients of the first step before they are clipped, in the order of the optimizers' parameters."""
+@contextmanager
+def first_gradients(session: Session, processes: Processes) -> Iterator[list[Tensor]]:
+    """Yield a list for the gradients of the next step, whole and before they are clipped, in the order of the
+    optimizers' parameters."""
     seen: list[Tensor] = []
-    with started(case, processes=processes) as session:
-        norm = processes.norm
+    norm = processes.norm
 
-        def watched(own: Tensor) -> Tensor:
-            groups = (g for o in session.optimizers.values() for g in o.param_groups)
+    def watched(own: Tensor) -> Tensor:
+        if not seen:
+            groups = [g for o in session.optimizers.values() for g in o.param_groups]
+            shards = processes.shards if isinstance(processes, Group) else Shards()
             for p in (p for group in groups for p in group["params"]):
-                shards = processes.shards if isinstance(processes, Group) else Shards()
-                seen.append(shards.whole(p, p.grad).clone().contiguous())
-            return norm(own)
+                own_part = torch.zeros_like(p) if p.grad is None else p.grad
+                seen.append(shards.whole(p, own_part).clone().contiguous())
+        return norm(own)
 
-        processes.norm = watched  # type: ignore[method-assign]
-        session.step()
+    processes.norm = watched  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
         del processes.norm
+
+
+def gradients(case: Case, processes: Processes) -> list[Tensor]:
+    """Return the gradients of the first step."""
+    with (
+        started(case, processes=processes) as session,
+        first_gradients(session, processes) as seen,
+    ):
+        session.step()
     return seen
 
 
@@ -67,15 +83,36 @@ def of_group(
     return load_file(out)
 
 
-def answer(question: str) -> None:
-    """Find the gradients that are asked for, together with the other processes."""
-    asked, launch = json.loads(question), launched()
+def assert_those_of_one(
+    name: str, case: Case, together: Mapping[str, Tensor], grids: Sequence[Grid]
+) -> list[Tensor]:
+    """Hold the gradients of a row that groups have against those of a process alone, and return these."""
+    alone = of_one(case)
+    for grid in grids:
+        for i, expected in enumerate(alone):
+            found = together[f"{name}/{json.dumps(grid)}/{i}"]
+            # Biases of keys, which change nothing, have gradients of rounding alone.
+            atol = 2e-5 * float(expected.abs().max()) + 2e-8
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=f"{grid}, {i}")
+    return alone
+
+
+def joined() -> Group:
+    """Return the group of the processes that torchrun started, which have met."""
+    launch = launched()
     assert launch is not None, "torchrun starts this"
     group = Group(launch)
     if launch.rank == 0:
         group.begin({"do": "train", "device": "cpu", "layout": [1, launch.size]})
     else:
         group.wait_to_begin()
+    return group
+
+
+def answer(question: str) -> None:
+    """Find the gradients that are asked for, together with the other processes."""
+    asked, group = json.loads(question), joined()
+    launch = group.launch
     found: dict[str, Tensor] = {}
     for name, (row, words, text) in asked["cases"].items():
         for replicate, shard, *more in asked["grids"]:

@@ -2,25 +2,20 @@
 
 import json
 import random
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-import archwright
-from archwright import checkpoint
 from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.runs import RunFolder
-from archwright.scale.layout import Layout, check_layout, dropouts
+from archwright.scale.layout import Layout, check_layout
 from archwright.scale.processes import OneOf, stretch_of
 from archwright.spec.errors import UserError
-from archwright.spec.read import load_run
-from bench.scale import Case, environment, torchrun
-from tests.scale.gradients import Grid, of_group, of_one
-from tests.tiny import ROOT, WORDS, tiny_run, tiny_words, write_text
+from bench.scale import Case
+from tests.scale.gradients import Grid, assert_those_of_one, of_group
+from tests.scale.together import LOSSES, NORMS, two_train_as_one, without_dropout
+from tests.tiny import WORDS
 
 BLOCKWISE = "machine.kernel=blockwise"
 ROWS = {
@@ -53,13 +48,6 @@ TWO: tuple[Grid, ...] = ((1, 1, 1, True, 2),)
 FOUR: tuple[Grid, ...] = ((2, 1, 1, True, 2),)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents of a few words, several of which stand in a row."""
@@ -87,52 +75,17 @@ def together(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) ->
 def test_gradients_are_those_of_one_process(
     name: str, rows: dict[str, Case], together: dict[str, Tensor]
 ) -> None:
-    alone = of_one(rows[name])
     grids = [grid for grid in (*TWO, *FOUR) if f"{name}/{json.dumps(grid)}/0" in together]
     assert grids
-    for grid in grids:
-        for i, expected in enumerate(alone):
-            found = together[f"{name}/{json.dumps(grid)}/{i}"]
-            atol = 2e-5 * float(expected.abs().max()) + 2e-8
-            torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=f"{grid}, {i}")
+    assert_those_of_one(name, rows[name], together, grids)
 
 
 @pytest.mark.release
-def test_files_are_those_of_one_process_which_goes_on_with_them(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text.txt", 400)
-    words = (
-        *("budget=12steps", "checkpoint.every=6", "checkpoint.keep=9", "evaluate.every=6"),
-        *("evaluate.max_tokens=900", "evaluate.final_max_tokens=900"),
-        *("optimizer.kind=muon", "grad_accum_steps=2", "data.packing=document_mask"),
-    )
-    whole = archwright.train(tiny_run(text, *words), out=tmp_path / "whole", quiet=True).folder
-    command = [*torchrun(2), "-m", "archwright", *tiny_words(text, *words, "scale.context=2")]
-    subprocess.run(
-        [*command, "--out", str(tmp_path / "shared"), "--quiet"],
-        cwd=ROOT,
-        env=environment(),
-        check=True,
-    )
-    shared = RunFolder(tmp_path / "shared")
-    assert shared.finished
+def test_files_are_those_of_one_process_which_goes_on_with_them(text: Path, tmp_path: Path) -> None:
+    words = ("optimizer.kind=muon", "grad_accum_steps=2", "data.packing=document_mask")
+    records = (*LOSSES, NORMS)
+    shared = two_train_as_one(text, tmp_path, "scale.context=2", *words, records=records)
     assert shared.spec.scale.context == 2
-    assert_close(shared, whole)
-    for kind, key in (("train", "loss"), ("train", "grad_norm"), ("eval", "nats_per_token")):
-        found, expected = (
-            [r[key] for r in folder.metrics() if r["kind"] == kind] for folder in (shared, whole)
-        )
-        assert found == pytest.approx(expected, rel=1e-5)
-    shared.truncate_to(6)
-    shared.model_file.unlink()
-    archwright.resume(shared, quiet=True)
-    assert_close(shared, whole)
-
-
-def assert_close(folder: RunFolder, other: RunFolder) -> None:
-    ours, theirs = (checkpoint.read_model(f.model_file) for f in (folder, other))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=5e-5)
 
 
 def test_stretches_are_all_of_a_batch_and_padding_behind_it() -> None:
@@ -177,9 +130,7 @@ OTHERWISE = "by which tokens depend on others otherwise than through keys and va
     ],
 )
 def test_what_looks_along_texts_otherwise_is_refused(words: tuple[str, ...], line: str) -> None:
-    name, *changes = words
-    run = load_run(name).override("batch_size=8", *changes)
-    run = run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+    run = without_dropout(*words)
     check_layout(run, Layout(2))
     with pytest.raises(UserError) as error:
         check_layout(run, Layout(context=8))
@@ -188,8 +139,7 @@ def test_what_looks_along_texts_otherwise_is_refused(words: tuple[str, ...], lin
 
 
 def test_every_choice_that_is_refused_has_its_line() -> None:
-    run = load_run("reformer").override("batch_size=8")
-    run = run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+    run = without_dropout("reformer")
     with pytest.raises(UserError) as error:
         check_layout(run, Layout(context=2))
     paths = [line.partition(":")[0] for line in error.value.lines]

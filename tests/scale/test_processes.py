@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,8 @@ from archwright import checkpoint
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
-from tests.tiny import ROOT, tiny_run, write_text
+from tests.scale.together import assert_close, events, gone_back
+from tests.tiny import ROOT, tiny_run
 
 pytestmark = pytest.mark.slow
 
@@ -30,18 +30,6 @@ ROWS = (
 )
 """Both optimizers, both losses, accumulation, balance, a bias that follows loads, two stacks, shared tables."""
 NUM_STEPS, EVERY = 60, 15
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt", 400)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +72,7 @@ def run(text: Path) -> RunSpec:
         "evaluate.max_tokens=900",
         "evaluate.final_max_tokens=900",
         "optimizer.kind=muon",
+        "model.norm.kind=dyt",  # with numbers, which FSDP2 leaves alone
     )
 
 
@@ -130,11 +119,11 @@ def test_a_killed_process_costs_what_came_since_the_last_checkpoint(
 ) -> None:
     folder, err, code = shared
     assert code == 0
-    events = [(r["name"], r["step"]) for r in folder.metrics() if r["kind"] == "event"]
-    resumed = [step for name, step in events if name == "resumed"]
+    happened = events(folder)
+    resumed = [step for name, step in happened if name == "resumed"]
     assert resumed[0] == 3
     assert resumed[1] % EVERY == 0 < resumed[1], "it goes on from a checkpoint of two processes"
-    assert events[-1] == ("finished", NUM_STEPS)
+    assert happened[-1] == ("finished", NUM_STEPS)
     assert err.count("a process of this run has ended") == 1, err
     left = [
         p for p in psutil.process_iter(["cmdline"]) if str(folder.path) in (p.info["cmdline"] or [])
@@ -149,7 +138,8 @@ def test_files_are_those_of_one_process(
     assert names(folder.path) == names(whole.path)
     last = f"step-{NUM_STEPS}"
     for step in ("checkpoints/" + last, "."):
-        assert_close(folder.path / step / "model.safetensors", whole.path / step)
+        ours, theirs = (f.path / step / "model.safetensors" for f in (folder, whole))
+        assert_close(ours, theirs, atol=2e-4)
     exact = checkpoint.read_model(folder.path / "checkpoints" / last / "model.safetensors")
     for name, value in checkpoint.read_model(folder.model_file).items():  # gathered, not read
         assert torch.equal(exact[name], value), name
@@ -183,11 +173,9 @@ def test_one_process_goes_on_with_what_two_saved(
 ) -> None:
     path = tmp_path / "run"
     shutil.copytree(shared[0].path, path)
-    folder = RunFolder(path)
-    folder.truncate_to(NUM_STEPS - EVERY)
-    folder.model_file.unlink()
+    folder = gone_back(RunFolder(path), NUM_STEPS - EVERY)
     assert archwright.resume(folder, quiet=True).folder.finished
-    assert_close(folder.model_file, shared[0].path)
+    assert_close(folder.model_file, shared[0].model_file, atol=2e-4)
 
 
 def names(folder: Path) -> set[str]:
@@ -198,10 +186,3 @@ def names(folder: Path) -> set[str]:
         if "lock" not in p.name
     }
     return {name for name in found if "step-3" not in name}
-
-
-def assert_close(file: Path, other: Path) -> None:
-    ours, theirs = (checkpoint.read_model(f) for f in (file, other / "model.safetensors"))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=2e-4)

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,24 +10,16 @@ import torch
 import archwright
 from archwright import checkpoint
 from archwright.runs import RunFolder
-from bench.scale import environment, torchrun
-from tests.tiny import ROOT, tiny_words, write_text
+from tests.scale.together import LOSSES, events, gone_back, started, trained, values
+from tests.tiny import tiny_words
 
 pytestmark = pytest.mark.slow
 
 STEPS, EVERY = 12, 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    text = write_text(tmp_path_factory.mktemp("text") / "text.txt", 200)
+def words(text: Path) -> list[str]:
     return tiny_words(
         text,
         f"budget={STEPS}steps",
@@ -41,26 +31,10 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
 
 
-def together(*words: str, number: int = 2) -> "subprocess.CompletedProcess[str]":
-    """Run a command of some processes."""
-    return subprocess.run(
-        [*torchrun(number), *words],
-        cwd=ROOT,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        timeout=240,
-    )
-
-
 @pytest.fixture(scope="module")
 def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of a tensor group of two, undisturbed."""
-    path = tmp_path_factory.mktemp("whole") / "run"
-    done = together("-m", "archwright", *words, "scale.tensor=2", "--quiet", "--out", str(path))
-    assert done.returncode == 0, done.stderr
-    return RunFolder(path)
+    return trained(2, tmp_path_factory.mktemp("whole") / "run", *words, "scale.tensor=2")
 
 
 def test_each_writes_what_it_holds(whole: RunFolder) -> None:
@@ -84,11 +58,10 @@ def test_one_killed_while_it_writes_costs_that_checkpoint_alone(
     """Started again, both go on from the one before, bit for bit."""
     path = tmp_path / "run"
     again = ("--max-restarts=1", "-m", "tests.scale.struck", "killed", str(2 * EVERY))
-    done = together(*again, *words, "scale.tensor=2", "--out", str(path))
+    done = started(2, *again, *words, "scale.tensor=2", "--out", str(path))
     assert done.returncode == 0, done.stderr
     folder = RunFolder(path)
-    resumed = [r["step"] for r in folder.metrics() if r.get("name") == "resumed"]
-    assert resumed == [EVERY]
+    assert [step for name, step in events(folder) if name == "resumed"] == [EVERY]
     assert [p.name for p in folder.checkpoints_folder.glob(".*")] == []
     assert folder.model_file.read_bytes() == whole.model_file.read_bytes()
     for step, found in folder.checkpoints().items():
@@ -102,7 +75,7 @@ def test_a_full_disk_of_one_of_four_is_told_once_and_two_go_on(
     path = tmp_path / "run"
     struck = ("-m", "tests.scale.struck", "full", str(2 * EVERY))
     grid = ("scale.shard=2", "scale.tensor=2")
-    done = together(*struck, *words, *grid, "--out", str(path), number=4)
+    done = started(4, *struck, *words, *grid, "--out", str(path))
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if "cannot be written" in line]
     assert len(told) == 1, done.stderr
@@ -111,12 +84,12 @@ def test_a_full_disk_of_one_of_four_is_told_once_and_two_go_on(
     assert "UserError" not in done.stderr, "no traceback but torchrun's own"
     folder = RunFolder(path)
     assert [p.name for p in folder.checkpoints_folder.iterdir()] == [f"step-{EVERY}"]
-    done = together("-m", "archwright", "train", "--resume", str(path))
+    done = started(2, "-m", "archwright", "train", "--resume", str(path))
     assert done.returncode == 0, done.stderr
     (on,) = [r["text"] for r in folder.metrics() if r.get("name") == "resumed"]
     assert on == f"at step {EVERY} on 2 processes, scale.replicate = 1, scale.shard = 2"
-    for kind, key in (("train", "loss"), ("eval", "nats_per_token")):
-        ours, theirs = ([r[key] for r in f.metrics() if r["kind"] == kind] for f in (folder, whole))
+    for kind, key in LOSSES:
+        ours, theirs = (values(f, kind, key) for f in (folder, whole))
         assert ours == pytest.approx(theirs, abs=1e-6 if kind == "train" else 1e-5)
 
 
@@ -126,15 +99,13 @@ def test_one_process_goes_on_from_both_kinds(whole: RunFolder, tmp_path: Path) -
     for kind in ("parts", "whole"):
         folder = RunFolder(tmp_path / kind)
         shutil.copytree(whole.path, folder.path)
-        folder.truncate_to(EVERY)
-        folder.model_file.unlink()
+        gone_back(folder, EVERY)
         if kind == "whole":
             rewrite(folder)
         archwright.resume(folder, quiet=True)
-        losses.append([r["loss"] for r in folder.metrics() if r["kind"] == "train"])
+        losses.append(values(folder, "train", "loss"))
     assert losses[0] == losses[1]
-    theirs = [r["loss"] for r in whole.metrics() if r["kind"] == "train"]
-    assert losses[0] == pytest.approx(theirs, abs=1e-6)
+    assert losses[0] == pytest.approx(values(whole, "train", "loss"), abs=1e-6)
 
 
 def rewrite(folder: RunFolder) -> None:
@@ -151,9 +122,7 @@ def rewrite(folder: RunFolder) -> None:
 def test_a_damaged_part_is_told_in_one_line(whole: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(whole.path, path)
-    folder = RunFolder(path)
-    folder.truncate_to(2 * EVERY)
-    folder.model_file.unlink()
+    folder = gone_back(RunFolder(path), 2 * EVERY)
     (file,) = folder.checkpoints()[2 * EVERY].glob("model-00002-*")
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
@@ -162,6 +131,5 @@ def test_a_damaged_part_is_told_in_one_line(whole: RunFolder, tmp_path: Path) ->
         UserWarning, match=r"model-00002-of-00002.safetensors is damaged: .* step-4 is used"
     ):
         archwright.resume(folder, quiet=True)
-    events = [(r["name"], r["step"]) for r in folder.metrics() if r["kind"] == "event"]
-    assert ("resumed", EVERY) in events
+    assert ("resumed", EVERY) in events(folder)
     assert json.loads((folder.checkpoints()[STEPS] / "COMPLETE.json").read_text())["step"] == STEPS

@@ -1,25 +1,18 @@
 """Tensor and sequence parallel: gradients of every parameter beside those of one process, steps, files, refusals."""
 
-import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
-import archwright
-from archwright import checkpoint
 from archwright.model.build import build
-from archwright.runs import RunFolder
-from archwright.scale.layout import Layout, check_layout, dropouts
+from archwright.scale.layout import Layout, check_layout
 from archwright.scale.tensor import computed_alike, refusals, shared_branches, shares_tokens
 from archwright.spec.errors import UserError
-from archwright.spec.read import load, load_run
-from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
-from tests.scale.gradients import Grid, of_group, of_one
-from tests.tiny import ROOT, tiny_run, tiny_words, write_text
+from archwright.spec.read import load
+from bench.scale import MODELS, Case, of_processes, title, trained
+from tests.scale.gradients import Grid, assert_those_of_one, of_group
+from tests.scale.together import two_train_as_one, without_dropout
 
 SHORT = "model.context_length=29"
 """A length of which processes have different numbers of tokens."""
@@ -55,18 +48,6 @@ FOUR: tuple[Grid, ...] = ((1, 2, 2, True), (2, 1, 2, False))
 STEPS, ROW = 4, "modern, Muon, two parts a batch, chunked loss"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt", 400)
-
-
 @pytest.fixture(scope="module")
 def rows(text: Path) -> dict[str, Case]:
     return {name: Case(name, words, str(text)) for name, words in ROWS.items()}
@@ -83,7 +64,7 @@ def together(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) ->
 def test_gradients_are_those_of_one_process(
     name: str, rows: dict[str, Case], together: dict[str, Tensor]
 ) -> None:
-    check_gradients(name, rows[name], together, (*TWO, *FOUR))
+    assert_those_of_one(name, rows[name], together, (*TWO, *FOUR))
 
 
 @pytest.mark.release
@@ -94,19 +75,7 @@ def test_tensor_groups_in_a_context_group_have_the_gradients_of_one_process(
     grid: Grid = (1, 1, 2, True, 2)
     together = of_group(4, few, (grid,), tmp_path / "found")
     for name, case in few.items():
-        check_gradients(name, case, together, (grid,))
-
-
-def check_gradients(
-    name: str, case: Case, together: dict[str, Tensor], grids: tuple[Grid, ...]
-) -> None:
-    alone = of_one(case)
-    for grid in grids:
-        for i, expected in enumerate(alone):
-            found = together[f"{name}/{json.dumps(grid)}/{i}"]
-            # Biases of keys, which change nothing, have gradients of rounding alone.
-            atol = 2e-5 * float(expected.abs().max()) + 2e-8
-            torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=f"{grid}, {i}")
+        assert_those_of_one(name, case, together, (grid,))
 
 
 @pytest.mark.slow
@@ -124,38 +93,7 @@ def test_steps_are_those_of_one_process(text: Path) -> None:
 
 @pytest.mark.slow
 def test_files_are_those_of_one_process_which_goes_on_with_them(text: Path, tmp_path: Path) -> None:
-    words = (
-        *("budget=12steps", "checkpoint.every=6", "checkpoint.keep=9", "evaluate.every=6"),
-        *("evaluate.max_tokens=900", "evaluate.final_max_tokens=900"),
-    )
-    whole = archwright.train(tiny_run(text, *words), out=tmp_path / "whole", quiet=True).folder
-    command = [*torchrun(2), "-m", "archwright", *tiny_words(text, *words, "scale.tensor=2")]
-    subprocess.run(
-        [*command, "--out", str(tmp_path / "shared"), "--quiet"],
-        cwd=ROOT,
-        env=environment(),
-        check=True,
-    )
-    shared = RunFolder(tmp_path / "shared")
-    assert shared.finished
-    assert_close(shared, whole)
-    kinds = (("train", "loss"), ("eval", "nats_per_token"))
-    for kind, key in kinds:
-        found, expected = (
-            [r[key] for r in folder.metrics() if r["kind"] == kind] for folder in (shared, whole)
-        )
-        assert found == pytest.approx(expected, rel=1e-5)
-    shared.truncate_to(6)
-    shared.model_file.unlink()
-    archwright.resume(shared, quiet=True)
-    assert_close(shared, whole)
-
-
-def assert_close(folder: RunFolder, other: RunFolder) -> None:
-    ours, theirs = (checkpoint.read_model(f.model_file) for f in (folder, other))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=5e-5)
+    two_train_as_one(text, tmp_path, "scale.tensor=2")
 
 
 @pytest.mark.parametrize(
@@ -184,9 +122,7 @@ def assert_close(folder: RunFolder, other: RunFolder) -> None:
     ],
 )
 def test_what_does_not_divide_is_refused(words: tuple[str, ...], tensor: int, line: str) -> None:
-    name, *changes = words
-    run = load_run(name).override("batch_size=8", *changes)
-    run = run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+    run = without_dropout(*words)
     with pytest.raises(UserError) as error:
         check_layout(run, Layout(tensor=tensor))
     assert error.value.lines == (line,)
