@@ -1,6 +1,6 @@
 """What a step of training asks of the processes that make it together; here, of one alone."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright.data.batches import share_of
 from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.model.language_model import LanguageModel
+from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
 from archwright.scale.layout import ONE, Layout
@@ -61,6 +61,30 @@ class Processes:
 
     def before_part(self, model: nn.Module, *, is_last: bool) -> None:
         """Do what comes before the forward pass over a part of a batch: gradients are added up after the last."""
+
+    def backward(
+        self,
+        model: nn.Module,
+        parts: Sequence[Batch],
+        loss_of: Callable[[Batch], Tensor],
+        hidden_of: Callable[[Batch], tuple[Tensor, Tensor]],
+    ) -> None:
+        """Add up the gradients of the losses of the parts of a batch.
+
+        Args:
+            parts: of each, what is this process's.
+            loss_of: computes the model, and returns the loss.
+            hidden_of: computes what stands before other stages of the model, and returns its result and what is to be
+                minimised besides.
+        """
+        for number, part in enumerate(parts, 1):
+            self.before_part(model, is_last=number == len(parts))
+            loss_of(part).backward()
+
+    def output(self, model: nn.Module, batch: Batch) -> Output | None:
+        """Return what a model gives for a batch; None where other processes have it."""
+        out: Output = model(**batch.inputs.given())
+        return out
 
     def take(self, optimizers: Optimizers) -> Optimizers:
         """Let optimizers move what this process holds of their parameters."""

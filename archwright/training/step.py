@@ -1,9 +1,10 @@
 """One step of training."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from archwright.losses import (
 )
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
-from archwright.model.language_model import Output
+from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.parts.branch import Branch
 from archwright.scale.processes import ALONE, Processes
@@ -79,15 +80,18 @@ def train_step(
     their rows: what is divided by is the whole batch's, and all that is returned are sums over them.
     """
     num_valid = valid_targets(batch)
-    loss, z_term, router_loss = 0.0, 0.0, 0.0
     num_cases = second_cases(batch)
-    second_loss = 0.0 if num_cases else None
-    ahead: float | None = None
-    for number, whole_part in enumerate(batch.split(grad_accum_steps), 1):
-        part = processes.rows(whole_part)
-        processes.before_part(model, is_last=number == grad_accum_steps)
-        loss_of = _chunked_loss if chunked else _whole_loss
-        part_loss, out = loss_of(
+    found: dict[str, list[tuple[Tensor, int]]] = defaultdict(list)
+    """Of each part, numbers and what they are divided by."""
+
+    def auxiliary_of(part: Batch) -> Tensor:
+        auxiliary: Tensor = pop_aux_losses(model, processes.mean)
+        auxiliary = auxiliary * (part.targets.numel() / batch.targets.numel())
+        found["router"].append((auxiliary.detach(), 1))
+        return auxiliary
+
+    def loss_of(part: Batch) -> Tensor:
+        part_loss, out = (_chunked_loss if chunked else _whole_loss)(
             model,
             part,
             precision,
@@ -96,23 +100,31 @@ def train_step(
             num_valid=num_valid,
             stream_decay=stream_decay,
         )
-        auxiliary = pop_aux_losses(model, processes.mean)
-        auxiliary = auxiliary * (part.targets.numel() / batch.targets.numel())
-        total = part_loss.total + auxiliary
-        if second_loss is not None:
+        total = part_loss.total + auxiliary_of(part)
+        found["loss"].append((part_loss.nll_sum, num_valid))
+        found["z"].append((part_loss.z_term, 1))
+        if num_cases:
             own = second_answers(out, part)[0].sum() / num_cases
-            total, second_loss = total + second_weight * own, second_loss + own.item()
+            total = total + second_weight * own
+            found["second"].append((own.detach(), 1))
         elif part_loss.further_nll is not None:
-            ahead = (ahead or 0.0) + part_loss.further_nll.item() / num_valid
-        precision.scaled(total).backward()
-        router_loss += auxiliary.item()
-        loss += part_loss.nll_sum.item() / num_valid
-        z_term += part_loss.z_term.item()
-    second_loss = ahead if second_loss is None else second_loss
-    loss, z_term, router_loss, second = processes.sums(
-        [loss, z_term, router_loss, second_loss or 0.0]
-    )
-    seen = LossStats(loss, z_term, router_loss, None if second_loss is None else second)
+            found["second"].append((part_loss.further_nll, num_valid))
+        return precision.scaled(total)
+
+    def hidden_of(part: Batch) -> tuple[Tensor, Tensor]:
+        with precision.autocast():
+            hidden = cast(LanguageModel, model).hidden(**part.inputs.given())
+        return hidden, auxiliary_of(part)
+
+    parts = [processes.rows(part) for part in batch.split(grad_accum_steps)]
+    processes.backward(model, parts, loss_of, hidden_of)
+    # Only now, as a GPU is waited for.
+    own = [
+        sum(x.item() / number for x, number in found.get(name, ()))
+        for name in ("loss", "z", "router", "second")
+    ]
+    loss, z_term, router_loss, second = processes.sums(own)
+    seen = LossStats(loss, z_term, router_loss, second if num_cases or "second" in found else None)
     return update(
         model,
         optimizers,
