@@ -74,7 +74,7 @@ class Pipeline:
         stream, auxiliary = self._hidden_of(part)
         if auxiliary.requires_grad:
             stream = _AlsoMinimised.apply(stream, auxiliary)  # type: ignore[no-untyped-call]
-        return stream.float()
+        return stream.float().contiguous()
 
     def count_backward(self) -> None:
         """Say whether the backward pass that comes now is the last one of the step."""

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from archwright.optim.shards import Shards
 from archwright.scale.group import Group
 from archwright.scale.launch import launched
 from archwright.scale.layout import Layout
@@ -25,8 +24,10 @@ Grid = (
     tuple[int, int, int, bool]
     | tuple[int, int, int, bool, int]
     | tuple[int, int, int, bool, int, int]
+    | tuple[int, int, int, bool, int, int, int, str]
 )
-"""scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context and scale.expert."""
+"""scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context, scale.expert, scale.pipeline and
+scale.pipeline_schedule."""
 
 
 def gradients(case: Case, processes: Processes) -> list[Tensor]:
@@ -38,8 +39,10 @@ def gradients(case: Case, processes: Processes) -> list[Tensor]:
         def watched(own: Tensor) -> Tensor:
             groups = (g for o in session.optimizers.values() for g in o.param_groups)
             for p in (p for group in groups for p in group["params"]):
-                shards = processes.shards if isinstance(processes, Group) else Shards()
-                seen.append(shards.whole(p, p.grad).clone().contiguous())
+                found = p.grad
+                if isinstance(processes, Group):
+                    found = processes.shards.gathered(processes.shards.name_of(p), p.grad)
+                seen.append(found.clone().contiguous())
             return norm(own)
 
         processes.norm = watched  # type: ignore[method-assign]
@@ -79,7 +82,7 @@ def answer(question: str) -> None:
     found: dict[str, Tensor] = {}
     for name, (row, words, text) in asked["cases"].items():
         for replicate, shard, *more in asked["grids"]:
-            group.layout = Layout(replicate, shard, launch.local_size, *more)
+            group.layout = Layout(replicate, shard, launch.local_size, *more)  # type: ignore[arg-type]
             own = gradients(Case(row, tuple(words), text), group)
             grid = json.dumps([replicate, shard, *more])
             found |= {f"{name}/{grid}/{i}": g for i, g in enumerate(own)}
