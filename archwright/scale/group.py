@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from archwright.parts.branch import Branch
 from archwright.scale.context import share_texts
 from archwright.scale.launch import Launch, LostError
 from archwright.scale.layout import ONE, Layout
-from archwright.scale.processes import Processes, stretch_of
+from archwright.scale.processes import Passes, Processes, stretch_of
 from archwright.scale.shards import ModelShards
 
 if TYPE_CHECKING:
@@ -285,17 +285,11 @@ class Group(Processes):
     def before_part(self, model: nn.Module, *, is_last: bool) -> None:
         self.shards.add_up_gradients(is_last)
 
-    def backward(
-        self,
-        model: nn.Module,
-        parts: Sequence[Batch],
-        loss_of: Callable[[Batch], Tensor],
-        hidden_of: Callable[[Batch], tuple[Tensor, Tensor]],
-    ) -> None:
+    def backward(self, model: nn.Module, parts: Sequence[Batch], passes: Passes) -> None:
         if self._pipeline is None:
-            super().backward(model, parts, loss_of, hidden_of)
+            super().backward(model, parts, passes)
         else:
-            self._pipeline.backward(parts, loss_of, hidden_of)
+            self._pipeline.backward(parts, passes)
 
     def output(self, model: nn.Module, batch: Batch) -> Output | None:
         if self._pipeline is None:

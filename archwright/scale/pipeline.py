@@ -7,6 +7,7 @@ What branches of other stages ask to be minimised besides starts its way back be
 Narayanan et al., 2021, Megatron-LM: 1F1B and interleaved schedules; Huang et al., 2019, GPipe: parts of a batch.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,9 +22,12 @@ from torch.distributed.pipelining import (
 
 from archwright.data.inputs import Batch
 from archwright.model.language_model import LanguageModel, Output
+from archwright.scale.processes import Passes
 from archwright.scale.stages import StageShards
 
 Schedule = Schedule1F1B | ScheduleInterleaved1F1B
+# Where a process ends, torch would write the whole schedule beside the one line that says so.
+logging.getLogger(ScheduleInterleaved1F1B.__module__).setLevel(logging.CRITICAL)
 
 
 class Pipeline:
@@ -42,17 +46,13 @@ class Pipeline:
         self.before_backward = before_backward
         self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._parts: Sequence[Batch] = ()
+        self._passes: Passes | None = None
         self._left = 0
         """Backward passes that are still to come in this step."""
 
-    def backward(
-        self,
-        parts: Sequence[Batch],
-        loss_of: Callable[[Batch], Tensor],
-        hidden_of: Callable[[Batch], tuple[Tensor, Tensor]],
-    ) -> None:
-        """Add up the gradients of parts of a batch; arguments as those of `Processes.backward`."""
-        self._parts, self._loss_of, self._hidden_of = parts, loss_of, hidden_of
+    def backward(self, parts: Sequence[Batch], passes: Passes) -> None:
+        """Add up the gradients of the losses of parts of a batch, of each what is this process's."""
+        self._parts, self._passes = parts, passes
         self._left = len(parts) * len(self.stages.own)
         shape = (len(parts), *parts[0].targets.shape)
         if shape not in self._schedules:
@@ -63,15 +63,17 @@ class Pipeline:
             self._schedules[shape].step(number=numbers, target=numbers)
         except RuntimeError as error:  # torch wraps what was raised inside
             raise error.__cause__ or error from None
-        self._parts = ()
+        finally:
+            self._parts, self._passes = (), None
 
     def compute(self, stage: int, stream: Tensor | None, number: int) -> Tensor:
         """Return what a stage makes of the stream of a part: the stream behind it, or the loss."""
         self.stages.now, self.stages.stream = stage, stream
-        part = self._parts[number]
+        part, passes = self._parts[number], self._passes
+        assert passes is not None, "this is called in a step"
         if self.stages.is_last:
-            return self._loss_of(part)[None]
-        stream, auxiliary = self._hidden_of(part)
+            return passes.loss(part)[None]
+        stream, auxiliary = passes.hidden(part)
         if auxiliary.requires_grad:
             stream = _AlsoMinimised.apply(stream, auxiliary)  # type: ignore[no-untyped-call]
         return stream.float().contiguous()

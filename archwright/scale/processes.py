@@ -1,8 +1,8 @@
 """What a step of training asks of the processes that make it together; here, of one alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,16 @@ from archwright.parts.branch import Branch
 from archwright.scale.layout import ONE, Layout
 
 T = TypeVar("T")
+
+
+class Passes(Protocol):
+    """Forward passes over parts of a batch."""
+
+    def loss(self, part: Batch) -> Tensor:
+        """Return the loss of a part: the model is computed up to its end."""
+
+    def hidden(self, part: Batch) -> tuple[Tensor, Tensor]:
+        """Return what a model gives up to a stage that is not its last, and what is to be minimised besides."""
 
 
 class Processes:
@@ -62,24 +72,11 @@ class Processes:
     def before_part(self, model: nn.Module, *, is_last: bool) -> None:
         """Do what comes before the forward pass over a part of a batch: gradients are added up after the last."""
 
-    def backward(
-        self,
-        model: nn.Module,
-        parts: Sequence[Batch],
-        loss_of: Callable[[Batch], Tensor],
-        hidden_of: Callable[[Batch], tuple[Tensor, Tensor]],
-    ) -> None:
-        """Add up the gradients of the losses of the parts of a batch.
-
-        Args:
-            parts: of each, what is this process's.
-            loss_of: computes the model, and returns the loss.
-            hidden_of: computes what stands before other stages of the model, and returns its result and what is to be
-                minimised besides.
-        """
+    def backward(self, model: nn.Module, parts: Sequence[Batch], passes: Passes) -> None:
+        """Add up the gradients of the losses of parts of a batch, of each what is this process's."""
         for number, part in enumerate(parts, 1):
             self.before_part(model, is_last=number == len(parts))
-            loss_of(part).backward()
+            passes.loss(part).backward()
 
     def output(self, model: nn.Module, batch: Batch) -> Output | None:
         """Return what a model gives for a batch; None where other processes have it."""
