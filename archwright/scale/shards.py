@@ -84,7 +84,8 @@ class ModelShards(Shards):
         for name in OTHER_PASSES:
             calls_forward(model, name)
         if any(p.is_meta for p in model.parameters()):
-            model.to_empty(device=mesh.device_type)
+            _take_memory(model, mesh.device_type)
+            self._numbers = [p for p in model.parameters() if p.ndim == 0]
         self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._held: dict[int, str] = {}
         """Names of the tensors that optimizers move, by what they are."""
@@ -247,6 +248,18 @@ class ModelShards(Shards):
         tensor = self.tensors[name]
         held = _local(tensor) if isinstance(tensor, DTensor) else tensor
         held.copy_(self._own(name, whole))
+
+
+def _take_memory(model: nn.Module, device: str) -> None:
+    """Give tensors of the meta device memory without values; what modules share they go on sharing."""
+    places: dict[Tensor, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(parameter, []).append((module, name))
+    model.to_empty(device=device)
+    for (first, first_name), *others in places.values():
+        for module, name in others:
+            setattr(module, name, getattr(first, first_name))
 
 
 def units(model: LanguageModel) -> list[nn.Module]:
