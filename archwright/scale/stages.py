@@ -116,7 +116,8 @@ class StageShards:
         if self.group is None:
             return
         has = [p.grad is not None for p in parameters.values()]
-        anywhere = torch.tensor(has, dtype=torch.uint8)
+        device = next(self.model.parameters()).device
+        anywhere = torch.tensor(has, dtype=torch.uint8, device=device)
         dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=self.group)
         for p, moves in zip(parameters.values(), anywhere.tolist(), strict=True):
             if moves and p.grad is None:
