@@ -46,6 +46,7 @@ FOUR: tuple[Grid, ...] = (
     (2, 1, 1, True, 1, 1, 2, "interleaved_1f1b"),
     (1, 1, 2, True, 1, 1, 2, "1f1b"),
     (1, 1, 1, True, 2, 1, 2, "1f1b"),
+    (1, 2, 1, True, 1, 2, 2, "1f1b"),
 )
 
 
@@ -72,8 +73,8 @@ def by_two(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> d
 
 @pytest.fixture(scope="module")
 def by_four(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    few = dict(itertools.islice(rows.items(), 2))
-    return of_group(4, few, FOUR, tmp_path_factory.mktemp("gradients") / "four")
+    few, out = dict(itertools.islice(rows.items(), 2)), tmp_path_factory.mktemp("gradients")
+    return of_group(4, few, FOUR, out / "four")
 
 
 @pytest.mark.slow
