@@ -229,7 +229,7 @@ def parity(cases: Sequence[Case], steps: int) -> str:
 
 
 def pipelines(cases: Sequence[Case], steps: int) -> str:
-    """Return the table of the largest differences of pipelines from one process."""
+    """Return the table of the largest differences of pipelines from one process; without models that are none."""
     one = {case.name: trained(case, steps, IN_PARTS) for case in cases}
     many, heads = of_all(cases, steps, PIPELINES), [title(grid) for grid in PIPELINES]
     lines = [
@@ -238,8 +238,10 @@ def pipelines(cases: Sequence[Case], steps: int) -> str:
     ]
     for case in cases:
         alone = one[case.name]
-        cells = " | ".join(_worst(many.get(f"{case.name}/{grid}"), alone) for grid in heads)
-        lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
+        rows = [many.get(f"{case.name}/{grid}") for grid in heads]
+        if any(rows):
+            cells = " | ".join(_worst(row, alone) for row in rows)
+            lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
     return "\n".join(lines)
 
 
