@@ -2,6 +2,7 @@
 
     python -m bench.scale               losses of 15 steps in one process and in groups of 2 and 4; makes the table of
                                         docs/scale.md anew
+    python -m bench.scale --pipeline    the same of pipelines, beside one process with the same parts of a batch
     python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
 
 Parity: tiny models on the text of LICENSE, fp32, AdamW, the gradient's norm clipped. A number is the largest difference
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from archwright.scale.processes import Processes
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- made by python -m bench.scale -->", "<!-- to here -->"
+BEGIN_PIPELINES = "<!-- made by python -m bench.scale --pipeline -->"
 STEPS = 15
 MODELS = {
     "textbook (ReLU)": ("textbook",),
@@ -77,8 +79,15 @@ GRIDS = (
     *((1, 1, 1, True, 2), (1, 2, 1, True, 2)),
     *((1, 2, 1, True, 1, 2), (1, 4, 1, True, 1, 2), (2, 2, 1, True, 1, 2)),
 )
-"""scale.replicate, scale.shard, and where they are no defaults scale.tensor, scale.sequence, scale.context and
-scale.expert."""
+"""scale.replicate, scale.shard, and where they are no defaults scale.tensor, scale.sequence, scale.context,
+scale.expert, scale.pipeline and scale.pipeline_schedule."""
+PIPELINES = (
+    *((1, 1, 1, True, 1, 1, 2), (1, 1, 1, True, 1, 1, 2, "interleaved_1f1b")),
+    *((1, 1, 1, True, 1, 1, 4), (1, 2, 1, True, 1, 1, 2), (1, 1, 2, True, 1, 1, 2)),
+    *((1, 1, 1, True, 2, 1, 2), (1, 2, 1, True, 1, 2, 2)),
+)
+"""The same of pipelines, which want a batch in parts."""
+IN_PARTS = "grad_accum_steps=4"
 
 
 class Case(NamedTuple):
@@ -131,7 +140,7 @@ def trained(
         return [[result.loss, result.grad_norm] for result in found]
 
 
-def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], out: Path) -> None:
+def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[Any]], out: Path) -> None:
     """As one of the processes that torchrun started: train all rows on all grids; the first one writes what it saw."""
     from archwright.scale.group import Group
     from archwright.scale.launch import launched
@@ -148,20 +157,21 @@ def in_group(cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]], 
     found = {}
     for case in cases:
         for grid in grids:
-            replicate, shard, *more = grid
-            group.layout = Layout(replicate, shard, launch.local_size, *more)  # type: ignore[arg-type]
+            replicate, shard, *rest = grid
+            group.layout = Layout(replicate, shard, launch.local_size, *rest)  # type: ignore[arg-type]
+            more = (IN_PARTS,) if group.layout.pipeline > 1 else ()
             try:
-                check_layout(run_of(case), group.layout)
+                check_layout(run_of(case, *more), group.layout)
             except UserError:
                 continue
-            found[f"{case.name}/{title(grid)}"] = trained(case, steps, processes=group)
+            found[f"{case.name}/{title(grid)}"] = trained(case, steps, *more, processes=group)
     if launch.rank == 0:
         out.write_text(json.dumps(found))
     group.leave()
 
 
 def of_processes(
-    number: int, cases: Sequence[Case], steps: int, grids: Sequence[Sequence[int]]
+    number: int, cases: Sequence[Case], steps: int, grids: Sequence[Sequence[Any]]
 ) -> dict[str, list[list[float]]]:
     """Return what `trained` gives of rows on grids of so many processes, by "row/grid"."""
     with tempfile.TemporaryDirectory() as folder:
@@ -202,10 +212,7 @@ def parity(cases: Sequence[Case], steps: int) -> str:
     }
     with in_halves():
         halves = {case.name: trained(case, steps) for case in cases}
-    many: dict[str, list[list[float]]] = {}
-    for number in (2, 4):
-        grids = [grid for grid in GRIDS if math.prod(grid[:3] + grid[4:5]) == number]
-        many |= of_processes(number, cases, steps, grids)
+    many = of_all(cases, steps, GRIDS)
     heads = [title(grid) for grid in GRIDS]
     lines = [
         f"| model | loss, step 1 and {steps} | {' | '.join(heads)} | control: one process, its gradients in parts | "
@@ -219,6 +226,35 @@ def parity(cases: Sequence[Case], steps: int) -> str:
         cells = " | ".join(_worst(row, alone) for row in rows)
         lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
     return "\n".join(lines)
+
+
+def pipelines(cases: Sequence[Case], steps: int) -> str:
+    """Return the table of the largest differences of pipelines from one process; without models that are none."""
+    one = {case.name: trained(case, steps, IN_PARTS) for case in cases}
+    many, heads = of_all(cases, steps, PIPELINES), [title(grid) for grid in PIPELINES]
+    lines = [
+        f"| model | loss, step 1 and {steps} | {' | '.join(heads)} |",
+        "|---|---|" + "---|" * len(heads),
+    ]
+    for case in cases:
+        alone = one[case.name]
+        rows = [many.get(f"{case.name}/{grid}") for grid in heads]
+        if any(rows):
+            cells = " | ".join(_worst(row, alone) for row in rows)
+            lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
+    return "\n".join(lines)
+
+
+def of_all(
+    cases: Sequence[Case], steps: int, grids: Sequence[Sequence[Any]]
+) -> dict[str, list[list[float]]]:
+    """Return what `of_processes` gives of grids of 2, 4 and 8 processes."""
+    many: dict[str, list[list[float]]] = {}
+    for number in (2, 4, 8):
+        some = [g for g in grids if math.prod((*g[:3], *g[4:5], *g[6:7])) == number]
+        if some:
+            many |= of_processes(number, cases, steps, some)
+    return many
 
 
 @contextmanager
@@ -245,15 +281,17 @@ def in_halves() -> "Iterator[None]":
         Linear.forward = whole  # type: ignore[method-assign]
 
 
-def title(grid: Sequence[int]) -> str:
+def title(grid: Sequence[Any]) -> str:
     """Return a grid in words."""
-    replicate, shard, tensor, sequence, context, expert = [
+    replicate, shard, tensor, sequence, context, expert, pipeline, schedule = [
         *grid,
-        *(1, 1, 1, False, 1, 1)[len(grid) :],
+        *(1, 1, 1, False, 1, 1, 1, "1f1b")[len(grid) :],
     ]
-    named = {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor}
-    words = [f"{name} {n}" for name, n in (named | {"expert": expert}).items() if n > 1]
-    return ", ".join([*words, "sequence"] if sequence and tensor > 1 else words)
+    named = {"pipeline": pipeline, "replicate": replicate, "shard": shard, "context": context}
+    named |= {"tensor": tensor, "expert": expert}
+    words = [f"{name} {n}" for name, n in named.items() if n > 1]
+    words += ["sequence"] * (sequence and tensor > 1) + ["interleaved"] * (schedule != "1f1b")
+    return ", ".join(words)
 
 
 def _worst(row: list[list[float]] | None, alone: list[list[float]]) -> str:
@@ -311,6 +349,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--pipeline", action="store_true", help="losses of pipelines")
     parser.add_argument("--overhead", action="store_true", help="measure speed in place of losses")
     parser.add_argument("--repeats", type=int, default=5, help="turns of --overhead")
     parser.add_argument("--steps", type=int, default=60, help="steps of each turn of --overhead")
@@ -325,13 +364,14 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.overhead:
         print(overhead(options.repeats, options.steps))
         return
-    started = time.perf_counter()
-    table = parity(cases_of([*MODELS], str(ROOT / "LICENSE")), STEPS)
+    started, cases = time.perf_counter(), cases_of([*MODELS], str(ROOT / "LICENSE"))
+    table = (pipelines if options.pipeline else parity)(cases, STEPS)
     print(table)
     print(f"\n{time.perf_counter() - started:.0f} s", file=sys.stderr)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
+    begin = BEGIN_PIPELINES if options.pipeline else BEGIN
+    before, _, rest = PAGE.read_text().partition(begin)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    PAGE.write_text(f"{before}{begin}\n{table}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -99,12 +99,7 @@ class Stack(nn.Module):
             shared = chain(self.rotaries.parameters(), self.relatives.parameters())
             x = read_reversibly(self.stack, x, context, shared)
         else:
-            for i, layer in enumerate(self.stack):
-                layer.prepare(context)
-                if self.checkpoints_activations and not keeps_all:
-                    x = recomputed(layer, x, context)
-                else:
-                    x = layer(x, context, cache and cache.states(i))
+            x = self.through(self.stack, x, context, cache)
         if columns is not None:
             x = rows_at(x, columns)
         if context.layout.text is not None:
@@ -113,6 +108,23 @@ class Stack(nn.Module):
             x = x.unflatten(-1, (-1, self.spec.output_dim)).mean(-2)  # [batch, length, dim]
         normed: Tensor = self.norm(x)
         return normed
+
+    def through(
+        self,
+        layers: Iterable[Layer],
+        x: Float[Tensor, "batch length dim"],
+        context: Context,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return the stream behind some of the layers, one after the other."""
+        keeps_all = cache is not None or not torch.is_grad_enabled()
+        for i, layer in enumerate(layers):
+            layer.prepare(context)
+            if self.checkpoints_activations and not keeps_all:
+                x = recomputed(layer, x, context)
+            else:
+                x = layer(x, context, cache and cache.states(i))
+        return x
 
     @property
     def is_reversible(self) -> bool:

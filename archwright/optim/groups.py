@@ -75,7 +75,7 @@ def roles(model: nn.Module) -> dict[str, Role]:
 
     embedding: the table of an embedding module, also where a head shares it.
     head: the map to the vocabulary: a module named `head`; without one, the last matrix with the
-        shape of the largest embedding.
+        shape of the largest embedding. A language model without one shares the table of its embedding.
     kernel: the weight of a convolution. vector: what has one dimension or none, and all weights of
         norms and biases of stacks, which may have a row for each head or expert.
     matrix: all else; more than two dimensions are stacks of matrices, as in experts.
@@ -94,7 +94,7 @@ def roles(model: nn.Module) -> dict[str, Role]:
             found[name] = "kernel"
         else:
             found[name] = "head" if "head" in name.split(".")[-2:-1] else "matrix"
-    if "head" not in found.values():
+    if "head" not in found.values() and not isinstance(model, LanguageModel):
         found.update(_head_by_shape(model, found))
     return found
 

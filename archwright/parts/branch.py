@@ -35,6 +35,12 @@ class Branch(nn.Module):
         return ""
 
     @property
+    def across_layers(self) -> str:
+        """The option of its spec by which it depends on other layers otherwise than through the stream; empty: none
+        does, so that processes may have some of the layers each."""
+        return ""
+
+    @property
     def source_maps(self) -> Sequence[Linear]:
         """The maps that read an encoder's output, once for each token of the source."""
         return ()

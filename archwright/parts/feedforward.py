@@ -219,6 +219,10 @@ class Experts(Branch):
         return "" if self.spec.capacity == "none" else "capacity"
 
     @property
+    def across_layers(self) -> str:
+        return "balance_over" if self.spec.balance_over == "model" else ""
+
+    @property
     def tensor_parallel(self) -> TensorParallel | None:
         """Processes share hidden values of every expert, and each sends all tokens to all of them."""
         biased = self.bias is not None or self.experts.down.bias is not None

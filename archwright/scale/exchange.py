@@ -86,6 +86,17 @@ def gathered(own: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
     return whole.movedim(0, axis)
 
 
+def add_up(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace tensors by their sums over processes."""
+    if not tensors:
+        return
+    total = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(total, group=group)
+    parts = total.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
 def sent_rows(
     x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup
 ) -> Tensor:

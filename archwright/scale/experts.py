@@ -27,7 +27,8 @@ class ExpertShards:
 
     Args:
         model: whole, and the same in all processes; afterwards, what this one holds of it.
-        mesh: the processes, [shard, expert] or [replicate, shard, expert]; None: this one alone.
+        mesh: the processes, [shard, expert] or [replicate, shard, expert], with an axis pipeline before; None: this
+            one alone.
 
     Attributes:
         mesh: those that have the same experts, over which FSDP2 cuts these up: [shard] or [replicate, shard].
@@ -40,8 +41,9 @@ class ExpertShards:
         self.units: list[list[GroupedLinear]] = []
         self.names: frozenset[str] = frozenset()
         if mesh is not None:
-            *others, _ = mesh.mesh_dim_names or ()
-            self.group, self.mesh = mesh.get_group("expert"), mesh[tuple(others)]
+            axes = mesh.mesh_dim_names or ()
+            others = tuple(name for name in axes if name not in ("pipeline", "expert"))
+            self.group, self.mesh = mesh.get_group("expert"), mesh[others]
             self._cut(model, self.group)
 
     def _cut(self, model: LanguageModel, group: dist.ProcessGroup) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from archwright.data.batches import share_of
 from archwright.data.inputs import Batch
-from archwright.model.language_model import LanguageModel
+from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
 from archwright.scale.context import share_texts
 from archwright.scale.launch import Launch, LostError
 from archwright.scale.layout import ONE, Layout
-from archwright.scale.processes import Processes, stretch_of
+from archwright.scale.processes import Passes, Processes, stretch_of
 from archwright.scale.shards import ModelShards
+
+if TYPE_CHECKING:
+    from archwright.scale.pipeline import Pipeline
 
 T = TypeVar("T")
 Order = dict[str, Any]
@@ -55,14 +58,18 @@ class Group(Processes):
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"archwright/{restarts}", store)
         self._shards: ModelShards | None = None
+        self._stage: dist.ProcessGroup | None = None
+        """Those that compute the same layers; None: all."""
+        self._pipeline: Pipeline | None = None
 
     @property
     def rank(self) -> int:
-        return self.launch.rank // (self.layout.tensor * self.layout.context)
+        return self.launch.rank // (self.layout.tensor * self.layout.context) % self.size
 
     @property
     def counts(self) -> bool:
-        """Whether what this process found counts in a sum: that of others of its tensor group is the same."""
+        """Whether what this process found counts in a sum: that of others of its tensor group is the same, and other
+        stages have found nothing."""
         return self.launch.rank % self.layout.tensor == 0
 
     def begin(self, order: Order) -> None:
@@ -186,34 +193,45 @@ class Group(Processes):
 
     def mesh(self, layout: Layout) -> DeviceMesh:
         """Return the processes as a grid, in which those of context groups stand among those of shards."""
-        kind, sizes = self.device.type, (layout.replicate, layout.num_shards, layout.tensor)
-        names = ("replicate", "shard", "tensor")
-        if layout.tensor > 1:
-            return init_device_mesh(kind, sizes, mesh_dim_names=names)
-        first = 1 if layout.replicate == 1 else 0
-        return init_device_mesh(kind, sizes[first:2], mesh_dim_names=names[first:2])
+        sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate}
+        return self._grid(sizes | {"shard": layout.num_shards, "tensor": layout.tensor})
 
     def experts_mesh(self, layout: Layout) -> DeviceMesh | None:
         """Return the same grid with expert groups along its last axis; None where no experts are shared."""
         if layout.expert == 1:
             return None
-        sizes = (layout.replicate, layout.num_shards // layout.expert, layout.expert)
-        names, first = ("replicate", "shard", "expert"), 1 if layout.replicate == 1 else 0
-        return init_device_mesh(self.device.type, sizes[first:], mesh_dim_names=names[first:])
+        sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate}
+        return self._grid(
+            sizes | {"shard": layout.num_shards // layout.expert, "expert": layout.expert}
+        )
+
+    def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
+        """Return all processes as a grid, of which axes of one process are left out, but that of shards."""
+        axes = {name: n for name, n in sizes.items() if n > 1 or name == "shard"}
+        return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def cut(self, model: LanguageModel) -> None:
         layout = self.layout
         if layout.context > 1:
-            sizes = (layout.num_readers, layout.context, layout.tensor)
-            names = ("rows", "context", "tensor")
-            mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+            rows = layout.pipeline * layout.num_readers
+            mesh = self._grid({"shard": rows, "context": layout.context, "tensor": layout.tensor})
             share_texts(model, mesh.get_group("context"))
         self._shards = ModelShards(
             model,
             self.mesh(layout),
             sequence=layout.sequence,
             experts=self.experts_mesh(layout),
+            num_stages=layout.num_stages,
         )
+        self._stage = self._pipeline = None
+        if layout.pipeline > 1:
+            from archwright.scale.pipeline import Pipeline  # which loads much
+
+            grid = self._grid(
+                {"pipeline": layout.pipeline, "shard": layout.size // layout.pipeline}
+            )
+            self._stage = grid.get_group("shard")
+            self._pipeline = Pipeline(model, self._shards.stages, self._shards.add_up_gradients)
 
     def broadcast(self, value: Tensor) -> None:
         """Give all processes the first one's tensor."""
@@ -247,7 +265,7 @@ class Group(Processes):
 
     def mean(self, values: Tensor) -> Tensor:
         total = values.detach() * self.counts
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._stage)
         return total / self.layout.num_stretches
 
     def add_up_counts(self, branches: Iterable[Branch]) -> None:
@@ -259,13 +277,24 @@ class Group(Processes):
         ]
         if found:
             total = torch.cat([value.flatten() for _, _, value in found]) * self.counts
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self._stage)
             parts = total.split([value.numel() for _, _, value in found])
             for (branch, name, value), part in zip(found, parts, strict=True):
                 setattr(branch, name, part.view_as(value))
 
     def before_part(self, model: nn.Module, *, is_last: bool) -> None:
         self.shards.add_up_gradients(is_last)
+
+    def backward(self, model: nn.Module, parts: Sequence[Batch], passes: Passes) -> None:
+        if self._pipeline is None:
+            super().backward(model, parts, passes)
+        else:
+            self._pipeline.backward(parts, passes)
+
+    def output(self, model: nn.Module, batch: Batch) -> Output | None:
+        if self._pipeline is None:
+            return super().output(model, batch)
+        return self._pipeline.output(batch)
 
     def take(self, optimizers: Optimizers) -> Optimizers:
         self.shards.take(optimizers)

@@ -9,12 +9,13 @@ from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Routing
 from archwright.spec.model_spec import ModelSpec, StackSpec
 from archwright.spec.run_spec import RunSpec
-from archwright.spec.scale import ScaleSpec
+from archwright.spec.scale import PipelineSchedule, ScaleSpec
 
 
 class Layout(NamedTuple):
-    """A grid of processes: `replicate` copies of the model, each cut up over `shard` times `context` groups of them and
-    what such a group holds over its `tensor` processes by heads and hidden values."""
+    """A grid of processes: `pipeline` stages of the model, of each of which there are `replicate` copies, each cut up
+    over `shard` times `context` groups of them and what such a group holds over its `tensor` processes by heads and
+    hidden values."""
 
     replicate: int = 1
     shard: int = 1
@@ -27,16 +28,30 @@ class Layout(NamedTuple):
     """How many processes share the tokens of each row."""
     expert: int = 1
     """How many of those that a copy is cut up over share the experts of each mixture."""
+    pipeline: int = 1
+    """How many have a part of the layers each."""
+    schedule: PipelineSchedule = "1f1b"
+    """In which order these work on the parts of a batch."""
 
     @property
     def size(self) -> int:
         """How many processes that are."""
-        return self.num_stretches * self.tensor
+        return self.num_stretches * self.tensor * self.pipeline
+
+    @property
+    def num_stages(self) -> int:
+        """Into how many runs the layers of the model are cut."""
+        return self.pipeline * (2 if self.is_interleaved else 1)
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether each process of a pipeline has two runs of layers."""
+        return self.pipeline > 1 and self.schedule == "interleaved_1f1b"
 
     @property
     def num_readers(self) -> int:
         """How many of them have rows of their own: the processes of a context group share theirs, and those of a
-        tensor group read the same."""
+        tensor group and of a pipeline read the same."""
         return self.replicate * self.shard
 
     @property
@@ -60,6 +75,8 @@ class Layout(NamedTuple):
         )
         found += f", scale.context = {self.context}" * (self.context > 1)
         found += f", scale.expert = {self.expert}" * (self.expert > 1)
+        found += f", scale.pipeline = {self.pipeline}" * (self.pipeline > 1)
+        found += f', scale.pipeline_schedule = "{self.schedule}"' * self.is_interleaved
         if self.tensor == 1:
             return found
         return f"{found}, scale.tensor = {self.tensor}" + ", scale.sequence = false" * (
@@ -87,7 +104,7 @@ class Block(NamedTuple):
 
 ONE = Layout()
 """One process."""
-AXES = ("replicate", "shard", "context", "tensor")
+AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 
 
 def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
@@ -98,8 +115,11 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
     """
     size, local = (launch.size, launch.local_size) if launch else (1, 1)
     asked = {name: n for name in AXES[:2] if (n := getattr(scale, name)) != "auto"}
-    inside = (local, scale.tensor, scale.sequence, scale.context, scale.expert)
-    groups = max(1, size // (scale.tensor * scale.context))
+    inside = (
+        *(local, scale.tensor, scale.sequence, scale.context, scale.expert),
+        *(scale.pipeline, scale.pipeline_schedule),
+    )
+    groups = max(1, size // (scale.tensor * scale.context * scale.pipeline))
     if "shard" not in asked:
         copies = asked.get("replicate", 1)
         found = Layout(copies, max(1, groups // copies), *inside)
@@ -153,8 +173,9 @@ def check_layout(run: RunSpec, layout: Layout) -> None:
 def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
     parts, readers = layout.num_readers * run.grad_accum_steps, f"{layout.size} processes"
     if layout.num_readers < layout.size:
-        kind = "tensor " * (layout.context == 1) or "context " * (layout.tensor == 1)
-        readers = f"{layout.num_readers} {kind}groups"
+        axes = {"tensor ": layout.tensor, "context ": layout.context, "pipeline ": layout.pipeline}
+        kinds = [kind for kind, size in axes.items() if size > 1]
+        readers = f"{layout.num_readers} {kinds[0] if len(kinds) == 1 else ''}groups"
     if run.batch_size % parts:
         times = (
             f" times grad_accum_steps = {run.grad_accum_steps}" if run.grad_accum_steps > 1 else ""
@@ -173,10 +194,12 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
                 f'{path}.kind: found "{spec.kind}", which draws experts, otherwise in {layout.size} processes than '
                 "in one; expected another"
             )
-    if layout.num_shards * layout.tensor > 1 and not run.optimizer.can_shard:
+    yield from _without_parts(run, layout)
+    if layout.num_shards * layout.tensor * layout.pipeline > 1 and not run.optimizer.can_shard:
         yield (
             f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
-            "can_shard = True in its spec, or copies alone: scale.shard=1, scale.context=1 and scale.tensor=1"
+            "can_shard = True in its spec, or copies alone: scale.shard=1, scale.context=1, scale.tensor=1 and "
+            "scale.pipeline=1"
         )
     yield from _unshareable(run.model, layout)
     machine = run.machine
@@ -191,14 +214,31 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
         )
 
 
+def _without_parts(run: RunSpec, layout: Layout) -> Iterator[str]:
+    """Yield why a batch has too few parts for a pipeline."""
+    parts, stages = run.grad_accum_steps, layout.pipeline
+    if stages > 1 and parts < stages:
+        yield (
+            f"grad_accum_steps: found {parts}; expected at least scale.pipeline = {stages}, as each stage works on "
+            "another part of the batch"
+        )
+    elif layout.is_interleaved and parts % stages:
+        yield (
+            f"grad_accum_steps: found {parts}; expected a multiple of scale.pipeline = {stages}, as "
+            'scale.pipeline_schedule = "interleaved_1f1b" takes parts in rounds of as many'
+        )
+
+
 def _unshareable(spec: ModelSpec, layout: Layout) -> Iterator[str]:
     """Yield what of a model, or of its texts, processes cannot share out, as its parts say."""
-    if max(layout.context, layout.tensor, layout.expert) == 1:
+    if max(layout.context, layout.tensor, layout.expert, layout.pipeline) == 1:
         return
     from archwright.model.build import build
-    from archwright.scale import context, experts, tensor
+    from archwright.scale import context, experts, stages, tensor
 
     model = build(spec, device="meta")
+    if layout.pipeline > 1:
+        yield from stages.refusals(model, layout)
     if layout.context > 1:
         yield from context.refusals(model, layout.context)
     if layout.tensor > 1:

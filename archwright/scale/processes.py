@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,22 @@ from torch import Tensor, nn
 
 from archwright.data.batches import share_of
 from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.model.language_model import LanguageModel
+from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
 from archwright.scale.layout import ONE, Layout
 
 T = TypeVar("T")
+
+
+class Passes(Protocol):
+    """Forward passes over parts of a batch."""
+
+    def loss(self, part: Batch) -> Tensor:
+        """Return the loss of a part: the model is computed up to its end."""
+
+    def hidden(self, part: Batch) -> tuple[Tensor, Tensor]:
+        """Return what a model gives up to a stage that is not its last, and what is to be minimised besides."""
 
 
 class Processes:
@@ -61,6 +71,17 @@ class Processes:
 
     def before_part(self, model: nn.Module, *, is_last: bool) -> None:
         """Do what comes before the forward pass over a part of a batch: gradients are added up after the last."""
+
+    def backward(self, model: nn.Module, parts: Sequence[Batch], passes: Passes) -> None:
+        """Add up the gradients of the losses of parts of a batch, of each what is this process's."""
+        for number, part in enumerate(parts, 1):
+            self.before_part(model, is_last=number == len(parts))
+            passes.loss(part).backward()
+
+    def output(self, model: nn.Module, batch: Batch) -> Output | None:
+        """Return what a model gives for a batch; None where other processes have it."""
+        out: Output = model(**batch.inputs.given())
+        return out
 
     def take(self, optimizers: Optimizers) -> Optimizers:
         """Let optimizers move what this process holds of their parameters."""

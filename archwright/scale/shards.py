@@ -1,5 +1,6 @@
 """A model cut up over processes from outside: its branches over those of a tensor group, or its experts over those of
-an expert group, then all of it by torch's FSDP2; and what each process holds of it."""
+an expert group, its layers over those of a pipeline, then all of it by torch's FSDP2; and what each process holds of
+it."""
 
 import warnings
 from collections import Counter
@@ -19,6 +20,7 @@ from archwright.optim import Optimizers
 from archwright.optim.shards import Shards, WholeMatrices
 from archwright.scale.experts import ExpertShards
 from archwright.scale.layout import Block
+from archwright.scale.stages import StageShards
 from archwright.scale.tensor import TensorShards
 
 OTHER_PASSES = ("hidden",)
@@ -31,14 +33,16 @@ class ModelShards(Shards):
     Every layer is a unit: its parameters are gathered before it computes, forward and backward, and its gradients are
     added up behind it, over the processes of a shard and over copies. All that stands around layers is one more unit.
     Of branches that a tensor group shares, what a process holds is cut up so; and so are experts, over the processes
-    that have the same.
+    that have the same, and the layers of a stage, over those of the stage.
 
     Args:
         model: whole, and the same in all processes; or on the meta device, and then what this process holds of it has
             memory without values.
-        mesh: the processes, [shard], [replicate, shard] or [replicate, shard, tensor].
+        mesh: the processes, with the axes shard or replicate and shard, and where there are such groups pipeline
+            before and tensor behind them.
         sequence: whether a tensor group shares the tokens between branches.
-        experts: the same processes, [shard, expert] or [replicate, shard, expert], where they share experts.
+        experts: the same processes, with an axis expert behind shard, where they share experts.
+        num_stages: of the pipeline.
     """
 
     def __init__(
@@ -48,21 +52,30 @@ class ModelShards(Shards):
         *,
         sequence: bool = True,
         experts: DeviceMesh | None = None,
+        num_stages: int = 1,
     ) -> None:
-        tensor = "tensor" in (mesh.mesh_dim_names or ())
-        group = mesh.get_group("tensor") if tensor else None
-        self.parts = TensorShards(model, group, sequence=sequence)
+        axes = mesh.mesh_dim_names or ()
+        groups = {name: mesh.get_group(name) for name in ("pipeline", "tensor") if name in axes}
+        self.stages = StageShards(model, groups.get("pipeline"), num_stages)
+        self.parts = TensorShards(
+            model, groups.get("tensor"), sequence=sequence, stages=self.stages.runs
+        )
         self.experts = ExpertShards(model, experts)
-        self.model, self.mesh = model, mesh["replicate", "shard"] if tensor else mesh
-        mesh = self.mesh
+        self.stages.drop()
+        if groups:
+            mesh = mesh[tuple(name for name in axes if name not in groups)]
+        self.model, self.mesh = model, mesh
         # Nobody changes in place what a model returns.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         # A number has nothing to cut; FSDP2 refuses it.
         numbers = {p for p in model.parameters() if p.ndim == 0}
+        gone = {p for name, p in model.named_parameters() if not self.stages.holds(name)}
         for maps in self.experts.units:
-            fully_shard([*maps], mesh=self.experts.mesh)
+            if gone.isdisjoint(p for m in maps for p in m.parameters()):
+                fully_shard([*maps], mesh=self.experts.mesh)
         for unit in (*units(model), model):
-            fully_shard(unit, mesh=mesh, ignored_params=numbers)
+            if unit is model or gone.isdisjoint(unit.parameters()):
+                fully_shard(unit, mesh=mesh, ignored_params=numbers | gone)
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 # The loss is divided by all that is counted in the batch: its gradients add up.
@@ -71,7 +84,7 @@ class ModelShards(Shards):
         for name in OTHER_PASSES:
             calls_forward(model, name)
         if any(p.is_meta for p in model.parameters()):
-            model.to_empty(device=mesh.device_type)
+            _take_memory(model, mesh.device_type)
         # Memory comes with other parameters in place of those before.
         self._numbers = [p for p in model.parameters() if p.ndim == 0]
         self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -113,6 +126,7 @@ class ModelShards(Shards):
                 if p.grad is not None and self._held[id(p)] in self.parts.partial
             ]
         )
+        self.stages.bring({self._held[id(p)]: p for p in self._moved})
 
     def _add_up(self, gradients: list[Tensor]) -> None:
         """Replace gradients that FSDP2 leaves alone by their sums over processes with other rows."""
@@ -130,27 +144,40 @@ class ModelShards(Shards):
     def norm(self, own: Tensor) -> Tensor:
         """Return the norm of all gradients, of which those that this process holds have the norm `own`."""
         everywhere = _squares(self._numbers).to(own.device)  # of what all processes hold alike
-        if self.parts.rank == 0:
+        counted = [p for p in self._moved if p.ndim and self.stages.counts(self._held[id(p)])]
+        if self.parts.rank == 0 and self.stages.group is None:
             squares = own.double().square() - everywhere
+        elif self.parts.rank == 0:
+            squares = _squares(counted).to(own.device)
         else:  # what is not cut is counted by the first process of the group
-            cut = (p for p in self._moved if self._held[id(p)] in self.parts.axes)
+            cut = (p for p in counted if self._held[id(p)] in self.parts.axes)
             squares = _squares(cut).to(own.device)
-        for group in (self.mesh.get_group("shard"), self.parts.group):
+        for group in (self.mesh.get_group("shard"), self.parts.group, self.stages.group):
             if group is not None:
                 dist.all_reduce(squares, group=group)
         return (squares + everywhere).sqrt().to(own.dtype)
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        return self.shape_of(self._held[id(parameter)])
+        name = self._held[id(parameter)]
+        return self.shape_of(name) if self.stages.holds(name) else parameter.shape
 
     def shape_of(self, name: str) -> torch.Size:
         """Return the shape of a whole parameter or buffer."""
-        return self.experts.shape(name, self.parts.shape(name, self.tensors[name].shape))
+        own = self.experts.shape(name, self.parts.shape(name, self.tensors[name].shape))
+        return self.stages.shape(name, own)
 
     def whole(self, parameter: Tensor, own: Tensor) -> Tensor:
-        return self._whole(self._held[id(parameter)], own)
+        return self._of_stage(self._held[id(parameter)], own)
 
-    def _whole(self, name: str, own: Tensor) -> Tensor:
+    def gathered(self, name: str, own: Tensor) -> Tensor:
+        """Return a whole tensor, as of a parameter or buffer, of which this process has `own`; all processes ask
+        alike."""
+        return self.stages.whole(name, self._of_stage(name, own))
+
+    def _of_stage(self, name: str, own: Tensor) -> Tensor:
+        """Return all of a tensor where the stage of this process holds it."""
+        if not self.stages.holds(name):
+            return own
         like = self.tensors[name]
         if isinstance(like, DTensor):
             own = _gathered(own, like)
@@ -160,16 +187,21 @@ class ModelShards(Shards):
         return self._own(self._held[id(parameter)], whole)
 
     def _own(self, name: str, whole: Tensor) -> Tensor:
+        if not self.stages.holds(name):
+            return whole[:0]
         own, held = self.parts.own(name, self.experts.own(name, whole)), self.tensors[name]
         return _part(own, held.device_mesh) if isinstance(held, DTensor) else own
 
     def block(self, name: str) -> Block:
         """Return what this process holds of a parameter or buffer."""
         shape = (*self.shape_of(name),)
-        offsets, sizes, copies, copy = [0] * len(shape), [*shape], 1, 0
+        if not self.stages.holds(name):
+            return Block(shape, (0,) * len(shape), (0, *shape[1:]))
+        offsets, sizes = [0] * len(shape), [*shape]
+        copies, copy = self.stages.copies(name)
         axis = self.parts.axes.get(name)
         if axis is None:
-            copies, copy = self.parts.size, self.parts.rank
+            copies, copy = copies * self.parts.size, copy * self.parts.size + self.parts.rank
         else:
             sizes[axis] //= self.parts.size
             offsets[axis] = sizes[axis] * self.parts.rank
@@ -192,6 +224,10 @@ class ModelShards(Shards):
         """Return what this process holds of a parameter that an optimizer moves."""
         return self.block(self._held[id(parameter)])
 
+    def name_of(self, parameter: Tensor) -> str:
+        """Return the name of a parameter that an optimizer moves."""
+        return self._held[id(parameter)]
+
     def names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """Return the names of each group's parameters."""
         return [[self._held[id(p)] for p in group["params"]] for group in optimizer.param_groups]
@@ -205,7 +241,7 @@ class ModelShards(Shards):
         """Yield parameters and buffers by name, each gathered when it is asked for; all processes ask alike."""
         for name, tensor in self.tensors.items():
             own = _local(tensor) if isinstance(tensor, DTensor) else tensor
-            yield name, self._whole(name, own)
+            yield name, self.gathered(name, own)
 
     @torch.no_grad()
     def put(self, name: str, whole: Tensor) -> None:
@@ -213,6 +249,18 @@ class ModelShards(Shards):
         tensor = self.tensors[name]
         held = _local(tensor) if isinstance(tensor, DTensor) else tensor
         held.copy_(self._own(name, whole))
+
+
+def _take_memory(model: nn.Module, device: str) -> None:
+    """Give tensors of the meta device memory without values; what modules share they go on sharing."""
+    places: dict[Tensor, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(parameter, []).append((module, name))
+    model.to_empty(device=device)
+    for (first, first_name), *others in places.values():
+        for module, name in others:
+            setattr(module, name, getattr(first, first_name))
 
 
 def units(model: LanguageModel) -> list[nn.Module]:

@@ -30,7 +30,7 @@ from archwright.parts.linear import Linear, linear
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.residuals import Wiring
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
-from archwright.scale.exchange import Pass, exchanged, gathered
+from archwright.scale.exchange import Pass, add_up, exchanged, gathered
 
 
 class TensorShards:
@@ -40,6 +40,7 @@ class TensorShards:
         model: whole, and the same in all processes; afterwards, what this one holds of it.
         group: the processes; None: this one alone.
         sequence: whether they share the tokens between branches, in stacks that allow it.
+        stages: the layers of each stage, where others have some of them.
 
     Attributes:
         axes: which axis of which parameter or buffer is cut, by name.
@@ -47,7 +48,12 @@ class TensorShards:
     """
 
     def __init__(
-        self, model: LanguageModel, group: dist.ProcessGroup | None, *, sequence: bool = True
+        self,
+        model: LanguageModel,
+        group: dist.ProcessGroup | None,
+        *,
+        sequence: bool = True,
+        stages: Sequence[Sequence[Layer]] = (),
     ) -> None:
         self.group = group
         self.size = 1 if group is None else group.size()
@@ -55,9 +61,15 @@ class TensorShards:
         self.axes: dict[str, int] = {}
         self.partial: frozenset[str] = frozenset()
         if group is not None:
-            self._cut(model, group, sequence)
+            self._cut(model, group, sequence, stages)
 
-    def _cut(self, model: LanguageModel, group: dist.ProcessGroup, sequence: bool) -> None:
+    def _cut(
+        self,
+        model: LanguageModel,
+        group: dist.ProcessGroup,
+        sequence: bool,
+        stages: Sequence[Sequence[Layer]],
+    ) -> None:
         branches = shared_branches(model)
         positions = {position for b in branches if (position := _shared_position(b)) is not None}
         axes: dict[Tensor, int] = {}
@@ -74,7 +86,8 @@ class TensorShards:
                 if tokens is not None:
                     inside.update(layer.residual.parameters())
             if tokens is not None:
-                tokens.deal_out(stack)
+                for layers in stages or ([*stack.stack],):
+                    tokens.deal_out(layers)
         for table in shared_tables(model, self.size):
             axes |= {p: 0 for p in (table.weight, table.bias) if p is not None}
             inside.update(table.parameters())
@@ -104,13 +117,8 @@ class TensorShards:
 
     def add_up(self, gradients: Sequence[Tensor]) -> None:
         """Replace parts of gradients by their sums over processes."""
-        if self.group is None or not gradients:
-            return
-        total = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(total, group=self.group)
-        parts = total.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+        if self.group is not None:
+            add_up(gradients, self.group)
 
 
 def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
@@ -238,9 +246,8 @@ class _Tokens:
         self.length = 0
         """How many there are in this pass."""
 
-    def deal_out(self, stack: Stack) -> None:
+    def deal_out(self, layers: Sequence[Layer]) -> None:
         """Let layers have the tokens of this process alone, and what comes behind them all."""
-        layers = [*stack.stack]
         layers[0].register_forward_pre_hook(self._before)
         layers[-1].register_forward_hook(self._behind)
 

@@ -1,14 +1,18 @@
 """On how many processes a run is trained, and what each of them holds."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from archwright.spec.choice import AutoCount, Count, Spec
 
+PipelineSchedule = Literal["1f1b", "interleaved_1f1b"]
+
 
 class ScaleSpec(Spec):
     """How the processes that torchrun starts share a run: replicate times shard times context times
-    tensor of them. It says nothing of what is trained: any number of processes makes the same steps, up to the rounding
-    of sums."""
+    tensor times pipeline of them. It says nothing of what is trained: any number of processes makes the same steps, up
+    to the rounding of sums."""
 
     replicate: AutoCount = Field("auto", examples=[2])
     """Copies of the model, whose gradients are added up; auto: as many as there are processes for, beside `shard`, and
@@ -23,6 +27,12 @@ class ScaleSpec(Spec):
     expert: Count = Field(1, examples=[2])
     """Processes that share the experts of each mixture, expert parallel: each has some of them whole, and tokens are
     sent to and fro. They are among those of `shard` times `context`, which it divides."""
+    pipeline: Count = Field(1, examples=[2])
+    """Stages of the model, pipeline parallel: each process has a run of its layers, and parts of a batch, as many as
+    `grad_accum_steps` says, go from one to the next."""
+    pipeline_schedule: PipelineSchedule = "1f1b"
+    """The order in which a stage works on the parts of a batch: one forward, one backward; interleaved, where each
+    process has two shorter runs of layers and waits about half as long."""
     sequence: bool = True
     """Whether these also share the tokens between the branches of layers, sequence parallel, where all that stands
     there looks at each token by itself."""

@@ -155,13 +155,15 @@ def evaluate(
     """Return what a model reaches on held-out windows, of which several processes read one batch each in turns."""
     rows: list[list[float]] = []
     for out, batch, mine in _predictions(model, windows, precision, processes):
+        # A row for each process: their sums are the rows of all batches, in order.
+        rows += ([0.0] * COLUMNS for _ in range(processes.size))
+        if out is None or not mine:
+            continue
         loss, second = cross_entropy(out.logits, batch.targets), _Second()
         second.add(out, batch)
         right = _num_right(windows, out.logits, batch.targets)
         found = [loss.nll_sum.item(), int(loss.num_targets), right, *astuple(second)]
-        # A row for each process: their sums are the rows of all batches, in order.
-        nothing = [0.0] * len(found)
-        rows += [found if mine and i == processes.rank else nothing for i in range(processes.size)]
+        rows[processes.rank - processes.size] = found
     sums = processes.sums([value for row in rows for value in row])
     totals = [0.0] * COLUMNS
     for start in range(0, len(sums), COLUMNS):
@@ -178,6 +180,7 @@ def evaluate_halves(
     """Return what a model reaches on held-out windows, and on each half of them."""
     total, num_right, rows, second = 0.0, 0, [], _Second()
     for out, batch, _ in _predictions(model, windows, precision):
+        assert out is not None, "a process alone has the whole model"
         logits, targets = out.logits, batch.targets
         second.add(out, batch)
         total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
@@ -246,15 +249,16 @@ class _Second:
 
 def _predictions(
     model: LanguageModel, windows: Windows, precision: Precision, processes: Processes = ALONE
-) -> Iterator[tuple[Output, Batch, bool]]:
-    """Yield what the model gives for each batch, and whether it counts; the model is as it was in the end."""
+) -> Iterator[tuple[Output | None, Batch, bool]]:
+    """Yield what the model gives for each batch, where this process has that, and whether it counts; the model is as it
+    was in the end."""
     was_training = model.training
     model.eval()
     with uncompiled(model):
         for arrays, mine in processes.dealt(windows):
             batch = processes.tokens(to_device(arrays, precision.device))
             with precision.autocast():
-                out = model(**batch.inputs.given())
+                out = processes.output(model, batch)
             yield out, batch, mine
     model.train(was_training)
 

@@ -70,6 +70,8 @@ def resolve(
         context=layout.context,
         tensor=layout.tensor,
         expert=layout.expert,
+        pipeline=layout.pipeline,
+        pipeline_schedule=layout.schedule,
         sequence=layout.sequence,
     )
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
@@ -181,7 +183,8 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
     total = total_memory(machine.device)
     kept, here = needed.model, "this machine has"
     if layout.size > 1:
-        kept, here = kept // (layout.num_shards * layout.tensor), "each process has"
+        parts = layout.num_shards * layout.tensor * layout.pipeline
+        kept, here = kept // parts, "each process has"
         if machine.device == "cpu":  # where the first one has the whole weights beside its part
             total = (total - 4 * model.num_parameters()) // layout.local
     if kept > total:

@@ -1,9 +1,10 @@
 """One step of training."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,10 @@ from archwright.losses import (
 )
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
-from archwright.model.language_model import Output
+from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.parts.branch import Branch
-from archwright.scale.processes import ALONE, Processes
+from archwright.scale.processes import ALONE, Passes, Processes
 
 
 @dataclass(frozen=True)
@@ -78,50 +79,89 @@ def train_step(
     what follows no gradient by `after_step`, by what they saw in all parts. Of each part, several `processes` take
     their rows: what is divided by is the whole batch's, and all that is returned are sums over them.
     """
-    num_valid = valid_targets(batch)
-    loss, z_term, router_loss = 0.0, 0.0, 0.0
-    num_cases = second_cases(batch)
-    second_loss = 0.0 if num_cases else None
-    ahead: float | None = None
-    for number, whole_part in enumerate(batch.split(grad_accum_steps), 1):
-        part = processes.rows(whole_part)
-        processes.before_part(model, is_last=number == grad_accum_steps)
-        loss_of = _chunked_loss if chunked else _whole_loss
-        part_loss, out = loss_of(
-            model,
-            part,
-            precision,
-            z_loss=z_loss,
-            label_smoothing=label_smoothing,
-            num_valid=num_valid,
-            stream_decay=stream_decay,
-        )
-        auxiliary = pop_aux_losses(model, processes.mean)
-        auxiliary = auxiliary * (part.targets.numel() / batch.targets.numel())
-        total = part_loss.total + auxiliary
-        if second_loss is not None:
-            own = second_answers(out, part)[0].sum() / num_cases
-            total, second_loss = total + second_weight * own, second_loss + own.item()
-        elif part_loss.further_nll is not None:
-            ahead = (ahead or 0.0) + part_loss.further_nll.item() / num_valid
-        precision.scaled(total).backward()
-        router_loss += auxiliary.item()
-        loss += part_loss.nll_sum.item() / num_valid
-        z_term += part_loss.z_term.item()
-    second_loss = ahead if second_loss is None else second_loss
-    loss, z_term, router_loss, second = processes.sums(
-        [loss, z_term, router_loss, second_loss or 0.0]
+    passes = _Passes(
+        model,
+        batch,
+        precision,
+        processes,
+        num_parts=grad_accum_steps,
+        loss_of=_chunked_loss if chunked else _whole_loss,
+        second_weight=second_weight,
+        settings={
+            "z_loss": z_loss,
+            "label_smoothing": label_smoothing,
+            "stream_decay": stream_decay,
+        },
     )
-    seen = LossStats(loss, z_term, router_loss, None if second_loss is None else second)
+    processes.backward(model, passes.parts, passes)
     return update(
         model,
         optimizers,
-        seen,
+        passes.stats(),
         lr_scale=lr_scale,
         precision=precision,
         max_grad_norm=max_grad_norm,
         processes=processes,
     )
+
+
+class _Passes(Passes):
+    """Forward passes over the parts of a batch, of each what is this process's, and the numbers that they give."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        precision: Precision,
+        processes: Processes,
+        *,
+        num_parts: int,
+        loss_of: Callable[..., tuple[Loss, Output]],
+        second_weight: float,
+        settings: Mapping[str, float],
+    ) -> None:
+        self.model, self.batch, self.precision, self.processes = model, batch, precision, processes
+        self.loss_of, self.second_weight, self.settings = loss_of, second_weight, settings
+        self.parts = [processes.rows(part) for part in batch.split(num_parts)]
+        self.num_valid = valid_targets(batch)
+        self.num_cases = second_cases(batch)
+        self._found: dict[str, list[tuple[Tensor, int]]] = defaultdict(list)
+        """Of each part, numbers and what they are divided by."""
+
+    def loss(self, part: Batch) -> Tensor:
+        part_loss, out = self.loss_of(
+            self.model, part, self.precision, num_valid=self.num_valid, **self.settings
+        )
+        self._found["loss"].append((part_loss.nll_sum, self.num_valid))
+        self._found["z_loss"].append((part_loss.z_term, 1))
+        total = part_loss.total + self._auxiliary(part)
+        if self.num_cases:
+            own = second_answers(out, part)[0].sum() / self.num_cases
+            total = total + self.second_weight * own
+            self._found["second_loss"].append((own.detach(), 1))
+        elif part_loss.further_nll is not None:
+            self._found["second_loss"].append((part_loss.further_nll, self.num_valid))
+        return self.precision.scaled(total)
+
+    def hidden(self, part: Batch) -> tuple[Tensor, Tensor]:
+        with self.precision.autocast():
+            hidden = cast(LanguageModel, self.model).hidden(**part.inputs.given())
+        return hidden, self._auxiliary(part)
+
+    def _auxiliary(self, part: Batch) -> Tensor:
+        """Return what branches asked to be minimised besides in their last forward."""
+        asked = pop_aux_losses(self.model, self.processes.mean)
+        auxiliary: Tensor = asked * (part.targets.numel() / self.batch.targets.numel())
+        self._found["router_loss"].append((auxiliary.detach(), 1))
+        return auxiliary
+
+    def stats(self) -> LossStats:
+        """Return the sums over parts and processes, once no more is computed: a GPU is waited for."""
+        names = ("loss", "z_loss", "router_loss", "second_loss")
+        found = [sum(x.item() / by for x, by in self._found.get(name, ())) for name in names]
+        loss, z_loss, router_loss, second = self.processes.sums(found)
+        has_second = self.num_cases or "second_loss" in self._found
+        return LossStats(loss, z_loss, router_loss, second if has_second else None)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

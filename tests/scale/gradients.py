@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from archwright.optim.shards import Shards
 from archwright.scale.group import Group
 from archwright.scale.launch import launched
 from archwright.scale.layout import Layout
@@ -27,8 +26,10 @@ Grid = (
     tuple[int, int, int, bool]
     | tuple[int, int, int, bool, int]
     | tuple[int, int, int, bool, int, int]
+    | tuple[int, int, int, bool, int, int, int, str]
 )
-"""scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context and scale.expert."""
+"""scale.replicate, scale.shard, scale.tensor, scale.sequence, and scale.context, scale.expert, scale.pipeline and
+scale.pipeline_schedule."""
 
 
 @contextmanager
@@ -41,10 +42,11 @@ def first_gradients(session: Session, processes: Processes) -> Iterator[list[Ten
     def watched(own: Tensor) -> Tensor:
         if not seen:
             groups = [g for o in session.optimizers.values() for g in o.param_groups]
-            shards = processes.shards if isinstance(processes, Group) else Shards()
             for p in (p for group in groups for p in group["params"]):
-                own_part = torch.zeros_like(p) if p.grad is None else p.grad
-                seen.append(shards.whole(p, own_part).clone().contiguous())
+                found = torch.zeros_like(p) if p.grad is None else p.grad
+                if isinstance(processes, Group):
+                    found = processes.shards.gathered(processes.shards.name_of(p), found)
+                seen.append(found.clone().contiguous())
         return norm(own)
 
     processes.norm = watched  # type: ignore[method-assign]
@@ -116,7 +118,7 @@ def answer(question: str) -> None:
     found: dict[str, Tensor] = {}
     for name, (row, words, text) in asked["cases"].items():
         for replicate, shard, *more in asked["grids"]:
-            group.layout = Layout(replicate, shard, launch.local_size, *more)
+            group.layout = Layout(replicate, shard, launch.local_size, *more)  # type: ignore[arg-type]
             own = gradients(Case(row, tuple(words), text), group)
             grid = json.dumps([replicate, shard, *more])
             found |= {f"{name}/{grid}/{i}": g for i, g in enumerate(own)}
