@@ -361,13 +361,19 @@ def ray_case(folder: Path, number: int, seed: int) -> Verdict:
     variables = surroundings(ARCHWRIGHT_CACHE=str(folder / "cache"), RAY_USAGE_STATS_ENABLED="0")
     if not (folder / "here").exists():
         write_text(folder / "text.txt", 2000)
-        subprocess.run(few("here", budget="100steps"), cwd=folder, env=variables, check=True)
+        here, silent = few("here", budget="100steps"), subprocess.DEVNULL
+        subprocess.run(here, cwd=folder, env=variables, stdout=silent, check=True)
     for path in folder.glob("far*"):
         shutil.rmtree(path)
     command = few("far", "--on", "ray", "--workers", "2", budget="100steps")
     seen: dict[int, psutil.Process] = {}
     with subprocess.Popen(
-        command, cwd=folder, env=variables, text=True, stderr=subprocess.PIPE
+        command,
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             while process.poll() is None and not found.kills:
