@@ -76,7 +76,7 @@ class Pipeline:
         stream, auxiliary = passes.hidden(part)
         if auxiliary.requires_grad:
             stream = _AlsoMinimised.apply(stream, auxiliary)  # type: ignore[no-untyped-call]
-        return stream.float().contiguous()
+        return stream.to(next(self.model.parameters()).dtype).contiguous()
 
     def count_backward(self) -> None:
         """Say whether the backward pass that comes now is the last one of the step."""
@@ -91,13 +91,15 @@ class Pipeline:
             stream = None
             if stage:
                 shape = (*batch.inputs.tokens.shape, self.model.spec.dim)
-                stream = torch.empty(shape, device=batch.inputs.tokens.device)
+                dtype = next(self.model.parameters()).dtype
+                stream = torch.empty(shape, dtype=dtype, device=batch.inputs.tokens.device)
                 dist.recv(stream, self._process(rank - 1), self.group)
             self.stages.now, self.stages.stream = stage, stream
             if self.stages.is_last:
                 out = self.model(**batch.inputs.given())
             else:
-                stream = self.model.hidden(**batch.inputs.given()).float().contiguous()
+                dtype = next(self.model.parameters()).dtype
+                stream = self.model.hidden(**batch.inputs.given()).to(dtype).contiguous()
                 dist.send(stream, self._process((rank + 1) % size), self.group)
         return out
 
@@ -106,9 +108,10 @@ class Pipeline:
 
     def _new_schedule(self, num_parts: int, rows: int, length: int) -> Schedule:
         """Return the order of so many parts of a shape: torch is told what goes between stages, and so asks none."""
-        device = next(self.model.parameters()).device
-        stream = torch.empty(rows, length, self.model.spec.dim, device="meta", requires_grad=True)
-        loss = torch.empty(1, device="meta", requires_grad=True)
+        weight = next(self.model.parameters())
+        device, shape = weight.device, (rows, length, self.model.spec.dim)
+        stream = torch.empty(shape, dtype=weight.dtype, device="meta", requires_grad=True)
+        loss = torch.empty(1, dtype=weight.dtype, device="meta", requires_grad=True)
         number = len(self.stages.runs)
         stages = [
             _Stage(

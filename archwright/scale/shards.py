@@ -248,7 +248,8 @@ class ModelShards(Shards):
         """Set a parameter or a buffer to a whole value that all processes have."""
         tensor = self.tensors[name]
         held = _local(tensor) if isinstance(tensor, DTensor) else tensor
-        held.copy_(self._own(name, whole))
+        if self.stages.holds(name):
+            held.copy_(self._own(name, whole))
 
 
 def _take_memory(model: nn.Module, device: str) -> None:

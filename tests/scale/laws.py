@@ -160,7 +160,10 @@ def drawn(
         some = [plan for plan in every if mixes or plan["expert"] == 1]
         for axis in _in_turn(dice, mixes=mixes):
             plan = dice.choice([plan for plan in some if plan[axis] > 1])
-            planned = run.override(*(f"scale.{key}={json.dumps(n)}" for key, n in plan.items()))
+            words = [f"scale.{key}={json.dumps(n)}" for key, n in plan.items()]
+            # Each stage of a pipeline works on another part of a batch.
+            words.append(f"grad_accum_steps={max(run.grad_accum_steps, plan['pipeline'])}")
+            planned = run.override(*words)
             lines = _refusals(planned)
             if not lines:
                 found.trials.append(Trial(place, to_toml(planned)))
