@@ -1,14 +1,28 @@
-"""A sample of `make laws-scale`: random compositions under random plans of two processes."""
+"""A sample of `make laws-scale`: random compositions under random plans of two processes, and one plan of four."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.scale.laws import drawn, failures, verdicts
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import to_toml
+from archwright.spec.run_spec import RunSpec
+from tests.scale.laws import FIXED, Trial, drawn, failures, verdicts
+
+pytestmark = pytest.mark.release
 
 
-@pytest.mark.release
 def test_processes_train_random_compositions_as_one_does(tmp_path: Path) -> None:
     given = drawn(5, seed=1, sizes=(2,))
     assert len(given.trials) >= 3
     assert not "\n".join(failures(verdicts(given.trials), tmp_path))
+
+
+def test_a_stage_takes_nothing_of_what_a_tensor_group_cuts_in_another(tmp_path: Path) -> None:
+    model = ModelSpec(dim=16, num_layers=2, vocab_size=32, context_length=8)
+    plan = ("scale.replicate=1", "scale.shard=1", "scale.tensor=2", "scale.pipeline=2")
+    words = ("batch_size=4", "grad_accum_steps=2", "model.attention.num_heads=4")
+    run = RunSpec(model=model).override(*FIXED, *plan, *words, "machine.kernel=eager")
+    found = verdicts([Trial(0, to_toml(run))])
+    assert [verdict.undecided for verdict in found.values()] == [False]
+    assert not "\n".join(failures(found, tmp_path))
