@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from archwright.text.cache_contents import Entry
 
 ABOUT = """\
-Show what is kept to be used again: tokenized texts, trained tokenizers, measurements of this machine, hashes of
-large files. All of it is made again where it is missing. The folder is $ARCHWRIGHT_CACHE, or the platform's
-usual place."""
+Show what is kept to be used again: tokenized texts, trained tokenizers, measurements of this machine, and
+hashes of large files. All of it is made again where it is missing. The folder is $ARCHWRIGHT_CACHE, or the
+platform's usual place."""
 
 EXAMPLES = """\
   archwright cache

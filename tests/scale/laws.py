@@ -8,7 +8,7 @@ Compositions are drawn as `tests/laws` draws them, with weights so large that a 
 documents and padding. All is computed in float64, where sums in another order differ by about 1e-15: gradients of the
 first step, losses of all steps and the weights behind the last one are held to `BOUNDS`. Where a composition makes more
 of a rounding than that, one process differs from itself as much once its weights are rounded otherwise, which is tried
-then; such a composition counts as undecided.
+then; such a composition counts as inconclusive.
 """
 
 import argparse
@@ -69,7 +69,7 @@ ROUNDING = 1e-15
 """Share of a weight that is changed to see what a composition makes of roundings."""
 AMPLIFIED = 100
 """How much larger the difference of processes may be than what that makes of one."""
-MOST_UNDECIDED, LEAST_TRAINED = 0.1, 0.5
+MOST_INCONCLUSIVE, LEAST_TRAINED = 0.1, 0.5
 SHARED = (*AXES, "expert")
 FIXED = (
     *("machine.device=cpu", "machine.threads=1", "machine.precision=fp32", "machine.num_steps=8"),
@@ -135,7 +135,7 @@ class Verdict:
         )
 
     @property
-    def undecided(self) -> bool:
+    def inconclusive(self) -> bool:
         return self.holds and bool(self.beyond)
 
 
@@ -484,22 +484,24 @@ def report(found: dict[int, Verdict], drawn: Drawn, seconds: float) -> list[str]
     held = [verdict for verdict in found.values() if verdict.holds]
     lines = [
         f"{len(found) + drawn.never} compositions: {len(held)} trained by several processes as by one, "
-        f"{sum(v.undecided for v in held)} of them undecided; {len(found) - len(held)} otherwise; "
+        f"{sum(v.inconclusive for v in held)} of them inconclusive; {len(found) - len(held)} otherwise; "
         f"{drawn.never} refused under every plan; {seconds:.0f} s"
     ]
     axes = {axis: sum(_has(v.run, axis) for v in held) for axis in SHARED}
     lines.append("axes: " + ", ".join(f"{axis} {number}" for axis, number in axes.items()))
     by_plan = Counter(plan_of(v.run) for v in held)
     lines += [f"  {number:3} x {plan}" for plan, number in sorted(by_plan.items())]
-    decided = [v for v in held if not v.undecided]
+    decided = [v for v in held if not v.inconclusive]
     for what in BOUNDS if decided else ():
         most = sorted(v.differences[what] for v in decided)
         lines.append(
             f"{what}: at most {most[-1]:.1e}, half of them at most {most[len(most) // 2]:.1e}"
         )
     for number, v in found.items():
-        if v.undecided:
-            lines.append(f"undecided: {number}, off by {v.differences}; one process by {v.rounded}")
+        if v.inconclusive:
+            lines.append(
+                f"inconclusive: {number}, off by {v.differences}; one process by {v.rounded}"
+            )
     lines.append(f"{sum(drawn.refused.values())} lines of refusals:")
     lines += [f"  {number:3} x {line}" for line, number in drawn.refused.most_common()]
     return lines
@@ -539,7 +541,7 @@ def missing(found: dict[int, Verdict], drawn: Drawn) -> Iterator[str]:
     held = [verdict for verdict in found.values() if verdict.holds]
     if len(held) < LEAST_TRAINED * (len(found) + drawn.never):
         yield "fewer than half of the compositions were trained"
-    if sum(v.undecided for v in held) > MOST_UNDECIDED * len(held):
+    if sum(v.inconclusive for v in held) > MOST_INCONCLUSIVE * len(held):
         yield "roundings decide more than one composition in ten"
     for axis in SHARED:
         if not any(_has(v.run, axis) for v in held):

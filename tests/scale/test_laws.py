@@ -24,5 +24,5 @@ def test_a_stage_takes_nothing_of_what_a_tensor_group_cuts_in_another(tmp_path: 
     words = ("batch_size=4", "grad_accum_steps=2", "model.attention.num_heads=4")
     run = RunSpec(model=model).override(*FIXED, *plan, *words, "machine.kernel=eager")
     found = verdicts([Trial(0, to_toml(run))])
-    assert [verdict.undecided for verdict in found.values()] == [False]
+    assert [verdict.inconclusive for verdict in found.values()] == [False]
     assert not "\n".join(failures(found, tmp_path))
