@@ -44,6 +44,7 @@ def test_kills_are_of_all_kinds(stage: Stage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", [TRAINING, WRITING, SEALING])
+@pytest.mark.release
 def test_a_kill_falls_where_it_should_and_costs_nothing(stage: Stage, phase: str) -> None:
     plain, place = stage.plain("1"), stage.folder / phase
     place.mkdir()

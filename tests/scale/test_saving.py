@@ -69,6 +69,7 @@ def test_one_killed_while_it_writes_costs_that_checkpoint_alone(
             assert file.read_bytes() == (whole.checkpoints()[step] / file.name).read_bytes()
 
 
+@pytest.mark.release
 def test_a_full_disk_of_one_of_four_is_told_once_and_two_go_on(
     words: list[str], whole: RunFolder, tmp_path: Path
 ) -> None:
