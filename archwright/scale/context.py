@@ -102,13 +102,18 @@ def _of_branch(path: str, value: object) -> str:
     )
 
 
-def _of_whole_rows(spec: ModelSpec) -> Iterator[tuple[str, object, str]]:
-    """Yield what of a model stands around layers and looks at rows as a whole: path, value, and what does not."""
+def beside_the_stream(spec: ModelSpec) -> Iterator[tuple[str, object, str]]:
+    """Yield what of a model hands on more than one stream: path, value, and what does not."""
     if spec.global_tokens:
         yield "model.global_tokens", spec.global_tokens, "0"
     if spec.predicting_streams:
         yield "model.predicting_streams", spec.predicting_streams, "0"
     if spec.is_reversible:
         yield "model.residual.kind", f'"{spec.residual.kind}"', "another"
+
+
+def _of_whole_rows(spec: ModelSpec) -> Iterator[tuple[str, object, str]]:
+    """Yield what of a model stands around layers and looks at rows as a whole: path, value, and what does not."""
+    yield from beside_the_stream(spec)
     if not spec.sequence_head.is_none:
         yield "model.sequence_head.kind", f'"{spec.sequence_head.kind}"', '"none"'

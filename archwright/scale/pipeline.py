@@ -35,7 +35,7 @@ class Pipeline:
 
     Args:
         model: cut up by `stages`.
-        before_backward: called before each backward pass over a stage; told whether it is the last one of a step.
+        before_backward: called before each backward pass over a stage, with whether it is the last one of a step.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Pipeline:
         shape = (len(parts), *parts[0].targets.shape)
         if shape not in self._schedules:
             self._schedules[shape] = self._new_schedule(*shape)
-        # All that stages are told is which part it is.
+        # A stage gets the number of the part alone.
         numbers = torch.arange(len(parts))
         try:
             self._schedules[shape].step(number=numbers, target=numbers)
@@ -107,7 +107,7 @@ class Pipeline:
         return dist.get_global_rank(self.group, rank % self.stages.size)
 
     def _new_schedule(self, num_parts: int, rows: int, length: int) -> Schedule:
-        """Return the order of so many parts of a shape: torch is told what goes between stages, and so asks none."""
+        """Return the order of so many parts of a shape. Torch is given the shapes between stages, and so sends none."""
         weight = next(self.model.parameters())
         device, shape = weight.device, (rows, length, self.model.spec.dim)
         stream = torch.empty(shape, dtype=weight.dtype, device="meta", requires_grad=True)

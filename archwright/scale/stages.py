@@ -17,9 +17,9 @@ from archwright.model.cache import Cache
 from archwright.model.decoder import Decoder
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
+from archwright.scale.context import beside_the_stream
 from archwright.scale.exchange import add_up
 from archwright.scale.layout import Layout
-from archwright.spec.model_spec import ModelSpec
 
 
 class StageShards:
@@ -184,7 +184,7 @@ def refusals(model: LanguageModel, layout: Layout) -> Iterator[str]:
             f"model.num_layers: found {spec.num_layers}; expected at least {layout.num_stages}, one for each stage of "
             f"scale.pipeline = {layout.pipeline}"
         )
-    for path, found, none in _beside_the_stream(spec):
+    for path, found, none in beside_the_stream(spec):
         yield f"{path}: found {found}, which layers read beside the stream; expected {none}, {otherwise}"
     lines = dict[str, None]()
     for kind, layer in zip(spec.layers.names(spec.num_layers), model.stack, strict=True):
@@ -201,16 +201,6 @@ def refusals(model: LanguageModel, layout: Layout) -> Iterator[str]:
                     "other stages"
                 ] = None
     yield from (f"{line}; expected another, {otherwise}" for line in lines)
-
-
-def _beside_the_stream(spec: ModelSpec) -> Iterator[tuple[str, object, str]]:
-    """Yield what of a model hands on more than one stream: path, value, and what does not."""
-    if spec.global_tokens:
-        yield "model.global_tokens", spec.global_tokens, "0"
-    if spec.predicting_streams:
-        yield "model.predicting_streams", spec.predicting_streams, "0"
-    if spec.is_reversible:
-        yield "model.residual.kind", f'"{spec.residual.kind}"', "another"
 
 
 def _ends(model: LanguageModel, stage: int, num_stages: int) -> Iterator[nn.Module]:

@@ -108,10 +108,7 @@ class Workshop:
         """Return the same with its newest checkpoint in parts, as two processes write it."""
 
         def make() -> None:
-            shutil.copytree(self.run(), ".", dirs_exist_ok=True)
-            for file in Path("run").glob("*.json*"):
-                told = file.read_bytes().replace(str(self.run()).encode(), bytes(Path.cwd()))
-                file.write_bytes(told)
+            self._copy_run()
             _write_in_parts(Path("run"), 6, 2)
 
         return self._made("two", make)
@@ -121,14 +118,10 @@ class Workshop:
         """Return the same with the run as it was at step 4, to be resumed."""
 
         def make() -> None:
-            shutil.copytree(self.run(), ".", dirs_exist_ok=True)
+            self._copy_run()
             for name in ("model.safetensors", "samples.txt", "report.html"):
                 Path("run", name).unlink()
             shutil.rmtree("run/checkpoints/step-6")
-            for file in Path("run").glob("*.json*"):
-                # Its stores are those of this folder.
-                told = file.read_bytes().replace(str(self.run()).encode(), bytes(Path.cwd()))
-                file.write_bytes(told)
 
         return self._made("cut", make)
 
@@ -158,6 +151,13 @@ class Workshop:
 
             apart(do)
         return place
+
+    def _copy_run(self) -> None:
+        """Copy the run into this folder, whose stores are its own."""
+        shutil.copytree(self.run(), ".", dirs_exist_ok=True)
+        for file in Path("run").glob("*.json*"):
+            there = file.read_bytes().replace(str(self.run()).encode(), bytes(Path.cwd()))
+            file.write_bytes(there)
 
     def _make_run(self) -> None:
         write_text(Path("text.txt"), 120)

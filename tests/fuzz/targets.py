@@ -326,12 +326,11 @@ def _run_files(*patterns: str) -> Callable[[Workshop], Sequence[Seed]]:
     return seeds
 
 
-def _parts_files(*patterns: str) -> Callable[[Workshop], Sequence[Seed]]:
-    def seeds(workshop: Workshop) -> Sequence[Seed]:
-        kinds = {pattern: Path(pattern).suffix[1:] for pattern in patterns}
-        return [of_folder("a run of two processes", workshop.run_of_two(), kinds)]
-
-    return seeds
+def _checkpoints(workshop: Workshop) -> Sequence[Seed]:
+    """Return a run that one process has trained, and one whose newest checkpoint two have written in parts."""
+    kinds = {pattern: Path(pattern).suffix[1:] for pattern in CHECKPOINTS}
+    places = {"a run": workshop.run(), "a run of two processes": workshop.run_of_two()}
+    return [of_folder(name, place, kinds) for name, place in places.items()]
 
 
 def _cut_run_files(*patterns: str) -> Callable[[Workshop], Sequence[Seed]]:
@@ -538,7 +537,7 @@ TARGETS = (
     ),
     Target(
         "checkpoints",
-        _run_files(*CHECKPOINTS),
+        _checkpoints,
         _restore,
         ("archwright.checkpoint.steps:verify",),
         hashed=True,
@@ -547,25 +546,7 @@ TARGETS = (
     ),
     Target(
         "forged checkpoints",
-        _run_files(*CHECKPOINTS),
-        _restore,
-        ("archwright.checkpoint.optimizers:optimizer_misfits",),
-        amend=_seal,
-        also=(_drop_newest,),
-        dear=2,
-    ),
-    Target(
-        "checkpoints in parts",
-        _parts_files(*CHECKPOINTS),
-        _restore,
-        ("archwright.checkpoint.steps:verify",),
-        hashed=True,
-        also=(_drop_newest,),
-        dear=2,
-    ),
-    Target(
-        "forged checkpoints in parts",
-        _parts_files(*CHECKPOINTS),
+        _checkpoints,
         _restore,
         ("archwright.checkpoint.optimizers:optimizer_misfits",),
         amend=_seal,

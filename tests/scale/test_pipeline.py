@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,13 +47,6 @@ FOUR: tuple[Grid, ...] = (
     (1, 1, 1, True, 2, 1, 2, "1f1b"),
     (1, 2, 1, True, 1, 2, 2, "1f1b"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
