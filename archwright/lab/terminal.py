@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
     lines = ["", results.verdict, results.scope]
     if not quiet:
-        lines += [*_answers(results), "", *(f"  {_line(effect)}" for effect in results.effects)]
+        lines += [*_answers(results), "", *(f"  {line}" for line in _lines(results.effects))]
         lines += [f"  {found.sentence}" for found in results.interactions]
         lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
@@ -63,6 +64,13 @@ def _answers(results: StudyResults) -> list[str]:
     return [
         f"Answers of {results.task.name} that are right: {listed(shares)}; {accuracy(results.task.chance)} by guessing."
     ]
+
+
+def _lines(effects: Sequence[Effect]) -> list[str]:
+    """Return a line for each variant; of several, those that are inconclusive say what would decide them, as the
+    verdict does of one alone."""
+    said = [len(effects) > 1 and effect.outcome == "inconclusive" for effect in effects]
+    return [e.sentence if whole else _line(e) for e, whole in zip(effects, said, strict=True)]
 
 
 def _line(effect: Effect) -> str:

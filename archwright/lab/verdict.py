@@ -28,8 +28,10 @@ from archwright.lab.statistics import (
 )
 from archwright.spec.study_spec import StudySpec
 
-UNLEARNT = "learnt no more than which token follows which"
-GUESSED = "has no more answers right than guessing"
+BIGRAMS, GUESSING = "than which token follows which", "than guessing"
+UNLEARNT = f"learnt no more {BIGRAMS}"
+GUESSED = f"has no more answers right {GUESSING}"
+DIVERGED = "diverged in all runs that are compared"
 AT_BOUNDARY = "the best learning rate of {} is at the edge of its grid"
 SCOPE = "Measured at this size and token budget only."
 
@@ -273,9 +275,19 @@ def _unlearnt(
     }
     unlearnt = [name for name, loss in best.items() if loss > learnt.get(name, math.inf)]
     asks = unit == "nats per answer"
-    if not asks or len(unlearnt) == len(pair):
-        words = GUESSED if asks else UNLEARNT
-        yield from (f"{name} {words} ({learnt[name]:.2f} {unit})" for name in unlearnt)
+    if asks and len(unlearnt) < len(pair):
+        return
+    losses = {f"({learnt[name]:.2f} {unit})" for name in unlearnt}
+    some_diverged = any(found.best.diverged for n in unlearnt for found in pair[n].values())
+    if len(unlearnt) == len(pair) and len(losses) == 1 and not some_diverged:
+        words = f"has more answers right {GUESSING}" if asks else f"learnt more {BIGRAMS}"
+        yield f"neither {' nor '.join(unlearnt)} {words} {losses.pop()}"
+        return
+    for name in unlearnt:
+        if all(found.best.diverged for found in pair[name].values()):
+            yield f"{name} {DIVERGED}"
+        else:
+            yield f"{name} {GUESSED if asks else UNLEARNT} ({learnt[name]:.2f} {unit})"
 
 
 def claim_words(outcome: Outcome, name: str, baseline: str) -> str:
@@ -343,8 +355,13 @@ def _numbers(effect: Effect, baseline: str) -> str:
     if effect.unit != "bits per byte" and math.isfinite(effect.bits_per_byte):
         parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
     if math.isfinite(effect.share):
-        parts.append(f"{100 * abs(effect.share):.2g} % of the loss")
+        parts.append(f"{_per_cent(abs(effect.share))} of the loss")
     return ", ".join(parts)
+
+
+def _per_cent(share: float) -> str:
+    """Return a share as `2.2 %` or `347 %`."""
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def compute_words(found: Multiplier) -> str:

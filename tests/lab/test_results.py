@@ -5,7 +5,10 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
+import pytest
+
 from archwright.format import signed
+from archwright.lab.terminal import print_results
 from tests.lab.made_results import nothing_yet, twelve_variants
 
 
@@ -30,3 +33,17 @@ def test_its_page_is_the_one_in_its_folder(tmp_path: Path) -> None:
     results = replace(nothing_yet(), folder=str(tmp_path))
     (tmp_path / "report.html").write_text("<p>")
     assert Path(results.report()) == tmp_path / "report.html"
+
+
+def test_of_several_variants_those_that_are_inconclusive_say_what_would_decide(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = twelve_variants()
+    advised = [
+        replace(e, sentence=f"{e.variant}, about 3 more seeds would tell.") for e in results.effects
+    ]
+    print_results(replace(results, effects=advised))
+    printed = capsys.readouterr().out
+    for effect in advised:
+        assert (effect.sentence in printed) == (effect.outcome == "inconclusive")
+    assert any(e.outcome == "inconclusive" for e in advised)

@@ -221,6 +221,25 @@ def test_reservations_conclude_nothing_and_say_why(more, reason):
     assert "nats per token less" not in effect.sentence
 
 
+def test_what_neither_learnt_is_said_once_and_divergence_by_its_name():
+    base, differences = BASE, (0.1,) * 5
+    neither = found(differences, learnt={"new": 3.2, "old": 3.2})
+    assert neither.caveats == (
+        "neither new nor old learnt more than which token follows which (3.20 nats per token)",
+    )
+    diverged = [
+        replace(r, best=replace(r.best, diverged=r.variant == "new"))
+        for r in replicates(old=base, new=[b + 2 for b in base])
+    ]
+    [effect] = effects(diverged, study("new"), "old", learnt={"new": 4.0, "old": 4.0})
+    assert effect.caveats == ("new diverged in all runs that are compared",)
+
+
+def test_a_loss_several_times_as_high_is_no_power_of_ten():
+    effect = found((12.1, 12.2, 12.0, 12.1, 12.1))
+    assert ", 346 % of the loss" in effect.sentence
+
+
 def test_few_failures_cost_their_seeds_alone():
     runs = [run("new", 9, 3.0, "no memory")]
     options = {"seeds": 9}
