@@ -121,7 +121,10 @@ def percent(fraction: float) -> str:
 
 
 def accuracy(share: float) -> str:
-    """Return a share of right answers in per cent, `99.6 %`: what is not all of them does not look so."""
+    """Return a share of right answers in per cent, `99.6 %`: what is not all of them does not look so; `–` where none
+    is known."""
+    if math.isnan(share):
+        return "–"
     digits = 1 if share == 1 or share < 0.9995 else 2
     return f"{min(100 * share, 99.99 if share < 1 else 100):.{digits}f} %"
 

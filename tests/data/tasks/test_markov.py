@@ -47,7 +47,7 @@ def test_the_floor_is_exact_where_a_chain_hardly_ever_leaves_some_states() -> No
 
 def test_too_many_such_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archwright.data.tasks.markov.MOST_SOLVED", 24)
-    with pytest.raises(UserError, match="data.task.concentration: found 0.01; .* raise it"):
+    with pytest.raises(UserError, match=r"data\.task\.concentration: found 0\.01; .* raise it"):
         MarkovSampler(STICKY, 50)
 
 
