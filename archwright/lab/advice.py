@@ -10,7 +10,7 @@ from archwright.format import duration, short
 from archwright.lab.looks import ALPHA, Looks
 from archwright.lab.results import Effect
 from archwright.lab.scheduler import Execution
-from archwright.lab.verdict import BIGRAMS, DIVERGED, GUESSING, seeds_needed
+from archwright.lab.verdict import DIVERGED, is_unlearnt, seeds_needed
 
 LEAVES_PLATEAU = 500
 """Steps in which small models of all presets have left the plateau on which they know how often tokens occur."""
@@ -27,7 +27,7 @@ def advice(effect: Effect, execution: Execution) -> str:
     study, now = execution.plan.study, execution.standing()
     if any(DIVERGED in caveat for caveat in effect.caveats):
         return _lower_rate(execution)
-    if any(words in caveat for caveat in effect.caveats for words in (BIGRAMS, GUESSING)):
+    if is_unlearnt(effect):
         return _longer(execution)
     if edges := [
         n

@@ -290,6 +290,12 @@ def _unlearnt(
             yield f"{name} {GUESSED if asks else UNLEARNT} ({learnt[name]:.2f} {unit})"
 
 
+def is_unlearnt(effect: Effect) -> bool:
+    """Return whether a variant or the baseline learnt too little for their difference to say anything."""
+    words = (BIGRAMS, GUESSING, DIVERGED)
+    return any(word in caveat for caveat in effect.caveats for word in words)
+
+
 def claim_words(outcome: Outcome, name: str, baseline: str) -> str:
     """Return an outcome in words, without numbers."""
     return {
