@@ -9,7 +9,7 @@ from typing import Any
 
 from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
-from archwright.lab.verdict import compute_words
+from archwright.lab.verdict import AT_EQUAL_TOKENS, compute_words, is_at_odds
 from archwright.lab.widths import rates_words
 
 
@@ -81,9 +81,10 @@ def _line(effect: Effect) -> str:
     if effect.outcome == "inconclusive":
         return f"{effect.variant}: inconclusive{why}"
     compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
+    alone = AT_EQUAL_TOKENS * is_at_odds(effect)
     bits = math.nan if effect.unit == "bits per byte" else effect.bits_per_byte
     return (
-        f"{effect.variant}: {effect.outcome}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
+        f"{effect.variant}: {effect.outcome}{alone}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
         f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if math.isfinite(bits) else ''}; "
         f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )
