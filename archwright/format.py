@@ -68,7 +68,9 @@ def exact(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in its two largest units: `2 min 50 s`."""
+    """Return a time in its two largest units: `2 min 50 s`, `4.2 ms`."""
+    if 0 < seconds < 0.0995:
+        return f"{1e3 * seconds:.2g} ms"
     if 0 < seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
