@@ -221,7 +221,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients[0][rows] = chunk_gradients[0]
                 for gradient, more in zip(gradients[1:], chunk_gradients[1:], strict=True):
                     gradient += more
-                del chunk_gradients, more
+                del chunk_total, chunk_gradients, more
         if wants_gradient:
             ctx.save_for_backward(divisor, *gradients)
             ctx.dtypes = [p.dtype for p in (hidden, *parameters)]

@@ -27,9 +27,9 @@ every step."""
 PRODUCTS_OF_EXPERT = 6
 """Sorts of products for each number of rows: into the hidden width and out of it, in the forward pass, for gradients of
 rows, and for those of weights."""
-TAKEN, TAKEN_COMPILED = 0.5, 0.15
+TAKEN, TAKEN_COMPILED = 0.7, 0.15
 """Share of tensors in whose hole something small settles; see `Heap`. Compiled layers make few nodes of a graph."""
-HEAPS = 3
+HEAPS = 9
 """Heaps that are drawn; their mean counts."""
 STEPS = 2
 """Steps that are rehearsed: the optimizer's state is there from the second on."""
