@@ -20,7 +20,8 @@ Costs = dict[str, int]
 
 
 def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | None:
-    """Return a model's costs, trained by an objective; None of one that is not published as it is, where they are not to be counted.
+    """Return a model's costs, trained by an objective; None of one that is not published as it is, where they are not
+    to be counted.
 
     Raises:
         UserError: what rules between axes forbid, one line each.

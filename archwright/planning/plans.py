@@ -186,7 +186,9 @@ class Plan:
         if not self.decodes:
             found |= dict.fromkeys(("largest_batch", *(key for key in found if "decode" in key)))
             found["by_batch"] = ()
-            found["by_context"] = [(tokens, prefill, None) for tokens, prefill, _ in serving.by_context]
+            found["by_context"] = [
+                (tokens, prefill, None) for tokens, prefill, _ in serving.by_context
+            ]
         return found
 
     def _record_of_way(self, way: Setup) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -290,6 +291,11 @@ class Group(Processes):
             super().backward(model, parts, passes)
         else:
             self._pipeline.backward(parts, passes)
+
+    def without_gradients(self) -> AbstractContextManager[Any]:
+        # FSDP2 keeps the tensors that its first pass gathers into, and asks later ones for their version, which those
+        # of inference mode do not have (torch 2.13): a run of which the end alone is left begins with an evaluation.
+        return torch.no_grad()
 
     def output(self, model: nn.Module, batch: Batch) -> Output | None:
         if self._pipeline is None:

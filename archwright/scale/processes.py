@@ -1,8 +1,9 @@
 """What a step of training asks of the processes that make it together; here, of one alone."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +78,10 @@ class Processes:
         for number, part in enumerate(parts, 1):
             self.before_part(model, is_last=number == len(parts))
             passes.loss(part).backward()
+
+    def without_gradients(self) -> AbstractContextManager[Any]:
+        """Return what passes that need no gradients are computed in."""
+        return torch.inference_mode()
 
     def output(self, model: nn.Module, batch: Batch) -> Output | None:
         """Return what a model gives for a batch; None where other processes have it."""

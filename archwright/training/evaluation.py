@@ -148,22 +148,22 @@ def reading_of(run: RunSpec, max_tokens: int, max_bytes: int | None) -> Reading:
     return Reading(run.model.context_length, stride, max_tokens, max_bytes)
 
 
-@torch.inference_mode()
 def evaluate(
     model: LanguageModel, windows: Windows, precision: Precision, processes: Processes = ALONE
 ) -> Evaluation:
     """Return what a model reaches on held-out windows, of which several processes read one batch each in turns."""
     rows: list[list[float]] = []
-    for out, batch, mine in _predictions(model, windows, precision, processes):
-        # A row for each process: their sums are the rows of all batches, in order.
-        rows += ([0.0] * COLUMNS for _ in range(processes.size))
-        if out is None or not mine:
-            continue
-        loss, second = cross_entropy(out.logits, batch.targets), _Second()
-        second.add(out, batch)
-        right = _num_right(windows, out.logits, batch.targets)
-        found = [loss.nll_sum.item(), int(loss.num_targets), right, *astuple(second)]
-        rows[processes.rank - processes.size] = found
+    with processes.without_gradients():
+        for out, batch, mine in _predictions(model, windows, precision, processes):
+            # A row for each process: their sums are the rows of all batches, in order.
+            rows += ([0.0] * COLUMNS for _ in range(processes.size))
+            if out is None or not mine:
+                continue
+            loss, second = cross_entropy(out.logits, batch.targets), _Second()
+            second.add(out, batch)
+            right = _num_right(windows, out.logits, batch.targets)
+            found = [loss.nll_sum.item(), int(loss.num_targets), right, *astuple(second)]
+            rows[processes.rank - processes.size] = found
     sums = processes.sums([value for row in rows for value in row])
     totals = [0.0] * COLUMNS
     for start in range(0, len(sums), COLUMNS):

@@ -225,12 +225,12 @@ class Rank0Session(Session):
         size = len(reports)
         if problems := [
             f"process {rank} of {size}: {line}"
-            for rank, said in enumerate(reports)
-            for line in said.get("problems", ())
+            for rank, report in enumerate(reports)
+            for line in report.get("problems", ())
         ]:
             checkpoint.give_up(folder, step)
             raise UserError(*problems)
-        seals = {name: seal for said in reports for name, seal in said["seals"].items()}
+        seals = {name: seal for report in reports for name, seal in report["seals"].items()}
         checkpoint.finish(folder, step, seals, keep)
 
     def settle(self) -> None:

@@ -72,9 +72,7 @@ class Rehearsal:
     def __init__(self, run: RunSpec, watch: Watch) -> None:
         machine = run.machine
         if machine.precision == "fp8":
-            raise UserError(
-                "rehearsal: steps in 8 bits depend on values; expected 16 or 32 bits"
-            )
+            raise UserError("rehearsal: steps in 8 bits depend on values; expected 16 or 32 bits")
         spec = run.model.resolved()
         optimizer = run.optimizer.with_lrs_resolved()
         self.run = run.model_copy(update={"model": spec, "optimizer": optimizer})

@@ -26,10 +26,10 @@ LINES = 3
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code, below 0 by a signal; what it said; the events that it met."""
+    """How a command ended: its exit code, below 0 by a signal; what it printed; the events that it met."""
 
     code: int
-    said: str
+    output: str
     events: list[str]
     results: Any = None
 
@@ -93,7 +93,7 @@ class Stage:
         found = Verdict(self.scene.name, number, "worker", f"a worker killed after {killed} s")
         if first.code:
             found.problems.append(
-                f"exit code {first.code} though one worker died: {first.said[-300:]}"
+                f"exit code {first.code} though one worker died: {first.output[-300:]}"
             )
         return self._judged(place, found, first, None)
 
@@ -106,7 +106,7 @@ class Stage:
         again = self._play(place)
         self._wait_for_orphans(place)
         if again.code:
-            found.problems.append(f"again: exit code {again.code}: {again.said[-300:].strip()}")
+            found.problems.append(f"again: exit code {again.code}: {again.output[-300:].strip()}")
         elif again.results != self.plain.results:
             found.problems.append(f"again: other results: {_difference(self.plain, again)}")
         found.problems += [f"harmed: {name}" for name in self._harmed(place)]
@@ -120,7 +120,7 @@ class Stage:
     def _prepare(self) -> dict[str, bytes]:
         """Make what lies there before, and the user's files."""
         ended = _in_child(self.before, lambda: 0 * bool(self.scene.make()))
-        assert ended.code == 0, f"{self.scene.name}: {ended.said}"
+        assert ended.code == 0, f"{self.scene.name}: {ended.output}"
         users = {name: f"the user's {name}\n".encode() for name in (*USERS, *self.scene.users)}
         for name, content in users.items():
             path = self.before / name
@@ -132,7 +132,7 @@ class Stage:
         """Run the command as it is, and remember what it left."""
         place = self._laid("case")
         ended = self._play(place)
-        assert ended.code == 0, f"{self.scene.name}, undisturbed: {ended.said}"
+        assert ended.code == 0, f"{self.scene.name}, undisturbed: {ended.output}"
         self._wait_for_orphans(place)
         self._expected = _names(place)
         return ended
@@ -174,15 +174,17 @@ def _in_child(
     watch: Callable[[int, float], None] | None = None,
 ) -> Ended:
     """Do something in a forked process that works in a folder; return how it ended."""
-    said, told = place.parent / "said", place.parent / "told"
-    told.unlink(missing_ok=True)
+    output, answers = place.parent / "output", place.parent / "answers"
+    answers.unlink(missing_ok=True)
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        _child(place, do, results, blow, said, told)
+        _child(place, do, results, blow, output, answers)
     code = _waited(pid, watch)
-    answer = json.loads(told.read_text()) if told.exists() else {"events": [], "results": None}
-    return Ended(code, said.read_text("utf-8", "replace"), answer["events"], answer["results"])
+    answer = (
+        json.loads(answers.read_text()) if answers.exists() else {"events": [], "results": None}
+    )
+    return Ended(code, output.read_text("utf-8", "replace"), answer["events"], answer["results"])
 
 
 def _child(
@@ -190,13 +192,13 @@ def _child(
     do: Callable[[], int | None],
     results: Callable[[], dict[str, Any]] | None,
     blow: Blow | None,
-    said: Path,
-    told: Path,
+    output: Path,
+    answers: Path,
 ) -> None:
     """Be the command; never returns."""
     code = 1
     try:
-        with said.open("wb") as file:
+        with output.open("wb") as file:
             os.dup2(file.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
@@ -205,11 +207,11 @@ def _child(
         disk = Disk(place, blow)
         code = do() or 0
         if not (blow and blow.error):
-            disk.meet("end", place)  # all is done, but nobody was told
+            disk.meet("end", place)  # all is done, but nobody knows
         events = list(disk.events)
         disk.blow = None
         found = results() if results and code == 0 else None
-        told.write_text(json.dumps({"events": events, "results": found}))
+        answers.write_text(json.dumps({"events": events, "results": found}))
     except BaseException:
         print(traceback.format_exc(), file=sys.stderr)
     finally:
@@ -236,18 +238,18 @@ def _waited(pid: int, watch: Callable[[int, float], None] | None) -> int:
 def _unclear(ended: Ended) -> list[str]:
     """Say what is wrong with the answer to an error: it is none, or one line or few that name the file."""
     if ended.code not in (0, 2):
-        last = ended.said.strip().splitlines()[-1:] or [""]
+        last = ended.output.strip().splitlines()[-1:] or [""]
         return [f"exit code {ended.code}: {last[0][:200]}"]
-    lines = [line for line in ended.said.splitlines() if ": warning: " not in line]
+    lines = [line for line in ended.output.splitlines() if ": warning: " not in line]
     found = []
     if ended.code == 2 and not 1 <= len(lines) <= LINES:
-        found.append(f"{len(lines)} lines: {ended.said[-300:]}")
+        found.append(f"{len(lines)} lines: {ended.output[-300:]}")
     if any(not line.startswith("archwright: ") for line in lines):
-        found.append(f"no line of ours: {ended.said[-300:]}")
+        found.append(f"no line of ours: {ended.output[-300:]}")
     if any("the system: " in line for line in lines):
         found.append(f"names no file: {lines[0]}")
-    if problem := unreadable(ended.said):
-        found.append(f"{problem}: {ended.said[-300:]}")
+    if problem := unreadable(ended.output):
+        found.append(f"{problem}: {ended.output[-300:]}")
     return found
 
 

@@ -117,8 +117,8 @@ class Disk:
             try:
                 self.meet("write", filename, half)
             except OSError as error:
-                told = f"I/O error: {error.strerror} (os error {error.errno})"
-                raise SafetensorError(told) from None
+                message = f"I/O error: {error.strerror} (os error {error.errno})"
+                raise SafetensorError(message) from None
             plain_save(tensors, filename, metadata)
 
         os.fsync, builtins.open, library.save_file = fsync, opened, save_file

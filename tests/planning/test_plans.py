@@ -265,12 +265,10 @@ def test_a_training_is_planned_with_the_targets_of_its_objective() -> None:
 
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 def test_what_a_short_target_leaves(checkpointing: str) -> None:
-    """The decoder's part falls with the target but for keys and values of the source, so that the whole is linear in its
-    length."""
+    """The decoder's part falls with the target but for keys and values of the source, so that the whole is
+    linear in its length."""
     model = build(load("t5-small"), device="meta")
-    least, half, most = (
-        activation_bytes(model, 512, checkpointing, n) for n in (128, 256, 384)
-    )
+    least, half, most = (activation_bytes(model, 512, checkpointing, n) for n in (128, 256, 384))
     if checkpointing != "full":  # of one layer at a time that with most counts
         assert half - least == pytest.approx(most - half)
     assert activation_bytes(model, 512, checkpointing) > most > half > least

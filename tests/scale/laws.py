@@ -461,10 +461,10 @@ def _asked(
         command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            _, said = process.communicate(timeout=SECONDS_START + SECONDS_EACH * len(trials))
+            _, output = process.communicate(timeout=SECONDS_START + SECONDS_EACH * len(trials))
         except subprocess.TimeoutExpired:
             process.terminate()  # torchrun ends those that it started
-            said = f"processes wait for one another for ever\n{process.communicate()[1]}"
+            output = f"processes wait for one another for ever\n{process.communicate()[1]}"
         except BaseException:
             process.terminate()
             raise
@@ -476,7 +476,7 @@ def _asked(
     if errors:
         first = json.loads(errors[0].read_text(encoding="utf-8"))
         return answered, first["number"], first["error"]
-    return answered, failed, said[-4000:]
+    return answered, failed, output[-4000:]
 
 
 def report(found: dict[int, Verdict], drawn: Drawn, seconds: float) -> list[str]:

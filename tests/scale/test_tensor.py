@@ -12,7 +12,15 @@ from archwright.spec.errors import UserError
 from archwright.spec.read import load
 from bench.scale import MODELS, Case, of_processes, title, trained
 from tests.scale.gradients import Grid, assert_those_of_one, of_group
-from tests.scale.together import two_train_as_one, without_dropout
+from tests.scale.together import (
+    TWELVE_STEPS,
+    gone_back,
+    started,
+    two_train_as_one,
+    without_dropout,
+)
+from tests.scale.together import trained as trained_by
+from tests.tiny import tiny_words
 
 SHORT = "model.context_length=29"
 """A length of which processes have different numbers of tokens."""
@@ -94,6 +102,22 @@ def test_steps_are_those_of_one_process(text: Path) -> None:
 @pytest.mark.slow
 def test_files_are_those_of_one_process_which_goes_on_with_them(text: Path, tmp_path: Path) -> None:
     two_train_as_one(text, tmp_path, "scale.tensor=2")
+
+
+@pytest.mark.slow
+def test_a_run_of_which_the_end_is_left_goes_on(text: Path, tmp_path: Path) -> None:
+    """The first pass is an evaluation then."""
+    words = *TWELVE_STEPS, "scale.tensor=2"
+    folder = trained_by(2, tmp_path / "run", *tiny_words(text, *words))
+    weights = folder.model_file.read_bytes()
+    lines = folder.metrics_file.read_text().splitlines(keepends=True)
+    before = [line for line in lines if '"step": 12,' not in line or '"kind": "train"' in line]
+    assert len(before) < len(lines)
+    folder.metrics_file.write_text("".join(before))
+    gone_back(folder, 12)
+    done = started(2, "-m", "archwright", "train", "--resume", str(folder.path), "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert folder.model_file.read_bytes() == weights
 
 
 @pytest.mark.parametrize(

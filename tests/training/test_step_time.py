@@ -119,7 +119,9 @@ def test_products_of_experts(speeds: dict[str, float]) -> None:
     speeds["product"] = 1e9
     found, length = run(**EXPERTS), SHAPE["context_length"]
     model = build(found.model, device="meta")
-    hidden = 4 * SHAPE["num_layers"] * HEADS * HEAD_DIM * (length - 1) / 2  # pairs that a mask hides
+    hidden = (
+        4 * SHAPE["num_layers"] * HEADS * HEAD_DIM * (length - 1) / 2
+    )  # pairs that a mask hides
     flops = (flops_per_token(model, length) + 3 * hidden) * ROWS * length
     assert step_time(found).seconds == pytest.approx(flops / 1e9, rel=1e-9)
     written = next_token_flops(model, length)
