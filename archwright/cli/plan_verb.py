@@ -96,7 +96,11 @@ def run(words: Sequence[str]) -> int:
     if options.hardware == presets.THIS and len(found) == 1:
         from archwright.cli.plan_measured import on_this_machine
 
-        here = [*on_this_machine(next(iter(runs.values())), options.context)]
+        try:
+            here = [*on_this_machine(next(iter(runs.values())), options.context)]
+        except UserError as error:
+            for line in error.lines:
+                print(f"archwright: warning: {line}", file=sys.stderr)
     if options.json:
         from archwright.reporting.estimates import record_of_this_machine
 

@@ -80,6 +80,11 @@ class Objective(Choice):
         """Return how many tokens a decoder reads beside a source of so many."""
         return context_length
 
+    @property
+    def drawn_share(self) -> float:
+        """Share of a text's tokens in whose places a generator draws others."""
+        return 0.0
+
     def stride(self, context_length: int) -> int:
         """Return how far the windows of an evaluation are apart where nobody says: half a context, after which each
         token is predicted, where that can be, or a whole one."""
@@ -193,6 +198,10 @@ class ReplacedTokens(Objective):
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return (self.mask_token,)
+
+    @property
+    def drawn_share(self) -> float:
+        return self.share
 
     @property
     def second_task(self) -> str:

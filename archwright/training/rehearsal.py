@@ -10,7 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from archwright.data.inputs import Array, Batch, Inputs
@@ -18,12 +23,10 @@ from archwright.machine.precision import Precision
 from archwright.model.build import build_uninitialized
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers
-from archwright.parts.kernels.blocks import blocks_of
-from archwright.parts.masks import AttentionMask
+from archwright.parts.context import Context
 from archwright.parts.mixers import AttentionMixer
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import ReplacedTokens
 from archwright.spec.run_spec import RunSpec
 from archwright.training.step import train_step
 
@@ -32,7 +35,7 @@ class Watch(TorchDispatchMode):
     """Sees every operation; a number that is asked of a tensor without values is 1, or False, and a share `chosen` of
     the places of a mask without values is True."""
 
-    chosen = 1.0
+    chosen = 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -77,8 +80,7 @@ class Rehearsal:
         optimizer = run.optimizer.with_lrs_resolved()
         self.run = run.model_copy(update={"model": spec, "optimizer": optimizer})
         self._fake, self._watch = FakeTensorMode(allow_non_fake_inputs=True), watch
-        if isinstance(run.objective, ReplacedTokens):
-            watch.chosen = run.objective.share
+        watch.chosen = run.objective.drawn_share
         with self.going_on():
             self.model: Decoder = build_uninitialized(spec)
         self.model.use_kernel("blockwise" if machine.kernel == "auto" else machine.kernel)
@@ -92,9 +94,19 @@ class Rehearsal:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Inside, new tensors have no memory, and operations are watched."""
-        with self._fake, self._watch:
-            yield
+        """Inside, new tensors have no memory, and operations are watched.
+
+        Raises:
+            UserError: a part asks for values.
+        """
+        try:
+            with self._fake, self._watch:
+                yield
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise UserError(
+                f"rehearsal: the shape of what {error.func} gives depends on values; memory and time of such steps are "
+                "measured alone, by training"
+            ) from None
 
     def step(self) -> None:
         """Train on a batch."""
@@ -136,15 +148,15 @@ class Rehearsal:
     def cut_blocks(self, length: int, target_length: int | None = None) -> None:
         """Look at masks while tensors have values; the blocks of kernels are known from then on."""
         for stack in self.model.stacks:
-            in_decoder = stack is self.model
-            text = (target_length or length) if in_decoder else length
+            beside_source = stack.spec.encoder_model is not None
+            text = target_length if beside_source and target_length else length
             layout = TokenLayout(text + stack.spec.global_tokens, torch.device("cpu"))
             streams = stack.spec.predicting_streams
-            for mixer in stack.mixers():
-                if isinstance(mixer, AttentionMixer):
-                    for number in {streams, min(streams, 1)}:  # of training, and into a cache
-                        at = layout.with_streams(number) if number else layout
-                        blocks_of(AttentionMask(mixer.pattern.value, at))
+            for number in {streams, min(streams, 1)}:  # of training, and into a cache
+                context = Context(layout.with_streams(number) if number else layout, batch=1)
+                for mixer in stack.mixers():
+                    if isinstance(mixer, AttentionMixer) and not mixer.source_maps:
+                        mixer.prepare(context)
 
 
 Tokens = Callable[[int, int], Array]

@@ -166,7 +166,7 @@ def _passing(run: RunSpec, rows: int, before: int, length: int) -> Speed:
     run = run.model_copy(update={"machine": PLAIN})
     rehearsal = Rehearsal(run, seen)
     model = rehearsal.model.use_kernel("blockwise").eval()
-    rehearsal.cut_blocks(before or length)
+    rehearsal.cut_blocks(before or length, before or 1)
     with torch.no_grad(), rehearsal.going_on():
         cache = model.new_cache()
         if before:

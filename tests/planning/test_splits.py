@@ -98,7 +98,8 @@ def test_one_device_is_no_split(name: str) -> None:
         memory = way.memory
         assert memory.weights == memory.gradients == 4 * model.num_parameters()
         assert memory.optimizer == optimizer_bytes(run, model)
-        assert memory.activations == activation_bytes(model, length, way.checkpointing)
+        target = run.objective.target_length(length)
+        assert memory.activations == activation_bytes(model, length, way.checkpointing, target)
         assert (memory.gathered, way.exchange, way.bubble) == (0, {}, 0)
 
 
