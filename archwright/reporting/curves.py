@@ -309,7 +309,7 @@ def level(value: float, text: str) -> dict[str, Any]:
         "line": {"width": 1, "dash": "dot", "color": "$muted"},
         "label": {
             "text": text,
-            "textposition": "end",
+            "textposition": "start",  # where curves are far from it
             "yanchor": "bottom",
             "font": {"size": 11, "color": "$muted"},
         },
