@@ -170,7 +170,7 @@ def stack_words(spec: ModelSpec, stack: ModelSpec | None) -> str:
     if stack is None:
         return "none"
     own = [f for f in ("dim", "context_length") if getattr(stack, f) != getattr(spec, f)]
-    parts = [f"{stack.num_layers} layers"]
+    parts = [f"{stack.num_layers} layer{'s' * (stack.num_layers != 1)}"]
     parts += [f"{name_of(field)} {_value(getattr(stack, field))}" for field in own]
     parts += [] if spec.encoder.shares_embedding else ["embedding of its own"]
     parts += [f"{stack.global_tokens} global tokens"] if stack.global_tokens else []
@@ -347,4 +347,5 @@ def _stack_line(spec: ModelSpec) -> str:
     beside = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
     if number := spec.predicting_streams:
         beside += f", {number} predicting stream{'s' * (number > 1)}"
-    return f"{spec.num_layers} layers{shared} of {'; '.join(layers)}{beside}"
+    number = f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
+    return f"{number}{shared} of {'; '.join(layers)}{beside}"

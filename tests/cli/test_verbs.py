@@ -493,7 +493,7 @@ def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = tiny_words(text, "budget=1000steps", "optimizer.lr=0.5", "machine.threads=auto")
     found = out(capsys, *words, "--dry-run")
     values = dict(line.split(maxsplit=1) for line in found.splitlines() if "  " in line)
-    assert found.startswith("Decoder(modern: 0.0359M parameters, dim 32, 1 layers")
+    assert found.startswith("Decoder(modern: 0.0359M parameters, dim 32, 1 layer of ")
     assert values["model.dim"] == "32"
     assert values["model.vocab_size"] == "320"
     assert values["model.head.tied"] == "false"
