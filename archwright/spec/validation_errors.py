@@ -1,6 +1,7 @@
 """Turning validation errors into lines a user can act on: path, found, expected, nearest name."""
 
 import json
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 from archwright.format import QUOTED, number_text, shortened
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.other_names import VALUES
 
 Path = tuple[str, ...]
 
@@ -64,6 +66,11 @@ def explain(
         lines.append(f"{dotted(at + path)}: found {show(found[path])}; expected {alternatives}")
         if "a table with kind" in alternatives and f'"{found[path]}"' in alternatives:
             lines[-1] += f'. Write {dotted(at + path)}.kind = "{found[path]}".'
+        elif isinstance(value := found[path], str) and "Did you mean" not in alternatives:
+            names = re.findall(r'"([^"]*)"', alternatives)
+            elsewhere = VALUES.get(value.lower())
+            hint = nearest(elsewhere if elsewhere in names else value, names)
+            lines[-1] += f".{hint}" if hint else ""
     return lines
 
 
