@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -170,6 +172,18 @@ def test_a_reader_that_stops_reading_is_no_error(place: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no such streams")
+def test_a_closed_stream_is_no_traceback(place: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command('--version'))} >&-"],
+        capture_output=True,
+        check=False,
+        cwd=place,
+        env=surroundings(),
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # list, show, diff --------------------------------------------------------------------------------
