@@ -347,5 +347,5 @@ def _stack_line(spec: ModelSpec) -> str:
     beside = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
     if number := spec.predicting_streams:
         beside += f", {number} predicting stream{'s' * (number > 1)}"
-    number = f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
-    return f"{number}{shared} of {'; '.join(layers)}{beside}"
+    layer_count = f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
+    return f"{layer_count}{shared} of {'; '.join(layers)}{beside}"

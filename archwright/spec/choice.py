@@ -260,7 +260,7 @@ class Choice(Spec):
         kind = value.get("kind")
         if not isinstance(kind, str) or kind not in cls.choices():
             elsewhere = CHOICES.get(str(kind).lower(), "").rpartition(".")[2]
-            wanted = elsewhere if elsewhere in cls.choices() else kind
+            wanted = elsewhere if elsewhere in cls.choices() else str(kind)
             hint = nearest(wanted, cls.choices()) if isinstance(kind, str) else ""
             raise PydanticCustomError(
                 "kind",

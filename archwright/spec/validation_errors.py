@@ -68,7 +68,7 @@ def explain(
             lines[-1] += f'. Write {dotted(at + path)}.kind = "{found[path]}".'
         elif isinstance(value := found[path], str) and "Did you mean" not in alternatives:
             names = re.findall(r'"([^"]*)"', alternatives)
-            elsewhere = VALUES.get(value.lower())
+            elsewhere = VALUES.get(value.lower(), value)
             hint = nearest(elsewhere if elsewhere in names else value, names)
             lines[-1] += f".{hint}" if hint else ""
     return lines
