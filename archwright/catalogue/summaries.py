@@ -189,8 +189,8 @@ def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
 
 
 def arrangement(layers: Arrangement) -> str:
-    """Return where kinds of layers stand: `2 dense, then 3 local + default in turn`."""
-    cycle = _runs(layers.cycle) + (" in turn" if len(set(layers.cycle)) > 1 else "")
+    """Return where kinds of layers stand: `2 dense, then 3 local + default, repeated`."""
+    cycle = _runs(layers.cycle) + (", repeated" if len(set(layers.cycle)) > 1 else "")
     ends = ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
     return ends + (", parameters shared by kind" if layers.shared else "")
 

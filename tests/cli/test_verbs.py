@@ -301,7 +301,7 @@ def test_show_is_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith("gemma-3-27b, 27.0B parameters\nGemma Team, 2025")
     assert "tokens ─ embedding ─ × √width ─ 62 layers ─ RMSNorm ─ head ─ logits\n" in text
     assert "local: 52 of 62 layers\n  x ─┬─ RMSNorm ─ attention ─ RMSNorm ─ + ─┬" in text
-    assert "arrangement   5 local + default in turn\n" in text
+    assert "arrangement   5 local + default, repeated\n" in text
     card = " ".join(text.split())
     assert "attention softmax, 32/16 heads of 128, scale sqrt (width 168), QK-norm RMSNorm" in card
     assert "attention.qk_norm section 2: QK-norm replaces soft-capping" in card
