@@ -44,6 +44,7 @@ def explain(
     lines: list[str] = []
     expected: dict[Path, list[str]] = {}
     found: dict[Path, Any] = {}
+    named: set[Path] = set()  # what is one of some names
     for problem in error.errors():
         path, owner = locate(cls, tuple(problem["loc"]), values)
         inner = problem.get("ctx", {}).get("error")
@@ -60,13 +61,14 @@ def explain(
             found[path] = problem["input"]
         else:
             expected.setdefault(path, []).append(_expectation(problem))
+            named |= {path} if problem["type"] == "literal_error" else set()
             found[path] = None if problem["type"] == "missing" else problem["input"]
     for path, parts in expected.items():
         alternatives = " or ".join(dict.fromkeys(parts))
         lines.append(f"{dotted(at + path)}: found {show(found[path])}; expected {alternatives}")
         if "a table with kind" in alternatives and f'"{found[path]}"' in alternatives:
             lines[-1] += f'. Write {dotted(at + path)}.kind = "{found[path]}".'
-        elif isinstance(value := found[path], str) and "Did you mean" not in alternatives:
+        elif path in named and isinstance(value := found[path], str):
             names = re.findall(r'"([^"]*)"', alternatives)
             elsewhere = VALUES.get(value.lower(), value)
             hint = nearest(elsewhere if elsewhere in names else value, names)
