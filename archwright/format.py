@@ -68,7 +68,9 @@ def exact(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in its two largest units: `2 min 50 s`."""
+    """Return a time in its two largest units: `2 min 50 s`, `4.2 ms`."""
+    if 0 < seconds < 0.0995:
+        return f"{1e3 * seconds:.2g} ms"
     if 0 < seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -121,7 +123,10 @@ def percent(fraction: float) -> str:
 
 
 def accuracy(share: float) -> str:
-    """Return a share of right answers in per cent, `99.6 %`: what is not all of them does not look so."""
+    """Return a share of right answers in per cent, `99.6 %`: what is not all of them does not look so; `–` where none
+    is known."""
+    if math.isnan(share):
+        return "–"
     digits = 1 if share == 1 or share < 0.9995 else 2
     return f"{min(100 * share, 99.99 if share < 1 else 100):.{digits}f} %"
 

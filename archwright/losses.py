@@ -214,10 +214,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     )
             sums += torch.stack([loss.total.detach(), loss.nll_sum, loss.z_term])
             if wants_gradient:
-                chunk_gradients = torch.autograd.grad(loss.total, (chunk, *parameters))
+                chunk_total = loss.total
+                # What is large goes as soon as it may: logits inside of their backward pass.
+                del logits, loss
+                chunk_gradients = torch.autograd.grad(chunk_total, (chunk, *parameters))
                 gradients[0][rows] = chunk_gradients[0]
                 for gradient, more in zip(gradients[1:], chunk_gradients[1:], strict=True):
                     gradient += more
+                del chunk_gradients, more
         if wants_gradient:
             ctx.save_for_backward(divisor, *gradients)
             ctx.dtypes = [p.dtype for p in (hidden, *parameters)]

@@ -167,6 +167,6 @@ def test_parameters_in_millions_or_billions(number: int, text: str) -> None:
 
 
 def test_a_share_of_answers_never_looks_like_all_of_them() -> None:
-    shares = (0.0, 0.0078, 0.31249, 0.9994, 0.99995, 0.9999999, 1.0)
-    expected = ("0.0 %", "0.8 %", "31.2 %", "99.9 %", "99.99 %", "99.99 %", "100.0 %")
+    shares = (0.0, 0.0078, 0.31249, 0.9994, 0.99995, 0.9999999, 1.0, float("nan"))
+    expected = ("0.0 %", "0.8 %", "31.2 %", "99.9 %", "99.99 %", "99.99 %", "100.0 %", "–")
     assert tuple(map(fmt.accuracy, shares)) == expected

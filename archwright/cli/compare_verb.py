@@ -51,7 +51,6 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--add-seeds",
         type=int,
-        default=0,
         metavar="N",
         help="add N pairs to an inconclusive study; each time spends half of the error that is left",
     )

@@ -5,6 +5,7 @@ from archwright import format as fmt
 from archwright.cli.listings import published_costs
 from archwright.machine.loading import loading
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.objectives import Objective
 from archwright.spec.read import load
 
 ABOUT = {
@@ -18,8 +19,8 @@ Costs = dict[str, int]
 """By column of `list --wide`."""
 
 
-def costs_of(spec: ModelSpec, *, count: bool) -> Costs | None:
-    """Return a model's costs; None of one that is not published as it is, where they are not to be counted.
+def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | None:
+    """Return a model's costs, trained by an objective; None of one that is not published as it is, where they are not to be counted.
 
     Raises:
         UserError: what rules between axes forbid, one line each.
@@ -34,7 +35,7 @@ def costs_of(spec: ModelSpec, *, count: bool) -> Costs | None:
 
         from archwright.planning.model_costs import model_costs
 
-    return asdict(model_costs(spec))
+    return asdict(model_costs(spec, objective))
 
 
 def cost_words(costs: Costs) -> dict[str, str]:
@@ -46,9 +47,11 @@ def cost_words(costs: Costs) -> dict[str, str]:
     }
 
 
-def cost_differences(old: ModelSpec, new: ModelSpec, *, count: bool) -> list[tuple[str, str, str]]:
+def cost_differences(
+    old: tuple[ModelSpec, Objective], new: tuple[ModelSpec, Objective], *, count: bool
+) -> list[tuple[str, str, str]]:
     """Return which costs of two models differ, in words; none where one's are not known."""
-    costs = costs_of(old, count=count), costs_of(new, count=count)
+    costs = costs_of(*old, count=count), costs_of(*new, count=count)
     if costs[0] is None or costs[1] is None:
         return []
     one, other = cost_words(costs[0]), cost_words(costs[1])

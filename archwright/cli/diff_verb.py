@@ -39,13 +39,15 @@ def run(words: Sequence[str]) -> int:
 
     changes_old = "=" in options.new  # diff modern norm.kind=layer: the model and its change
     changes = [*([options.new] if changes_old else []), *options.assignments]
-    old = load_model(options.old).spec
+    before = load_model(options.old)
     check_words(options.old, changes, run=False)
-    new = (old if changes_old else load_model(options.new).spec).override(*changes)
+    after = before if changes_old else load_model(options.new)
+    old, new = before.spec, after.spec.override(*changes)
     if options.values:
         print("\n".join(diff(old, new)) or "no difference")
     elif found := differences(old, new):
-        found += cost_differences(old, new, count=options.costs)
+        of_both = (old, before.objective), (new, after.objective)
+        found += cost_differences(*of_both, count=options.costs)
         rows = [("", old.name, " ".join(changes) if changes_old else new.name), *found]
         print("\n".join(columns(rows, wrapped=(1, 2), width=terminal_width())))
     else:

@@ -53,7 +53,7 @@ def print_model(options: argparse.Namespace) -> None:
         lines = _values(spec, blame, options)
     else:
         blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
-        costs = costs_of(spec, count=options.costs)
+        costs = costs_of(spec, loaded.objective, count=options.costs)
         by_name = {} if costs is None else cost_words(costs)
         costs_shown = {
             name: f"{text}, {ABOUT[name]}" for name, text in by_name.items()

@@ -59,6 +59,8 @@ def _model(found: Plan) -> Iterator[Row]:
     if found.counts.active != found.counts.total:
         yield "active parameters", fmt.count(found.counts.active), "counted"
     yield "context", f"{found.context:,} tokens", ""
+    if found.target_length is not None:
+        yield "target", f"{found.target_length:,} tokens", "of each source, in training"
     yield "FLOPs per token", fmt.flops(found.flops_per_token), "counted, forward and backward"
     yield "cache per token", fmt.size(found.kv_cache_bytes_per_token), "counted, in 16 bits"
     yield "cache per text", fmt.size(found.cache_bytes_per_text), "counted, in 16 bits"
@@ -114,12 +116,12 @@ def _training(found: Plan) -> Iterator[Row]:
         yield "stages wait", fmt.percent(training.bubble), "estimated, of the time they compute"
     yield "step", _between(training.step, fmt.duration), f"{at} of the {peak}"
     yield "days", _between(training.days, fmt.significant), "estimated"
-    yield "device hours", _between(training.device_hours, fmt.count), "estimated"
+    yield "device hours", _between(training.device_hours, _number), "estimated"
     if training.energy is not None:
         text = _between(training.energy.times(1000), fmt.energy)
         yield "energy", text, "estimated, of devices alone at full power"
     if training.cost is not None:
-        yield "price", _between(training.cost, fmt.count), f"estimated, at {work.price:g} an hour"
+        yield "price", _between(training.cost, _number), f"estimated, at {work.price:g} an hour"
     yield "fits", _fit(found), "estimated"
 
 
@@ -170,7 +172,9 @@ def _ways(found: Plan) -> Iterator[str]:
 def _serving(found: Plan) -> Iterator[Row]:
     serving = found.serving
     if serving is None:
-        yield "serving", "does not fit, or keeps no cache", ""
+        devices = f"{found.workload.devices:,} of these devices"
+        why = f"does not fit on {devices}" if found.can_cache else "none: the model keeps no cache"
+        yield "serving", why, ""
         return
     yield (
         "devices for one copy",
@@ -179,16 +183,26 @@ def _serving(found: Plan) -> Iterator[Row]:
     )
     is_measured = found.workload.hardware.evidence == "measured"
     bound = "a bound, by measured rates" if is_measured else "a bound"
+    alone = found.target_length is None
     speeds = {
-        "prefill": (serving.prefill_tokens_per_second, "one text"),
-        "decode": (serving.decode_tokens_per_second, "one text, after the context"),
+        "prefill": (serving.prefill_tokens_per_second, "one text" if alone else "one source"),
+        "decode": (
+            serving.decode_tokens_per_second,
+            f"one text, after {'the context' if alone else 'a source and a text of the context'}",
+        ),
         "decode, full batch": (
             serving.decode_tokens_per_second_at_largest_batch,
             f"{serving.largest_batch:,} texts, the most whose caches fit",
         ),
     }
     for name, (speed, of) in speeds.items():
+        if name != "prefill" and not found.decodes:
+            continue
         yield name, f"{fmt.count(speed)} tokens/s", f"{bound}: {of}"
+
+
+def _number(value: float) -> str:
+    return fmt.count(value) if value >= 100 else fmt.significant(value)
 
 
 def _between(found: Range, text: Callable[[float], str]) -> str:

@@ -1,11 +1,16 @@
 """Advice on a variant that is inconclusive, in words that can be typed."""
 
 import math
+from dataclasses import replace
+
+import numpy as np
+from scipy import stats
 
 from archwright.format import duration, short
+from archwright.lab.looks import ALPHA, Looks
 from archwright.lab.results import Effect
 from archwright.lab.scheduler import Execution
-from archwright.lab.verdict import GUESSED, UNLEARNT, seeds_needed
+from archwright.lab.verdict import DIVERGED, is_unlearnt, seeds_needed
 
 LEAVES_PLATEAU = 500
 """Steps in which small models of all presets have left the plateau on which they know how often tokens occur."""
@@ -13,29 +18,93 @@ LONGER = 3
 """Times the steps that are advised where more than that were not enough."""
 MANY = 100
 """Seeds beyond which nobody would wait for an answer."""
+ROUNDS = 3
+"""Guesses of how many seeds are added, on which the level depends at which they are judged."""
 
 
 def advice(effect: Effect, execution: Execution) -> str:
     """Return what would decide a variant, or nothing where nobody knows."""
-    study = execution.plan.study
-    if any(words in caveat for caveat in effect.caveats for words in (UNLEARNT, GUESSED)):
+    study, now = execution.plan.study, execution.standing()
+    if any(DIVERGED in caveat for caveat in effect.caveats):
+        return _lower_rate(execution)
+    if is_unlearnt(effect):
         return _longer(execution)
     if edges := [
         n
-        for n, s in execution.standing().sweeps.items()
+        for n, s in now.sweeps.items()
         if s.at_boundary and n in (effect.variant, next(iter(execution.plan.arms)))
     ]:
         return _other_rate(edges[0], execution)
-    if effect.caveats or not (needed := seeds_needed(effect)):
+    if effect.caveats:
         return ""
-    more = max(1, needed - len(effect.seeds))
-    if needed > MANY:
-        return f"too close to call, about {needed} seeds would tell"
-    if study.procedure == "sweep":
-        return f"about {needed} seeds would tell: --seeds {needed}"
+    if now.looks is None:
+        needed = seeds_needed(effect)
+        if needed > MANY:
+            return f"too close to call, about {needed} seeds would tell"
+        return f"about {needed} seeds would tell: --seeds {needed}" if needed else ""
+    superior = sum(decision.outcome == "superior" for decision in now.decisions.values())
+    more = more_seeds(effect, now.looks, ALPHA / max(1, len(study.variants) - superior))
+    if not more:
+        return _beyond_seeds(effect, execution)
     arms = (next(iter(execution.plan.arms)), effect.variant)
     seconds = more * sum(map(execution.run_seconds, arms)) / execution.plan.workers
-    return f"too close to call, about {more} more seeds would tell, {duration(seconds)}: --add-seeds {more}"
+    seeds = f"{more} more seed{'s' * (more > 1)}"
+    return f"too close to call, about {seeds} would tell, {duration(seconds)}: --add-seeds {more}"
+
+
+def more_seeds(effect: Effect, looks: Looks, alpha: float) -> int:
+    """Return how many pairs to add until the interval would leave out 0, or lie within the margin, if mean and
+    deviations stayed; 0 where even MANY would not do.
+
+    What is added is judged at the error that is left, so by a wider interval than the pairs before; and what all pairs
+    share does not shrink.
+
+    Args:
+        alpha: what is left of the error of all variants for this one.
+    """
+    if len(effect.differences) < 2:
+        return 0
+    ends = looks.ends or (looks.seeds,)
+    added = more = len(effect.differences)
+    for _ in range(ROUNDS):
+        later = replace(looks, ends=(*ends, ends[-1] + added))
+        more = _enough(effect, later.levels(alpha)[-1], later.levels(2 * ALPHA)[-1])
+        if more <= added:
+            break
+        added = more  # the more are added, the wider the interval
+    return more
+
+
+def _enough(effect: Effect, superior: float, equivalent: float) -> int:
+    """Return how many pairs more are decided at these levels; 0: none up to MANY."""
+    number, mean = len(effect.differences), abs(effect.mean)
+    variance = float(np.var(effect.differences, ddof=1))
+    for more in range(1, MANY + 1):
+        own = math.sqrt(variance / (number + more))
+        error = math.hypot(own, effect.text_error, effect.placing_error)
+        half, inside = stats.t.isf(np.divide((superior, equivalent), 2), number + more - 1) * error
+        if mean > half or mean + inside < effect.margin:
+            return more
+    return 0
+
+
+def _beyond_seeds(effect: Effect, execution: Execution) -> str:
+    """Say what may decide where MANY more seeds would not: more held-out text, where its choice is what is unsure."""
+    least = float(np.std(effect.differences)) / math.sqrt(len(effect.differences) + MANY)
+    if effect.text_error <= max(least, effect.placing_error):
+        return f"too close to call, {MANY} more seeds would not tell either"
+    asked, there = execution.plan.study.evaluation_tokens, execution.plan.evaluation_tokens
+    more = "a longer text" if there < asked else f"--evaluation-tokens {4 * asked}"
+    return (
+        f"too close to call on {there:,} held-out tokens, whatever the seeds; more may tell: {more}"
+    )
+
+
+def _lower_rate(execution: Execution) -> str:
+    """Say what may keep runs from diverging."""
+    key = execution.plan.baseline.run.optimizer.learning_rates[0]
+    tuned = "leave out --no-tune-lr, or " * (not execution.plan.study.tune_lr)
+    return f"{tuned}start from a lower optimizer.{key}"
 
 
 def _longer(execution: Execution) -> str:

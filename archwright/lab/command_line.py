@@ -35,7 +35,9 @@ def study_of(
         if value is not None
     ]
     if common:
-        study = study.model_copy(update={"common": (*study.common, *common)})
+        given = {word.partition("=")[0] for word in common}
+        kept = [word for word in study.common if run_key(word).partition("=")[0] not in given]
+        study = study.model_copy(update={"common": (*kept, *common)})
     study = _with_widths(study.override(*assignments) if assignments else study)
     name = study.name or slug("-".join([label(study.baseline), *study.variants]))
     return study.model_copy(update={"name": name, "parts": parts})

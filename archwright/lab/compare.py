@@ -62,7 +62,7 @@ def compare(
     runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
     quiet: bool = False,
-    add_seeds: int = 0,
+    add_seeds: int | None = None,
     waited: float = 0.0,
     on: str = "",
     workers: int = 0,
@@ -96,6 +96,8 @@ def compare(
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
     started, where = time.monotonic() - waited, Where(on, workers, slurm)
+    if add_seeds is not None and add_seeds < 1:
+        raise UserError(f"--add-seeds: found {add_seeds}; expected 1 or more")
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     where.check(study)
@@ -124,7 +126,7 @@ def compare(
                 plans.save(execution.plan, folder)
             execution.spent = time.monotonic() - started - pool.queued
             with interruptions() as interrupt, progress(quiet) as shown:
-                shown.say(announcement(plan))
+                shown.say(announcement(execution.plan))
                 execution = _with_tuned_baseline(execution, pool, shown, interrupt)
                 complete = execution.run(pool, shown, interrupt)
             if complete:
@@ -265,8 +267,6 @@ def _extended(execution: Execution, seeds: int) -> Execution:
         )
     execution.take_finished()
     study, now = execution.plan.study, execution.standing()
-    if seeds < 1:
-        raise UserError(f"--add-seeds: found {seeds}; expected 1 or more")
     if study.procedure == "sweep":
         raise UserError(
             '--add-seeds: found a study with procedure = "sweep"; give it a new folder and '

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
 
-from archwright.lab.results import Interaction, Replicate, Unit
+from archwright.lab.results import Interaction, Interval, Replicate, Unit
 from archwright.lab.statistics import paired_p_value, t_interval, text_error
 from archwright.spec.study_spec import StudySpec
 
@@ -14,13 +14,14 @@ def interactions(
     study: StudySpec,
     replicates: Sequence[Replicate],
     baseline: str,
-    edges: Collection[str] = (),
+    unfit: Collection[str] = (),
     unit: Unit = "nats per token",
     placing: Mapping[str, float] | None = None,
 ) -> list[Interaction]:
     """Return, for each two variants of which a third has the changes of both, the interaction: the difference that the
     second makes beside the first, minus the one that it makes alone, (both - first) - (second - baseline), over the
-    seeds that all four have. Below 0 they help each other. None where a learning rate is at an end of its grid.
+    seeds that all four have. Below 0 they help each other. None where one of the four is `unfit` to be judged: its
+    learning rate is at an end of its grid, or it learnt nothing.
 
     Student's interval, for each alone. Source: Box, Hunter and Hunter, 2005, Statistics for experimenters, section 5.
     """
@@ -30,7 +31,7 @@ def interactions(
     results = []
     for first, second, both in _squares(study):
         names = (baseline, first, second, both)
-        if not by_seed.keys() >= {*names} or {*edges} & {*names}:
+        if not by_seed.keys() >= {*names} or {*unfit} & {*names}:
             continue
         seeds = sorted(set.intersection(*(set(by_seed[name]) for name in names)))
         if len(seeds) >= 2:
@@ -76,15 +77,17 @@ def _interaction(
         p_value=paired_p_value(differences, shared),
         seeds=tuple(seeds),
         differences=tuple(differences),
-        sentence=_sentence(names, mean, unit, interval.low <= 0 <= interval.high),
+        sentence=_sentence(names, mean, interval, unit),
     )
 
 
-def _sentence(names: tuple[str, str, str, str], mean: float, unit: Unit, inconclusive: bool) -> str:
+def _sentence(names: tuple[str, str, str, str], mean: float, interval: Interval, unit: Unit) -> str:
     _, first, second, _ = names
-    if inconclusive or math.isnan(mean):
+    if math.isnan(mean) or interval.low <= 0 <= interval.high:
         return f"The interaction of {first} and {second} is inconclusive."
+    near, far = sorted((abs(interval.low), abs(interval.high)))
+    how, share = ("help each other", "more") if mean < 0 else ("get in each other's way", "less")
     return (
-        f"{first} and {second} {'help' if mean < 0 else 'stand in the way of'} each other: together "
-        f"{abs(mean):.3g} {unit} {'less' if mean < 0 else 'more'} than what each brings alone."
+        f"{first} and {second} {how}: together they lower the loss by {abs(mean):.3g} {unit} {share} (95 % interval "
+        f"{near:.3g} to {far:.3g}) than the sum of what each does alone."
     )

@@ -43,13 +43,14 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
     variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
     replicates, now = execution.replicates(), execution.standing()
     sweeps, task = now.sweeps, _task(plan)
-    edges = [name for name, sweep in sweeps.items() if sweep.at_boundary]
     moved: list[Drift] = []
     if plan.study.widths:
         found: list[Effect] = []
         moved, outcome = _of_widths(execution, variants, replicates)
     else:
         found, outcome = _compared(execution, variants, runs, replicates, complete)
+    unfit = {name for name, sweep in sweeps.items() if sweep.at_boundary}
+    unfit |= {effect.variant for effect in found if effect.caveats}
     return StudyResults(
         study=plan.study,
         folder=str(execution.folder),
@@ -70,7 +71,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         command=command,
         unit=plan.unit,
         interactions=interactions(
-            plan.study, replicates, plan.baseline.name, edges, plan.unit, now.placing
+            plan.study, replicates, plan.baseline.name, unfit, plan.unit, now.placing
         ),
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
         drifts=moved,

@@ -2,13 +2,14 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
-from archwright.lab.verdict import compute_words
+from archwright.lab.verdict import AT_EQUAL_TOKENS, compute_words, is_at_odds
 from archwright.lab.widths import rates_words
 
 
@@ -16,7 +17,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
     lines = ["", results.verdict, results.scope]
     if not quiet:
-        lines += [*_answers(results), "", *(f"  {_line(effect)}" for effect in results.effects)]
+        lines += [*_answers(results), "", *(f"  {line}" for line in _lines(results.effects))]
         lines += [f"  {found.sentence}" for found in results.interactions]
         lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
@@ -65,6 +66,13 @@ def _answers(results: StudyResults) -> list[str]:
     ]
 
 
+def _lines(effects: Sequence[Effect]) -> list[str]:
+    """Return a line for each variant; of several, those that are inconclusive say what would decide them, as the
+    verdict does of one alone."""
+    said = [len(effects) > 1 and effect.outcome == "inconclusive" for effect in effects]
+    return [e.sentence if whole else _line(e) for e, whole in zip(effects, said, strict=True)]
+
+
 def _line(effect: Effect) -> str:
     low, high = effect.interval.low, effect.interval.high
     if effect.outcome == "identical":
@@ -73,9 +81,10 @@ def _line(effect: Effect) -> str:
     if effect.outcome == "inconclusive":
         return f"{effect.variant}: inconclusive{why}"
     compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
+    alone = AT_EQUAL_TOKENS * is_at_odds(effect)
     bits = math.nan if effect.unit == "bits per byte" else effect.bits_per_byte
     return (
-        f"{effect.variant}: {effect.outcome}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
+        f"{effect.variant}: {effect.outcome}{alone}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
         f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if math.isfinite(bits) else ''}; "
         f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )

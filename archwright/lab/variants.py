@@ -195,8 +195,10 @@ def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
                 "trained and judged alike in this; say it once for all, objective.kind=..., as a word of its own"
             )
             continue
-        for line in diff(baseline, run):
-            path = line.partition(":")[0]
+        lines = {line.partition(":")[0]: line for line in diff(baseline, run)}
+        for path, line in lines.items():
+            if path.startswith("data.task.") and "data.text" in lines:
+                continue  # the options follow from the text
             varied = path.split(".")[0] in VARIED or path.startswith("data.tokenizer.")
             if not varied or path in ("model.vocab_size", "model.context_length"):
                 yield (

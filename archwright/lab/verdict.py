@@ -28,8 +28,11 @@ from archwright.lab.statistics import (
 )
 from archwright.spec.study_spec import StudySpec
 
-UNLEARNT = "learnt no more than which token follows which"
-GUESSED = "has no more answers right than guessing"
+BIGRAMS, GUESSING = "than which token follows which", "than guessing"
+UNLEARNT = f"learnt no more {BIGRAMS}"
+GUESSED = f"has no more answers right {GUESSING}"
+DIVERGED = "diverged in all runs that are compared"
+AT_EQUAL_TOKENS = " at equal tokens, not at equal compute"
 AT_BOUNDARY = "the best learning rate of {} is at the edge of its grid"
 SCOPE = "Measured at this size and token budget only."
 
@@ -57,12 +60,11 @@ def effects(
     alone errs more often where differences are skewed); the first that does not ends it. With
     superiority a variant is better or worse, or below the noise where the mean is smaller than the
     noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
-    else inconclusive. So it also is where there are caveats: fewer than two pairs (then the
-    intervals are endless), a variant among the `edges`, whose best learning rate is at an end of its grid,
-    half of the seeds lost to failed `runs`, unmatched `variants`, or a loss that is not below
-    what has `learnt`, that of bigrams; or of a task, losses of both that are not below that of guessing, as to have
-    solved it is a result where the other has not. Where both are one run for every seed, they are identical,
-    and nothing was compared.
+    else inconclusive. So it also is where there are caveats: fewer than two pairs (then the intervals are endless), a
+    variant among the `edges`, whose best learning rate is at an end of its grid, half of the seeds lost to failed
+    `runs`, unmatched `variants`, or a loss that is not below what has `learnt`, that of bigrams; or of a task, losses
+    of both that are not below that of guessing, as to have solved it is a result where the other has not, unless that
+    diverged in every run. Where both are one run for every seed, they are identical, and nothing was compared.
 
     Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
     then, intervals hold at all `looks` together, and the noise floor stops nothing.
@@ -272,10 +274,31 @@ def _unlearnt(
         n: min((r.loss for r in found.values()), default=-math.inf) for n, found in pair.items()
     }
     unlearnt = [name for name, loss in best.items() if loss > learnt.get(name, math.inf)]
+    diverged = [n for n in unlearnt if all(found.best.diverged for found in pair[n].values())]
+    yield from (f"{name} {DIVERGED}" for name in diverged)
     asks = unit == "nats per answer"
-    if not asks or len(unlearnt) == len(pair):
-        words = GUESSED if asks else UNLEARNT
-        yield from (f"{name} {words} ({learnt[name]:.2f} {unit})" for name in unlearnt)
+    if asks and len(unlearnt) < len(pair):
+        return
+    losses = {f"({learnt[name]:.2f} {unit})" for name in unlearnt}
+    if len(unlearnt) == len(pair) and len(losses) == 1 and not diverged:
+        words = f"has more answers right {GUESSING}" if asks else f"learnt more {BIGRAMS}"
+        yield f"neither {' nor '.join(unlearnt)} {words} {losses.pop()}"
+        return
+    for name in unlearnt:
+        if name not in diverged:
+            yield f"{name} {GUESSED if asks else UNLEARNT} ({learnt[name]:.2f} {unit})"
+
+
+def is_at_odds(effect: Effect) -> bool:
+    """Return whether a variant is better at equal tokens and needs more compute for the same loss, or the reverse."""
+    found, known = effect.multiplier, effect.outcome in ("better", "worse")
+    return known and found is not None and (found.compute > 1) != (effect.mean < 0)
+
+
+def is_unlearnt(effect: Effect) -> bool:
+    """Return whether a variant or the baseline learnt too little for their difference to say anything."""
+    words = (BIGRAMS, GUESSING, DIVERGED)
+    return any(word in caveat for caveat in effect.caveats for word in words)
 
 
 def claim_words(outcome: Outcome, name: str, baseline: str) -> str:
@@ -306,8 +329,9 @@ def _remark(effect: Effect, advice: Callable[[Effect], str]) -> str:
     """Return what the outcome needs said about it, if anything."""
     digits = _digits(effect)
     margin = f"the margin of {100 * effect.margin / effect.baseline_loss:.2g} % fixed beforehand"
-    if effect.outcome in ("better", "worse") and _within_margin(effect):
-        return f"; that is smaller than {margin}"
+    if effect.outcome in ("better", "worse"):
+        alone = f"; {effect.outcome}{AT_EQUAL_TOKENS}" * is_at_odds(effect)
+        return alone + f"; that is smaller than {margin}" * _within_margin(effect)
     if effect.outcome == "equivalent":
         return f"; the 90 % interval lies within ±{effect.margin:.{digits}f}, {margin}"
     if effect.outcome == "below the noise":
@@ -343,8 +367,13 @@ def _numbers(effect: Effect, baseline: str) -> str:
     if effect.unit != "bits per byte" and math.isfinite(effect.bits_per_byte):
         parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
     if math.isfinite(effect.share):
-        parts.append(f"{100 * abs(effect.share):.2g} % of the loss")
+        parts.append(f"{_per_cent(abs(effect.share))} of the loss")
     return ", ".join(parts)
+
+
+def _per_cent(share: float) -> str:
+    """Return a share as `2.2 %` or `347 %`."""
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def compute_words(found: Multiplier) -> str:
@@ -384,7 +413,8 @@ def _member(effect: Effect, brief: bool) -> str:
     amount = f"{abs(effect.mean):.{_digits(effect)}f} {effect.unit}"
     direction = "less" if effect.mean < 0 else "more"
     compute = f"worth {compute_words(effect.multiplier)}; " if effect.multiplier else ""
-    return f"{effect.variant} ({compute}{amount} {direction}, {_range(effect)})"
+    alone = AT_EQUAL_TOKENS * is_at_odds(effect)
+    return f"{effect.variant} ({compute}{amount} {direction}{alone}, {_range(effect)})"
 
 
 def _digits(effect: Effect) -> int:

@@ -19,8 +19,11 @@ Values = Mapping[int, float]
 """Numbers per token by the blocks that devices share them by, such as heads; see `STREAM`."""
 
 
-def activation_bytes(model: LanguageModel, length: int, checkpointing: str) -> float:
-    """Return the bytes of what a text of `length` tokens leaves for the backward pass, in 16 bits.
+def activation_bytes(
+    model: LanguageModel, length: int, checkpointing: str, target_length: int | None = None
+) -> float:
+    """Return the bytes of what a text of `length` tokens leaves for the backward pass, in 16 bits; of two stacks, what
+    such a source and its target leave, which is as long unless a length is given.
 
     Per token, with attention whose kernel keeps no scores, and norms, activations and gates that are fused:
 
@@ -32,7 +35,7 @@ def activation_bytes(model: LanguageModel, length: int, checkpointing: str) -> f
 
     Of reversible layers, in any case what leaves the last, and all of one layer.
     """
-    kept, again = activations([*layers_of(model)], length, checkpointing)
+    kept, again = activations([*layers_of(model)], length, checkpointing, target_length)
     return PER_ACTIVATION * length * (amount(kept) + amount(again))
 
 
@@ -45,9 +48,13 @@ def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec]]:
 
 
 def activations(
-    layers: Sequence[tuple[Layer, ModelSpec]], length: int, checkpointing: str
+    layers: Sequence[tuple[Layer, ModelSpec]],
+    length: int,
+    checkpointing: str,
+    target_length: int | None = None,
 ) -> tuple[Values, Values]:
-    """Return the numbers per token that layers keep, and those of the one with most that is computed again."""
+    """Return the numbers per token that layers keep, and those of the one with most that is computed again; of two
+    stacks, per token of the source."""
     specs = {id(spec): spec for _, spec in layers}.values()
     ends = sum(
         2 * spec.dim * spec.vectors_per_token for spec in specs if spec.residual.num_streams == 2
@@ -56,14 +63,16 @@ def activations(
     again: Values = {}
     for layer, spec in layers:
         is_reversible = spec.residual.num_streams == 2
-        longer = length + spec.global_tokens
+        # A spec with an encoder is that of the decoder beside it.
+        text = length if spec.encoder_model is None else target_length or length
+        longer = text + spec.global_tokens
         times = spec.vectors_per_token * longer / length  # of numbers for each token of the text
         if is_reversible or checkpointing == "full":
             kept.append({STREAM: 0 if is_reversible else spec.dim * times})
-            values = layer_values(layer, spec.dim, longer, "none")
+            values = layer_values(layer, spec.dim, longer, "none", length)
             again = max(again, _scaled(values, times), key=amount)
         else:
-            values = layer_values(layer, spec.dim, longer, checkpointing)
+            values = layer_values(layer, spec.dim, longer, checkpointing, length)
             kept.append(_scaled(values, times))
     return added(kept), again
 
@@ -72,7 +81,9 @@ def _scaled(values: Values, times: float) -> Values:
     return {blocks: number * times for blocks, number in values.items()}
 
 
-def layer_values(layer: Layer, dim: int, length: int, checkpointing: str) -> Values:
+def layer_values(
+    layer: Layer, dim: int, length: int, checkpointing: str, source_length: int
+) -> Values:
     """Return the numbers per token that a layer leaves, `checkpointing` being none or selective."""
     kept: dict[int, float] = defaultdict(float)
     kept[STREAM] += len(layer.branches) * dim  # what enters the norms, or the branches
@@ -88,6 +99,7 @@ def layer_values(layer: Layer, dim: int, length: int, checkpointing: str) -> Val
                 continue
             # Of experts, those that a token goes through.
             times = module.active_fraction * module.weight.numel() / (module.d_in * module.d_out)
+            times *= source_length / length if module in branch.source_maps else 1
             # Each device makes what is not shared of its own tokens, as the stream is.
             blocks = STREAM if module.num_blocks == 1 else blocks_of(module)
             if not module.is_residual_output:

@@ -30,7 +30,7 @@ def advice(found: Plan) -> Iterator[str]:
             "best; more tokens a step for each device, or devices that keep their weights, as of experts, take less"
         )
     serving = found.serving
-    if serving is not None and serving.largest_batch < 32:
+    if serving is not None and found.decodes and serving.largest_batch < 32:
         yield (
             f"cache: {fmt.size(found.cache_bytes_per_text)} a text, so that {serving.largest_batch} are served at "
             "once; fewer heads of keys and values, latent attention, windows, or more devices serve more"

@@ -75,14 +75,27 @@ def forward_flops(
 
 
 def next_token_flops(model: LanguageModel, length: int) -> float:
-    """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, the others being cached."""
+    """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, the others being cached; of
+    two stacks, on the last token that the decoder reads beside a source as long, which was read before."""
     streams = streams_of(model, cached=True)
-    products = sum(number for _, number in _products(model, length, None, streams))
-    now, before = (
-        n * sum(number for _, number in _branches(model, n, None, streams)) if n else 0.0
-        for n in (length, length - 1)
+    read_before = {id(module) for module in model.source_maps}
+    products = sum(
+        number
+        for name, number in _products(model, length, None, streams)
+        if id(model.get_submodule(name)) not in read_before
     )
+    now, before = (_all_branches(model, length, n, streams) for n in (length, length - 1))
     return 2.0 * products + now - before
+
+
+def _all_branches(model: LanguageModel, length: int, last: int, streams: int) -> float:
+    """Return the FLOPs of all branches beside their maps for the first `last` tokens of a text, or those that a decoder
+    reads beside a source of `length`."""
+    if not last:
+        return 0.0
+    if model.spec.encoder_model is None:
+        length = last
+    return length * sum(number for _, number in _branches(model, length, last, streams))
 
 
 def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:

@@ -34,12 +34,18 @@ def counted(model: LanguageModel) -> Counts:
     return Counts(parts, active_parameters(model))
 
 
-def forward_flops_by_part(model: LanguageModel, length: int) -> dict[str, float]:
+def forward_flops_by_part(
+    model: LanguageModel, length: int, target_length: int | None = None
+) -> dict[str, float]:
     """Return the FLOPs of a forward pass on one token of a text of `length` tokens: of each part of `counted` its
-    matrix products, and apart from them what mixers compute between tokens, such as scores and their use."""
+    matrix products, and apart from them what mixers compute between tokens, such as scores and their use.
+
+    Args:
+        target_length: as of `flops_per_token`.
+    """
     parts: dict[str, float] = {}
     mixers = {name for layer in model.all_layers for name in layer.mixers()}
-    for name, number in forward_flops(model, length).items():
+    for name, number in forward_flops(model, length, target_length).items():
         part = part_of(name)
         if name.startswith("layers.") and name.removeprefix("layers.") in mixers:
             part = f"{part} between tokens"

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from archwright.model.build import build
-from archwright.planning.cost import flops_per_token
+from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import cache_bytes_per_token
 from archwright.planning.stages import PER_WEIGHT, optimizer_bytes
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.objectives import Objective
 from archwright.spec.run_spec import RunSpec
 
 
@@ -17,12 +18,13 @@ class ModelCosts:
     cache_per_token: int
     """Bytes that another token takes in 16 bits, before any window ends."""
     flops_per_token: int
-    """Of training on a token in a text of the context, forward and backward."""
+    """Of training on a token in a text of the context, forward and backward; with an encoder, on a token of a source
+    as long, with the target that the objective makes."""
     training_memory: int
     """Bytes of weights, gradients and AdamW's moments in 32 bits, on one device."""
 
 
-def model_costs(spec: ModelSpec) -> ModelCosts:
+def model_costs(spec: ModelSpec, objective: Objective) -> ModelCosts:
     """Return what a model costs, as `plan` counts it, with the default optimizer.
 
     Raises:
@@ -30,8 +32,9 @@ def model_costs(spec: ModelSpec) -> ModelCosts:
     """
     model = build(spec, device="meta")
     weights = PER_WEIGHT * model.num_parameters()
+    run = RunSpec(model=model.spec, objective=objective)
     return ModelCosts(
         cache_bytes_per_token(model),
-        round(flops_per_token(model, model.spec.context_length)),
-        2 * weights + optimizer_bytes(RunSpec(model=model.spec), model),
+        round(run_flops_per_token(run, model)),
+        2 * weights + optimizer_bytes(run, model),
     )

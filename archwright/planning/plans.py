@@ -90,6 +90,8 @@ class Plan:
     name: str
     workload: Workload
     context: int
+    target_length: int | None
+    """Tokens that the decoder of two stacks reads in training beside a source of the context; None: one stack."""
     counts: Counts
     forward_flops: dict[str, float]
     """FLOPs of a forward pass on a token, by part; a backward pass takes twice as many."""
@@ -107,6 +109,10 @@ class Plan:
     """The fewest devices, the stated number doubled, on which some way fits; None: not even very many."""
     training: Training
     serving: Serving | None
+    """None: the model keeps no cache, or does not fit."""
+    can_cache: bool
+    decodes: bool
+    """Whether the objective teaches to go on with a text, as the decode of `serving` does; BERT's does not."""
     suspicions: tuple[Suspicion, ...]
     """Numbers that are unusual by rules of thumb, the strongest evidence first."""
     operators: dict[Phase, list[Operator]]
@@ -149,6 +155,7 @@ class Plan:
             "devices": self.workload.devices,
             "precision": self.workload.precision,
             "context": self.context,
+            "target_length": self.target_length,
             "parameters": self.counts.total,
             "active_parameters": self.counts.active,
             "parameters_by_part": self.counts.parts,
@@ -165,7 +172,7 @@ class Plan:
             "training_memory_bytes_by_part": asdict(memory),
             "ways": [self._record_of_way(way) for way in self.ways],
             "training": asdict(self.training),
-            "serving": None if self.serving is None else asdict(self.serving),
+            "serving": None if self.serving is None else self._record_of_serving(self.serving),
             "suspicions": [each.record() for each in self.suspicions],
             "operators": {
                 phase: {each.name: _record_of(each) for each in found}
@@ -173,6 +180,14 @@ class Plan:
             },
             "evidence": self.evidence,
         }
+
+    def _record_of_serving(self, serving: Serving) -> dict[str, Any]:
+        found = asdict(serving)
+        if not self.decodes:
+            found |= dict.fromkeys(("largest_batch", *(key for key in found if "decode" in key)))
+            found["by_batch"] = ()
+            found["by_context"] = [(tokens, prefill, None) for tokens, prefill, _ in serving.by_context]
+        return found
 
     def _record_of_way(self, way: Setup) -> dict[str, Any]:
         return {
@@ -199,7 +214,10 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     context = work.context or spec.context_length
     refuse_positions(spec, context)
     model = build(spec, device="meta")
-    counts, forward = counted(model), forward_flops_by_part(model, context)
+    target_length = None
+    if spec.encoder_model is not None:
+        target_length = run.objective.target_length(context)
+    counts, forward = counted(model), forward_flops_by_part(model, context, target_length)
     if work.split is not None:
         refuse_split(work.split, model, context)
     needs, texts = Needs(run, model, context), max(1.0, work.batch_tokens / context)
@@ -211,6 +229,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         name=spec.name,
         workload=work,
         context=context,
+        target_length=target_length,
         counts=counts,
         forward_flops=forward,
         kv_cache_bytes_per_token=cache_bytes_per_token(model),
@@ -220,6 +239,8 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         smallest=smallest,
         fewest_devices=work.devices if fitting else _fewest(needs, work, texts),
         training=_training(work, counts, per_token, fitting),
+        can_cache=model.can_cache,
+        decodes=run.objective.causal,
         serving=serving(model, work.hardware, context, work.precision, work.devices),
         suspicions=tuple(suspicions(run, model, _tokens(work, counts))),
         operators={

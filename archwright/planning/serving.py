@@ -43,9 +43,10 @@ class Serving:
 def serving(
     model: LanguageModel, hardware: Hardware, length: int, precision: str, most_devices: int
 ) -> Serving | None:
-    """Return the speeds of a model that reads `length` tokens and goes on; None where it keeps nothing of what it
-    read, reads a source, or does not fit on `most_devices`. The cache is in 16 bits, or in 32 with such weights."""
-    if not model.can_cache or model.spec.encoder_model is not None:
+    """Return the speeds of a model that reads `length` tokens and goes on, or of one that reads a source and writes a
+    text as long; None where it keeps nothing of what it read, or does not fit on `most_devices`. The cache is in 16
+    bits, or in 32 with such weights."""
+    if not model.can_cache:
         return None
     weights = BYTES[precision] * model.num_parameters()
     cache = cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
@@ -56,18 +57,20 @@ def serving(
         return None
     size = BYTES[precision]
     largest = LARGEST if not cache else min(LARGEST, int((devices * memory - weights) / cache))
+    target_length = None if model.spec.encoder_model is None else 1
     peak = devices * hardware.peak(precision)
     bandwidth = devices * hardware.memory_bandwidth
 
     def prefill(tokens: int) -> float:
-        """Return the seconds that a text is read in."""
-        computed = sum(forward_flops(model, tokens, cached=True).values()) * tokens / peak
+        """Return the seconds that a text is read in, or a source before the first token of a text."""
+        flops = forward_flops(model, tokens, target_length, cached=True)
+        computed = sum(flops.values()) * tokens / peak
         return max(computed, size * weights_read(model, tokens) / bandwidth)
 
     def step(batch: int, tokens: int = length) -> float:
         """Return the seconds of one token for each text of a batch."""
         kept = cache_bytes(model, tokens, itemsize=max(2, int(size)))
-        read = size * weights_read(model, batch) + batch * kept
+        read = size * weights_read(model, batch, decodes=True) + batch * kept
         return max(read / bandwidth, batch * next_token_flops(model, tokens) / peak)
 
     batches = [2**i for i in range(LARGEST.bit_length()) if 2**i < largest]
@@ -86,17 +89,22 @@ def serving(
 
 def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precision: str) -> float:
     """Return the seconds of one more token behind a text of `length` tokens on one device, at best."""
-    read = BYTES[precision] * weights_read(model, 1)
+    read = BYTES[precision] * weights_read(model, 1, decodes=True)
     read += cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
     computed = next_token_flops(model, length) / hardware.peak(precision)
     return max(read / hardware.memory_bandwidth, computed)
 
 
-def weights_read(model: LanguageModel, tokens: int) -> float:
+def weights_read(model: LanguageModel, tokens: int, *, decodes: bool = False) -> float:
     """Return how many weights `tokens` tokens meet together: of experts that each chooses at random with a share a,
-    1 - (1 - a)^tokens. Of an embedding only rows are read."""
+    1 - (1 - a)^tokens. Of an embedding only rows are read.
+
+    Args:
+        decodes: behind a cache, where nothing reads a source any more.
+    """
+    unread = {*model.source_maps} if decodes else set()
     return sum(
         m.weight.numel() * (1 - (1 - m.active_fraction) ** tokens)
         for m in model.modules()
-        if isinstance(m, Linear)
+        if isinstance(m, Linear) and m not in unread
     )

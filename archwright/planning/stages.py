@@ -83,7 +83,9 @@ class Needs:
         self.model, self.length = model, length
         self.degrees = Degrees.of(model, length)
         self._optimizer = optimizer_bytes_by_parameter(run, model)
-        self.logits = logit_bytes(model, 1) * length / model.spec.context_length
+        self.target_length = run.objective.target_length(length)
+        read = length if model.spec.encoder_model is None else self.target_length
+        self.logits = logit_bytes(model, 1) * read / model.spec.context_length
         self._stages: dict[int, tuple[Stage, ...]] = {}
 
     @cached_property
@@ -114,7 +116,10 @@ class Needs:
             weights |= self._weights[layer]
         weights |= self._first if is_first else {}
         weights |= self._last if is_last else {}
-        values = {name: activations(layers, self.length, name) for name in CHECKPOINTING}
+        values = {
+            name: activations(layers, self.length, name, self.target_length)
+            for name in CHECKPOINTING
+        }
         keys = [_keys(layer) for layer, _ in layers]
         return Stage(
             len(layers),

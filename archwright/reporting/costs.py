@@ -190,15 +190,17 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
 
 
 def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
-    serving = {name: each.serving for name, each in found.items() if each.serving is not None}
-    if not serving:
-        return
+    served = {name: each.serving for name, each in found.items() if each.serving is not None}
+    writing = {name: each for name, each in served.items() if found[name].decodes}
     for name, title, x, y, summary in (
         ("by-batch", "Decode, many texts", 0, 1, "texts at once"),
         ("by-context", "Decode, one text", 0, 2, "tokens of the text"),
         ("prefill", "Prefill, one text", 0, 1, "tokens of the text"),
     ):
         traces = []
+        serving = served if name == "prefill" else writing
+        if not serving:
+            continue
         for number, (model, each) in enumerate(serving.items()):
             points = each.by_batch if name == "by-batch" else each.by_context
             traces.append(

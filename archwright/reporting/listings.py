@@ -17,7 +17,13 @@ from archwright.hf.families import FAMILIES
 from archwright.planning.model_costs import model_costs
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load, load_run, load_study, preset_names, study_names
+from archwright.spec.read import (
+    load_run,
+    load_study,
+    load_with_blame,
+    preset_names,
+    study_names,
+)
 from archwright.spec.renamings import RENAMINGS
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
@@ -43,7 +49,8 @@ def _models() -> dict[str, Any]:
 
 def _costs() -> dict[str, dict[str, int]]:
     """Return what each model costs, by column; apart from other columns, as models are built for it."""
-    return {name: asdict(model_costs(load(name))) for name in preset_names("models")}
+    loaded = {name: load_with_blame(name) for name in preset_names("models")}
+    return {name: asdict(model_costs(each.spec, each.objective)) for name, each in loaded.items()}
 
 
 def _recipes() -> list[list[str]]:

@@ -4,15 +4,16 @@ The code that trains and writes is what runs, so that kernels, precisions, losse
 outside, are counted as they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from archwright.data.inputs import Batch, Inputs
+from archwright.data.inputs import Array, Batch, Inputs
 from archwright.machine.precision import Precision
 from archwright.model.build import build_uninitialized
 from archwright.model.decoder import Decoder
@@ -22,12 +23,16 @@ from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers import AttentionMixer
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
+from archwright.spec.objectives import ReplacedTokens
 from archwright.spec.run_spec import RunSpec
 from archwright.training.step import train_step
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operation; a number that is asked of a tensor without values is 1, or False."""
+    """Sees every operation; a number that is asked of a tensor without values is 1, or False, and a share `chosen` of
+    the places of a mask without values is True."""
+
+    chosen = 1.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -35,9 +40,23 @@ class Watch(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             dtype = args[0].dtype
             return 1.0 if dtype.is_floating_point else dtype != torch.bool and 1
-        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.index.Tensor:
+            args = args[0], [place for index in args[1] for place in self._places(index)]
+        if func is torch.ops.aten._grouped_mm.default:
+            # The kernel takes float32 too, which torch refuses where there are no values (torch 2.13).
+            narrow = (x.to(torch.bfloat16) for x in args[:2])
+            out = func(*narrow, *args[2:], **(kwargs or {})).to(args[0].dtype)
+        else:
+            out = func(*args, **(kwargs or {}))
         self.see(func.overloadpacket.__name__, args, out)
         return out
+
+    def _places(self, index: Any) -> list[Any]:
+        """Return an index by numbers for one by a mask, an axis each."""
+        if not isinstance(index, FakeTensor) or index.dtype != torch.bool:
+            return [index]
+        number = max(1, round(self.chosen * index.numel()))
+        return [index.new_empty(number, dtype=torch.long) for _ in index.shape]
 
     def see(self, name: str, given: Any, out: Any) -> None:
         """Take note of an operation, of what it is given, and of what it gives."""
@@ -52,15 +71,16 @@ class Rehearsal:
 
     def __init__(self, run: RunSpec, watch: Watch) -> None:
         machine = run.machine
-        stacks = (run.model.encoder_model, run.model.generator_model)
-        if any(stack is not None for stack in stacks) or machine.precision == "fp8":
+        if machine.precision == "fp8":
             raise UserError(
-                "rehearsal: steps of two stacks, or in 8 bits, depend on values; expected one stack in 16 or 32 bits"
+                "rehearsal: steps in 8 bits depend on values; expected 16 or 32 bits"
             )
         spec = run.model.resolved()
         optimizer = run.optimizer.with_lrs_resolved()
         self.run = run.model_copy(update={"model": spec, "optimizer": optimizer})
         self._fake, self._watch = FakeTensorMode(allow_non_fake_inputs=True), watch
+        if isinstance(run.objective, ReplacedTokens):
+            watch.chosen = run.objective.share
         with self.going_on():
             self.model: Decoder = build_uninitialized(spec)
         self.model.use_kernel("blockwise" if machine.kernel == "auto" else machine.kernel)
@@ -69,7 +89,8 @@ class Rehearsal:
         precision = "fp32" if machine.precision == "auto" else machine.precision
         self.precision = Precision(precision, torch.device("cpu"), self.model.head.d_out)
         self._optimizers: Optimizers | None = None
-        self.cut_blocks(spec.context_length)
+        length = spec.context_length
+        self.cut_blocks(length, run.objective.target_length(length))
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -84,10 +105,9 @@ class Rehearsal:
             self._optimizers = build_optimizers(
                 self.model, run.optimizer, precision=self.precision.dtype
             )
-        shape = (run.batch_size, self.model.spec.context_length)
         train_step(
             self.model,
-            Batch(Inputs(self.tokens(*shape)), self.tokens(*shape)),
+            self.batch(run.batch_size, self.model.spec.context_length),
             self._optimizers,
             lr_scale=1e-3,
             precision=self.precision,
@@ -99,16 +119,50 @@ class Rehearsal:
             stream_decay=run.stream_decay,
         )
 
+    def batch(self, rows: int, length: int) -> Batch:
+        """Return full rows, and of a model with a generator numbers that tokens are drawn by."""
+        batch = full_batch(self.run, self.tokens, rows, length)
+        if self.model.spec.generator_model is not None:
+            return replace(batch, inputs=replace(batch.inputs, draws=torch.zeros(rows, length)))
+        return batch
+
+    def reading(self, rows: int, length: int, target_length: int = 1) -> Inputs:
+        """Return texts of `length` tokens; of a model with an encoder they are sources, beside which its decoder reads
+        `target_length`."""
+        return _inputs(self.run, self.tokens, rows, length, target_length)
+
     def tokens(self, rows: int, length: int) -> torch.Tensor:
         """Return tokens, which are all 0."""
         return torch.zeros(rows, length, dtype=torch.long)
 
-    def cut_blocks(self, length: int) -> None:
+    def cut_blocks(self, length: int, target_length: int | None = None) -> None:
         """Look at masks while tensors have values; the blocks of kernels are known from then on."""
-        for mixer in self.model.mixers():
-            if isinstance(mixer, AttentionMixer):
-                layout = TokenLayout(length, torch.device("cpu"))
-                streams = self.model.spec.predicting_streams
-                for number in {streams, min(streams, 1)}:  # of training, and into a cache
-                    at = layout.with_streams(number) if number else layout
-                    blocks_of(AttentionMask(mixer.pattern.value, at))
+        for stack in self.model.stacks:
+            in_decoder = stack is self.model
+            text = (target_length or length) if in_decoder else length
+            layout = TokenLayout(text + stack.spec.global_tokens, torch.device("cpu"))
+            streams = stack.spec.predicting_streams
+            for mixer in stack.mixers():
+                if isinstance(mixer, AttentionMixer):
+                    for number in {streams, min(streams, 1)}:  # of training, and into a cache
+                        at = layout.with_streams(number) if number else layout
+                        blocks_of(AttentionMask(mixer.pattern.value, at))
+
+
+Tokens = Callable[[int, int], Array]
+"""Makes so many rows of so many tokens."""
+
+
+def full_batch(run: RunSpec, tokens: Tokens, rows: int, length: int) -> Batch:
+    """Return rows of `length` tokens; of a model with an encoder they are sources, with targets as long as the
+    objective makes them."""
+    target_length = run.objective.target_length(length)
+    inputs = _inputs(run, tokens, rows, length, target_length)
+    has_source = inputs.decoder_tokens is not None
+    return Batch(inputs, tokens(rows, target_length if has_source else length))
+
+
+def _inputs(run: RunSpec, tokens: Tokens, rows: int, length: int, target_length: int) -> Inputs:
+    if run.model.encoder_model is None:
+        return Inputs(tokens(rows, length))
+    return Inputs(tokens(rows, length), decoder_tokens=tokens(rows, target_length))

@@ -239,10 +239,12 @@ def second_answers(
     assert out.replaced_logits is not None, "the rules of a run ask for a generator"
     assert out.read is not None, "an answer names the tokens that it judges"
     real = batch.inputs.padding_mask
-    real = torch.ones_like(batch.targets, dtype=torch.bool) if real is None else real
+
+    def of_real(x: Tensor) -> Tensor:
+        return x.flatten() if real is None else x[real]  # [tokens]
+
     text = torch.where(batch.targets == IGNORE, batch.inputs.tokens, batch.targets)
-    replaced = out.read.ne(text)[real]  # [tokens]
-    logits = _widened(out.replaced_logits[real])
+    replaced, logits = of_real(out.read.ne(text)), _widened(of_real(out.replaced_logits))
     nats = F.binary_cross_entropy_with_logits(logits, replaced.to(logits.dtype), reduction="none")
     return nats, (logits > 0) == replaced
 

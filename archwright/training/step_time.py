@@ -16,7 +16,7 @@ from archwright.machine.timing_cache import measured
 from archwright.model.build import build
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
-from archwright.training.rehearsal import Rehearsal, Watch
+from archwright.training.rehearsal import Rehearsal, Watch, full_batch
 
 Passing = Literal["training", "prefill", "decode"]
 PLAIN = MachineSpec(device="cpu", precision="fp32", kernel="sdpa")
@@ -62,6 +62,8 @@ class Operations(Watch):
             kind = "batch" if a.ndim == 3 else "gradient" if a.stride(-1) != 1 else "map"
             batch = a.shape[0] if a.ndim == 3 else 1
             self.seen[kind, batch, a.dtype, a.shape[-2], a.shape[-1], b.shape[-1]] += 1
+        elif name == "_grouped_mm":
+            self._see_experts(*tensors)
         elif "scaled_dot_product" in name:
             backward = 2.5 if "backward" in name else 1
             query, key = tensors[1:3] if backward > 1 else tensors[:2]
@@ -80,6 +82,16 @@ class Operations(Watch):
                     sizes = [2 * _bytes(x) for x in made]
                 largest = max([x.numel() for x in (*made, *tensors)], default=1)
                 self.seen[KIND_OF.get(name, "pointwise"), largest, sum(sizes)] += 1
+
+    def _see_experts(self, a: Tensor, b: Tensor, ends: Tensor) -> None:
+        """Take note of the products of experts, of which all that there are rows for have as many."""
+        in_weights = b.ndim == 2  # gradients of weights: [d_in, rows] and [rows, d_out]
+        rows = b.shape[0] if in_weights else a.shape[0]
+        used = min(len(ends), rows)
+        if in_weights:
+            self.seen["gradient", 1, a.dtype, a.shape[0], rows // used, b.shape[-1]] += used
+        else:
+            self.seen["map", 1, a.dtype, rows // used, a.shape[1], b.shape[-1]] += used
 
     def seconds(self, rates: dict[torch.dtype, Rates]) -> float:
         """Return the time of all that computes or moves something, without that of the calls."""
@@ -158,10 +170,10 @@ def _passing(run: RunSpec, rows: int, before: int, length: int) -> Speed:
     with torch.no_grad(), rehearsal.going_on():
         cache = model.new_cache()
         if before:
-            model.hidden(rehearsal.tokens(rows, before), cache=cache)
+            model.hidden(**rehearsal.reading(rows, before, before).given(), cache=cache)
             seen.seen.clear()
             seen.calls = 0
-        model.head(model.hidden(rehearsal.tokens(rows, length), cache=cache)[:, -1])
+        model.head(model.hidden(**rehearsal.reading(rows, length).given(), cache=cache)[:, -1])
     return _speed(seen, rehearsal, rows * length, "decode" if before else "prefill")
 
 
@@ -232,20 +244,24 @@ class Steps:
     def __init__(self, run: RunSpec) -> None:
         import numpy as np
 
-        from archwright.data.inputs import Batch, Inputs
+        from archwright.data.inputs import Batch
         from archwright.training.session import Session
 
         spec = run.model.resolved()
         model = build(spec).use_kernel(run.machine.kernel)
         if run.machine.activation_checkpointing == "full":
             model.checkpoint_activations()
-        shape = (run.batch_size, spec.context_length)
-        assert spec.vocab_size != "auto"
-        tokens = np.random.default_rng(0).integers(spec.vocab_size, size=shape)
+        vocab_size, dice = int(spec.vocab_size), np.random.default_rng(0)
+        batch = full_batch(
+            run,
+            lambda rows, length: dice.integers(vocab_size, size=(rows, length)),
+            run.batch_size,
+            spec.context_length,
+        )
 
         class Same:
             def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-                return Batch(Inputs(tokens), tokens)
+                return batch
 
         machine = run.machine.model_copy(update={"num_steps": 10})
         run = run.model_copy(update={"model": spec, "machine": machine})

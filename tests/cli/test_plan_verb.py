@@ -141,8 +141,39 @@ def test_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "plan modern encoder.kind=stack cross_attention.kind=softmax"
-    assert re.search(r"serving +does not fit, or keeps no cache", out(capsys, words))
+    found = out(capsys, "plan bert-base")
+    assert re.search(r"prefill +[0-9.]+M tokens/s", found)
+    assert "decode" not in found
+    serving = json.loads(out(capsys, "plan bert-base --json"))["serving"]
+    assert serving["prefill_tokens_per_second"] > 0
+    assert {key: serving[key] for key in serving if "decode" in key or key == "largest_batch"} == {
+        "largest_batch": None,
+        "decode_tokens_per_second": None,
+        "decode_tokens_per_second_at_largest_batch": None,
+    }
+
+
+def test_a_model_without_a_cache_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan modern global_tokens=2"
+    assert re.search(r"serving +none: the model keeps no cache", out(capsys, words))
+
+
+def test_a_model_that_does_not_fit_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3-70b --hardware rtx-4090 --devices 2 --batch 64k"
+    assert re.search(r"serving +does not fit on 2 of these devices", out(capsys, words))
+
+
+def test_a_model_with_an_encoder_reads_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    found = out(capsys, "plan t5-small")
+    assert re.search(r"context +512 tokens\n +target +114 tokens", found)
+    assert re.search(r"prefill +[0-9.]+M tokens/s +a bound: one source", found)
+
+
+def test_short_trainings_are_not_rounded_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    found = out(capsys, "plan t5-small --price 2")
+    assert re.search(r"device hours +0\.141 to 0\.234 ", found)
+    assert re.search(r"price +0\.281 to 0\.469 ", found)
+    assert re.search(r"links in a step +0\.94 ms ", found)
 
 
 @pytest.mark.parametrize(

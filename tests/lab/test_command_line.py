@@ -23,6 +23,11 @@ def test_the_first_word_is_the_baseline_and_keys_are_for_all() -> None:
 def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path) -> None:
     assert study_of("norm-kind") == load_study("norm-kind")
     assert study_of("norm-kind", "model.dim=96", seeds=3).common == ("model.dim=96",)
+    # What a study gives to all may be given otherwise.
+    shorter = study_of("windows", "context_length=64")
+    assert shorter.common == ("model.context_length=64",)
+    line = "archwright compare windows model.context_length=64"
+    assert command_of(shorter, Path("studies/windows")) == line
     file = tmp_path / "mine.toml"
     file.write_text('baseline = ["modern"]\nlengths = [2]\n[variants]\n"a" = ["textbook"]\n')
     assert study_of(str(file)).name == "mine"

@@ -220,8 +220,9 @@ def test_pairs_are_added_to_nothing_but_what_has_ended(results: StudyResults, pl
         UserError, match=r"runs of the study are still to be made; let it end first"
     ):
         compare(*given, out="waiting", runs="empty-runs", add_seeds=2, **OPTIONS)
-    with pytest.raises(UserError, match=r"--add-seeds: found -1; expected 1 or more"):
-        compare(*given, out="study", add_seeds=-1, **OPTIONS)
+    for number in (0, -1):
+        with pytest.raises(UserError, match=rf"--add-seeds: found {number}; expected 1 or more"):
+            compare(*given, out="study", add_seeds=number, **OPTIONS)
 
 
 def test_another_study_in_the_same_folder_is_refused(results: StudyResults) -> None:

@@ -45,8 +45,11 @@ def test_it_is_the_product_term_of_a_factorial_design(planted: float) -> None:
     assert found.mean == pytest.approx(coefficients[2], abs=1e-9)
     assert (found.interval.low <= 0 <= found.interval.high) == (planted == 0)
     assert (found.first, found.second, found.both, len(found.seeds)) == ("a", "b", "both", 8)
-    word = {-0.05: "help each other", 0.0: "inconclusive", 0.05: "stand in the way of each other"}
+    word = {-0.05: "help each other", 0.0: "inconclusive", 0.05: "get in each other's way"}
     assert word[planted] in found.sentence
+    if planted:
+        near, far = sorted((abs(found.interval.low), abs(found.interval.high)))
+        assert f"(95 % interval {near:.3g} to {far:.3g})" in found.sentence
 
 
 def test_it_takes_both_alone_and_together() -> None:
@@ -63,6 +66,6 @@ def test_it_takes_both_alone_and_together() -> None:
         interactions(STUDY, replicates({n: v for n, v in losses.items() if n != "b"}), "modern")
         == []
     )
-    assert interactions(STUDY, replicates(losses), "modern", edges=["b"]) == []
+    assert interactions(STUDY, replicates(losses), "modern", unfit=["b"]) == []
     few = {**losses, "both": losses["both"][:1]}
     assert interactions(STUDY, replicates(few), "modern") == []

@@ -15,9 +15,9 @@ import pytest
 
 from archwright.lab.page import study_page, write_page, write_tables
 from archwright.lab.page.learning_rates import best_lr
-from archwright.lab.results import StudyResults
+from archwright.lab.results import Interaction, StudyResults
 from archwright.lab.sweep import replicate
-from archwright.lab.verdict import effects
+from archwright.lab.verdict import DIVERGED, effects
 from archwright.reporting.document import HEADLINE_WORDS, Chart, Page, Table
 from archwright.reporting.styles import SHORT, series_of, short_names
 from archwright.spec.study_spec import StudySpec
@@ -83,7 +83,7 @@ def test_compute_stands_beside_nats_at_equal_tokens_and_seconds() -> None:
     page = study_page(made.several_horizons())
     found = [row.cells for row in table(page, "Compute").rows]
     signed = [e.mean for e in made.several_horizons().effects]
-    assert found[0][:5] == ("gelu", "less than 0.26", "", "0.25", "0.28")
+    assert found[0][:5] == ("gelu", "less than 0.26", "", "less than 0.25", "less than 0.28")
     assert found[1][:5] == ("alibi", "1.39", "1.18 to 1.67", "1.42", "1.28")
     assert [float(row[5].replace("\N{MINUS SIGN}", "-")) for row in found] == pytest.approx(
         signed, abs=1e-4
@@ -208,6 +208,23 @@ def test_a_reservation_stands_by_its_effect() -> None:
     reserved = replace(results.effects[0], caveats=("no power", "noisy"))
     page = study_page(replace(results, effects=[reserved]))
     assert table(page, "Effects").rows[0].mark == "no power; noisy"
+
+
+def test_what_learnt_nothing_has_no_number_to_be_read() -> None:
+    results = made.two_variants()
+    stuck = replace(results.effects[0], caveats=(f"gelu {DIVERGED}",))
+    page = study_page(replace(results, effects=[stuck]))
+    row = table(page, "Effects").rows[0]
+    assert {*row.cells[2:-1]} == {"–"}
+    assert row.cells[-1] == "5"
+    assert "effects" not in {chart.name for chart in page.charts}
+
+
+def test_an_interaction_is_a_sentence_beside_its_row() -> None:
+    results = made.two_variants()
+    said = "a and b help each other."
+    one = Interaction("a", "b", "both", -0.1, results.effects[0].interval, 0.01, [], [], said)
+    assert said in study_page(replace(results, interactions=[one])).html()
 
 
 def test_a_huge_interval_does_not_hide_the_rest() -> None:

@@ -117,6 +117,13 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     assert all("\n" not in said for said in caught.value.lines)
 
 
+def test_another_text_is_refused_in_one_line_whatever_options_it_has() -> None:
+    with pytest.raises(UserError) as caught:
+        arms(study("modern", ":data.text=mqar"), 2e5)
+    (line,) = caught.value.lines
+    assert "say it once for all, data.text=..." in line
+
+
 def test_what_is_wrong_with_all_variants_is_said_once_and_of_none() -> None:
     with pytest.raises(UserError) as caught:
         arms(study("modern", "textbook", ":norm.kind=layer", common=("data.txet=notes.txt",)), 2e5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from archwright.lab.results import Replicate, RunResult, Variant
+from archwright.lab.results import Multiplier, Replicate, RunResult, Variant
 from archwright.lab.verdict import ALPHA, SCOPE, effects, verdict
 from archwright.spec.study_spec import StudySpec
 
@@ -219,6 +219,37 @@ def test_reservations_conclude_nothing_and_say_why(more, reason):
     assert reason in effect.sentence
     # What is inconclusive has no number to be read.
     assert "nats per token less" not in effect.sentence
+
+
+def test_what_neither_learnt_is_said_once_and_divergence_by_its_name():
+    base, differences = BASE, (0.1,) * 5
+    neither = found(differences, learnt={"new": 3.2, "old": 3.2})
+    assert neither.caveats == (
+        "neither new nor old learnt more than which token follows which (3.20 nats per token)",
+    )
+    diverged = [
+        replace(r, best=replace(r.best, diverged=r.variant == "new"))
+        for r in replicates(old=base, new=[b + 2 for b in base])
+    ]
+    for unit in ("nats per token", "nats per answer"):
+        [effect] = effects(
+            diverged, study("new"), "old", learnt={"new": 4.0, "old": 4.0}, unit=unit
+        )
+        assert effect.caveats == ("new diverged in all runs that are compared",)
+
+
+@pytest.mark.parametrize("flops", [1.0, 0.5])
+def test_what_is_better_at_equal_tokens_alone_is_said_so(flops):
+    worth = Multiplier(tokens=1.5, low=1.2, high=1.9, most=4.0, flops=flops, seconds=1.0)
+    effect = found((-0.1, -0.11, -0.09, -0.1, -0.1), multiplier=lambda effect: worth)
+    assert effect.outcome == "better"
+    alone = "; better at equal tokens, not at equal compute" in effect.sentence
+    assert alone == (flops == 0.5)
+
+
+def test_a_loss_several_times_as_high_is_no_power_of_ten():
+    effect = found((12.1, 12.2, 12.0, 12.1, 12.1))
+    assert ", 346 % of the loss" in effect.sentence
 
 
 def test_few_failures_cost_their_seeds_alone():

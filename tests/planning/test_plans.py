@@ -13,9 +13,14 @@ from archwright.model import build
 from archwright.optim.groups import build_optimizers
 from archwright.parts.masks import pairs
 from archwright.parts.mixers import AttentionMixer
-from archwright.planning.activations import activation_bytes
+from archwright.planning.activations import CHECKPOINTING, activation_bytes
 from archwright.planning.advice import advice
-from archwright.planning.cost import flops_per_token, forward_flops, next_token_flops
+from archwright.planning.cost import (
+    flops_per_token,
+    forward_flops,
+    next_token_flops,
+    run_flops_per_token,
+)
 from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes
 from archwright.planning.plans import Plan, plan
@@ -131,6 +136,25 @@ def test_tokens_one_by_one_cost_what_the_text_does(name: str) -> None:
     assert alone == pytest.approx(40 * flops_per_token(model, 40) / 3, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["t5-small", "bart-base"])
+def test_torch_counts_the_same_of_a_token_behind_a_source(name: str) -> None:
+    """What reads the source did so before: the encoder, and the maps of keys and values that the decoder has of it."""
+    length = 24
+    spec = load(name).tiny().override("vocab_size=256", f"context_length={length}")
+    model = build(spec).use_kernel("eager").eval()
+    source, text = torch.randint(0, 256, (2, 1, length))
+    with torch.no_grad():
+        cache = model.new_cache()
+        with FlopCounterMode(display=False) as first:
+            model(source, text[:, :1], cache=cache)
+        model(None, text[:, 1:-1], cache=cache)
+        with FlopCounterMode(display=False) as last:
+            model(None, text[:, -1:], cache=cache)
+    prefill = length * sum(forward_flops(model, length, 1).values())
+    assert first.get_total_flops() == pytest.approx(prefill, rel=1e-9)
+    assert last.get_total_flops() == pytest.approx(next_token_flops(model, length), rel=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_an_optimizer_keeps_what_is_planned(kind: str) -> None:
     run = load_run("modern").override(f"optimizer.kind={kind}")
@@ -206,6 +230,50 @@ def test_the_roofline_by_hand() -> None:
     assert found.serving.prefill_tokens_per_second == pytest.approx(prefill)
     batch = int((72e9 - 2 * found.counts.total) / (8192 * 128 * 1024))
     assert found.serving.largest_batch == batch
+
+
+def test_a_decoder_behind_a_source_by_hand() -> None:
+    """T5-base writes with its decoder and its head, and reads a cache of its text and one of the source; its table is
+    one with the head, whose product reads all of it."""
+    found = planned("t5-base", hardware="h100", devices=1, context=512)
+    assert found.serving is not None
+    layer = 4 * 768**2 + 2 * 768**2 + 2 * 768 * 3072
+    read = 2 * (12 * layer + 768 * 32128) + 512 * 12 * 2 * 2 * 768 * 2
+    assert found.serving.decode_tokens_per_second == pytest.approx(3.35e12 / read)
+    encoder = 12 * (2 * (4 * 768**2 + 2 * 768 * 3072) + 4 * 768 * 512)
+    of_source = 12 * 2 * 2 * 768**2  # the decoder's maps of keys and values
+    first = 12 * (2 * layer + 4 * 768 * (1 + 512)) + 2 * 768 * 32128
+    computed = (512 * (encoder + of_source) + first) / 989.4e12
+    weights = 12 * (4 * 768**2 + 2 * 768 * 3072 + 2 * 768**2 + layer) + 768 * 32128
+    seconds = 2 * weights / 3.35e12
+    assert seconds > computed
+    assert found.serving.prefill_tokens_per_second == pytest.approx(512 / seconds)
+
+
+def test_a_training_is_planned_with_the_targets_of_its_objective() -> None:
+    """T5 fills in spans, whose targets are shorter than their sources; pairs may be equally long."""
+    spans, pairs_ = planned("t5-small"), planned("t5-small", "objective.kind=sequence_to_sequence")
+    assert (spans.target_length, pairs_.target_length) == (114, 512)
+    run = load_run("t5-small")
+    model = build(run.model, device="meta")
+    assert spans.flops_per_token == pytest.approx(run_flops_per_token(run, model), rel=1e-12)
+    assert pairs_.flops_per_token == pytest.approx(flops_per_token(model, 512), rel=1e-12)
+    shorter, longer = spans.smallest.memory, pairs_.smallest.memory
+    assert shorter.activations < longer.activations
+    assert shorter.logits == pytest.approx(longer.logits * 114 / 512)
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_what_a_short_target_leaves(checkpointing: str) -> None:
+    """The decoder's part falls with the target but for keys and values of the source, so that the whole is linear in its
+    length."""
+    model = build(load("t5-small"), device="meta")
+    least, half, most = (
+        activation_bytes(model, 512, checkpointing, n) for n in (128, 256, 384)
+    )
+    if checkpointing != "full":  # of one layer at a time that with most counts
+        assert half - least == pytest.approx(most - half)
+    assert activation_bytes(model, 512, checkpointing) > most > half > least
 
 
 def test_weights_that_are_read() -> None:

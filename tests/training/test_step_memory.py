@@ -21,6 +21,8 @@ SMALL = (
     *("model.attention.num_heads=4", "model.attention.num_kv_heads=2"),
 )
 
+SPANS, REPLACED = (f"objective.kind={kind}" for kind in ("span_corruption", "replaced_tokens"))
+
 
 class Alive(TorchDispatchMode):
     """Counts the bytes of real tensors."""
@@ -66,8 +68,9 @@ def run(*changes: str) -> RunSpec:
         ("machine.activation_checkpointing=full", "grad_accum_steps=2"),
         ("model.feedforward.kind=experts", "model.feedforward.num_experts=4"),
         ("model.attention.mask.kind=window", "model.attention.mask.size=64"),
+        ("model.encoder.kind=stack", "model.cross_attention.kind=softmax", SPANS),
     ],
-    ids=["plain", "fp32", "muon", "again", "experts", "window"],
+    ids=["plain", "fp32", "muon", "again", "experts", "window", "two stacks"],
 )
 def test_tensors_are_those_of_real_steps(changes: tuple[str, ...]) -> None:
     asked = run(*changes)
@@ -111,7 +114,12 @@ def test_what_settled_goes_at_the_end_of_a_step() -> None:
     assert 15.9 < heap.most / 1e6 < 16.1
 
 
-def test_two_stacks_are_refused_in_a_line() -> None:
-    two = run("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
-    with pytest.raises(UserError, match="steps of two stacks"):
-        step_memory(two)
+def test_steps_that_depend_on_values_are_refused_in_a_line() -> None:
+    with pytest.raises(UserError, match="16 or 32 bits"):
+        step_memory(run("machine.precision=fp8"))
+
+
+def test_a_generator_proposes_tokens_without_values() -> None:
+    """More than its detector alone takes."""
+    both = run("model.generator.kind=stack", "model.head.predicts=replaced", REPLACED)
+    assert step_memory(both).tensors > step_memory(run()).tensors

@@ -6,7 +6,7 @@ import torch
 from archwright.machine.rates import MOVING, Rates
 from archwright.model.build import build
 from archwright.parts.linear import Linear
-from archwright.planning.cost import next_token_flops
+from archwright.planning.cost import flops_per_token, next_token_flops
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
@@ -111,9 +111,42 @@ def test_longer_texts_and_more_of_them_take_longer(speeds: dict[str, float]) -> 
         assert several.tokens_per_second > long.tokens_per_second
 
 
-def test_two_stacks_are_refused_in_a_line(speeds: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="one stack in 16 or 32 bits"):
-        step_time(run(model__encoder__kind="stack", model__cross_attention__kind="softmax"))
+EXPERTS = {"model__feedforward__kind": "experts", "model__feedforward__num_experts": 4}
+
+
+def test_products_of_experts(speeds: dict[str, float]) -> None:
+    """Those that a token goes through; the eager kernel leaves out no pair."""
+    speeds["product"] = 1e9
+    found, length = run(**EXPERTS), SHAPE["context_length"]
+    model = build(found.model, device="meta")
+    hidden = 4 * SHAPE["num_layers"] * HEADS * HEAD_DIM * (length - 1) / 2  # pairs that a mask hides
+    flops = (flops_per_token(model, length) + 3 * hidden) * ROWS * length
+    assert step_time(found).seconds == pytest.approx(flops / 1e9, rel=1e-9)
+    written = next_token_flops(model, length)
+    assert decode_time(found, length - 1).seconds == pytest.approx(written / 1e9, rel=1e-9)
+
+
+def test_products_of_two_stacks(speeds: dict[str, float]) -> None:
+    """A source and a shorter target, then a token behind both, which reads no source again."""
+    speeds["product"] = 1e9
+    found = run(model__encoder__kind="stack", model__cross_attention__kind="softmax")
+    found = found.override("objective.kind=span_corruption", "model.attention.mask.kind=causal")
+    length = SHAPE["context_length"]
+    target = found.objective.target_length(length)
+    assert target < length
+    model = build(found.model, device="meta")
+    hidden = 4 * SHAPE["num_layers"] * HEADS * HEAD_DIM * target * (target - 1) / 2
+    flops = flops_per_token(model, length, target) * length + 3 * hidden
+    assert step_time(found).seconds == pytest.approx(ROWS * flops / 1e9, rel=1e-9)
+    written = next_token_flops(model, length)
+    assert decode_time(found, length - 1).seconds == pytest.approx(
+        (written - 4 * SHAPE["num_layers"] * HEADS * HEAD_DIM) / 1e9, rel=1e-9
+    )
+
+
+def test_what_depends_on_values_is_refused_in_a_line(speeds: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="16 or 32 bits"):
+        step_time(run(machine__precision="fp8"))
 
 
 @pytest.mark.slow

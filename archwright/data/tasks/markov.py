@@ -5,12 +5,17 @@ from numpy.typing import NDArray
 
 from archwright.data.inputs import IGNORE
 from archwright.data.tasks.base import Example, Sampler
+from archwright.spec.errors import UserError
 from archwright.spec.tasks import Markov
 
 Floats = NDArray[np.float64]
 
 STILL = 1e-14
-"""Change of the stationary distribution, summed over its states, at which it has settled."""
+"""Change of the stationary distribution in a step, summed over its states, at which it has settled."""
+STEPS = 10_000
+"""Of a chain, after which one that has not settled hardly ever leaves some of its states."""
+MOST_SOLVED = 4096
+"""States of such a chain whose equations are solved."""
 
 
 class MarkovSampler(Sampler):
@@ -25,7 +30,7 @@ class MarkovSampler(Sampler):
         # [states, symbols]; every transition is possible, so that the chain has one stationary distribution.
         drawn = rows.dirichlet(np.full(spec.symbols, spec.concentration), states) + 1e-6
         self.table = drawn / drawn.sum(axis=1, keepdims=True)
-        self.stationary = _stationary(self.table)
+        self.stationary = _stationary(self.table, spec)
         self.floor = float(-(self.stationary[:, None] * self.table * np.log(self.table)).sum())
         single = self.stationary.reshape(spec.symbols, -1).sum(axis=1)
         self.chance = float(single.max())
@@ -48,19 +53,48 @@ class MarkovSampler(Sampler):
         return Example(tokens[:-1], answers)
 
 
-def _stationary(table: Floats) -> Floats:
-    """Return the distribution over states [states] that a step of the chain leaves as it is, by taking steps; states
-    are the last tokens, the oldest first."""
-    states, symbols = table.shape
+def _stationary(table: Floats, spec: Markov) -> Floats:
+    """Return the distribution over states [states] that a step of the chain leaves as it is, by taking steps, or where
+    these lead nowhere, by its equations; states are the last tokens, the oldest first.
+
+    Raises:
+        UserError: the chain hardly ever leaves some of too many states.
+    """
+    states = len(table)
     found = np.full(states, 1 / states)
-    for _ in range(1_000_000):
-        joint = found[:, None] * table  # [states, symbols]
-        # The oldest token is forgotten.
-        after: Floats = joint.reshape(symbols, states).sum(axis=0)
+    for _ in range(STEPS):
+        after = _step(found, table)
         moved = float(np.abs(after - found).sum())
         # Half a step at a time: no cycle goes on for ever.
         found = (found + after) / 2
-        if moved < STILL * states:
+        if moved < STILL:
             break
+    else:
+        if states > MOST_SOLVED:
+            raise UserError(
+                f"data.task.concentration: found {spec.concentration:g}; with order = {spec.order} and symbols = "
+                f"{spec.symbols} such a chain hardly ever leaves some of its {states:,} states, so that its entropy is "
+                "not known: raise it, to 0.3 for instance, or lower order or symbols"
+            )
+        found = _solved(table)
     whole: Floats = found / found.sum()
     return whole
+
+
+def _step(shares: Floats, table: Floats) -> Floats:
+    """Return the distribution over states [states] after one more token."""
+    joint = shares[:, None] * table  # [states, symbols]
+    after: Floats = joint.reshape(table.shape[1], -1).sum(axis=0)  # the oldest token is forgotten
+    return after
+
+
+def _solved(table: Floats) -> Floats:
+    """Return pi with pi P = pi and sum pi = 1, P the transitions from state to state."""
+    states, symbols = table.shape
+    here = np.arange(states)
+    equations = -np.eye(states)
+    for token in range(symbols):
+        np.add.at(equations, ((here * symbols + token) % states, here), table[:, token])
+    equations[-1] = 1.0  # in place of one that follows from the others
+    found: Floats = np.linalg.solve(equations, np.append(np.zeros(states - 1), 1.0))
+    return np.maximum(found, 0.0)

@@ -24,7 +24,10 @@ def answers_section(results: StudyResults) -> Section | None:
         )
         for name, shares in found.items()
     ]
-    least = f" No model has less than {fmt.loss(task.floor)} nats per answer." if task.floor else ""
+    least = ""
+    if task.floor:
+        floor = fmt.loss(task.floor)
+        least = f" Over all examples there could be, no model comes below {floor} nats per answer."
     caption = (
         f"Share of the answers of {task.name} that are right at the end of each seed's best run, on held-out examples; "
         f"{fmt.accuracy(task.chance)} are right by guessing.{least}"

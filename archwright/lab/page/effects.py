@@ -7,6 +7,7 @@ from typing import Any
 
 from archwright import format as fmt
 from archwright.lab.results import Effect, Interval, StudyResults
+from archwright.lab.verdict import is_unlearnt
 from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
 from archwright.reporting.styles import plotly_text, shortened, trace, wrapped
 
@@ -28,7 +29,10 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
     if not results.effects:
         caption = "There is no effect yet: it takes two seeds of the baseline and of a variant."
         return Section("Effects", [*asked, Text(caption)])
-    blocks: list[Block] = [*asked, _chart(results, series), _table(results)]
+    # A difference from what learnt nothing is no number to be read.
+    learnt = [effect for effect in results.effects if not is_unlearnt(effect)]
+    chart = [_chart(results, series, learnt)] if learnt else []
+    blocks: list[Block] = [*asked, *chart, _table(results)]
     if results.interactions:
         blocks.append(_interactions(results))
     return Section("Effects", blocks)
@@ -57,8 +61,8 @@ def _places(effects: Sequence[Effect]) -> list[_Place]:
     return places
 
 
-def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
-    effects, places = results.effects, _places(results.effects)
+def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[Effect]) -> Chart:
+    places = _places(effects)
     end = places[-1].bottom
     traces: list[dict[str, Any]] = []
     shapes: list[Shape] = []
@@ -237,7 +241,8 @@ def _interactions(results: StudyResults) -> Table:
     """List what two choices are worth together beyond what each is alone."""
     note = (
         "Interactions: (both \N{MINUS SIGN} first) \N{MINUS SIGN} (second \N{MINUS SIGN} "
-        f"{results.variants[0].name}), over the seeds that all four have. Below 0 they help each other."
+        f"{results.variants[0].name}), over the seeds that all four have. Below 0 they help each other. "
+        + " ".join(found.sentence for found in results.interactions)
     )
     rows = [
         Row(
@@ -258,8 +263,6 @@ def _interactions(results: StudyResults) -> Table:
 
 def _row(effect: Effect, bootstrapped: bool) -> Row:
     cells = [
-        effect.variant,
-        effect.outcome,
         fmt.signed(effect.mean),
         interval_words(effect.interval),
         *([interval_words(effect.t_interval)] if bootstrapped else []),
@@ -268,9 +271,11 @@ def _row(effect: Effect, bootstrapped: bool) -> Row:
         f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
         *([] if effect.unit == "bits per byte" else [fmt.signed(effect.bits_per_byte)]),
         f"{fmt.signed(100 * effect.share, 2)} %" if math.isfinite(effect.share) else "–",
-        str(len(effect.seeds)),
     ]
-    return Row(cells, "; ".join(effect.caveats))
+    if is_unlearnt(effect):
+        cells = ["–"] * len(cells)
+    shown = [effect.variant, effect.outcome, *cells, str(len(effect.seeds))]
+    return Row(shown, "; ".join(effect.caveats))
 
 
 def interval_words(interval: Interval) -> str:

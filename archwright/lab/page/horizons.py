@@ -41,16 +41,22 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
             (
                 effect.variant,
                 *_compute(found),
-                f"{found.tokens:.2f}",
-                f"{found.tokens * found.seconds:.2f}",
+                f"{bound}{found.tokens:.2f}",
+                f"{bound}{found.tokens * found.seconds:.2f}",
                 fmt.signed(effect.mean),
                 fmt.signed(found.at_equal_seconds),
             ),
             "beyond the horizons that were trained" if found.is_bound else "",
         )
         for effect, found in known
+        for bound in (_bound(found),)
     ]
     return Table(note, head, rows)
+
+
+def _bound(found: Multiplier) -> str:
+    """Return what stands before a factor that lies beyond the horizons that were trained."""
+    return "" if not found.is_bound else "more than " if found.tokens > 1 else "less than "
 
 
 def _compute(found: Multiplier) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import pytest
 
 from archwright.data.inputs import IGNORE
 from archwright.data.tasks.markov import MarkovSampler
+from archwright.spec.errors import UserError
 from archwright.spec.tasks import Markov
 
 
@@ -30,6 +31,24 @@ def test_the_floor_is_the_entropy_rate(order: int, symbols: int) -> None:
     assert sampler.stationary == pytest.approx(stationary, abs=1e-9)
     rows = -(sampler.table * np.log(sampler.table)).sum(axis=1)
     assert sampler.floor == pytest.approx(float(stationary @ rows), abs=1e-9)
+
+
+STICKY = Markov(order=2, symbols=5, concentration=0.01, table_seed=9)
+"""It leaves some of its states once in a million tokens."""
+
+
+def test_the_floor_is_exact_where_a_chain_hardly_ever_leaves_some_states() -> None:
+    sampler = MarkovSampler(STICKY, 50)
+    stationary = eigenvector(sampler)
+    assert sampler.stationary == pytest.approx(stationary, abs=1e-6)
+    rows = -(sampler.table * np.log(sampler.table)).sum(axis=1)
+    assert sampler.floor == pytest.approx(float(stationary @ rows), rel=1e-6)
+
+
+def test_too_many_such_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archwright.data.tasks.markov.MOST_SOLVED", 24)
+    with pytest.raises(UserError, match=r"data\.task\.concentration: found 0\.01; .* raise it"):
+        MarkovSampler(STICKY, 50)
 
 
 def test_drawn_tokens_have_that_entropy_and_that_table() -> None:
