@@ -1,6 +1,8 @@
 """The documentation as a site: every link leads to a page, and every public module has one."""
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import archwright
 from tests.tiny import ROOT
 
 
@@ -62,9 +65,24 @@ def test_a_dead_link_fails_the_build(tmp_path: Path, link: str, complaint: str) 
     assert complaint in build(tmp_path, config=tmp_path / "mkdocs.yml")
 
 
+def test_the_first_page_of_the_reference_has_every_public_name() -> None:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "website" / "hooks.py")
+    assert spec
+    assert spec.loader
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    rows = re.findall(
+        r"^\| \[`(\w+)`\]\[([\w.]+)\] \| (.*\.) \|$", hooks.public_names(), re.MULTILINE
+    )
+    assert {name for name, _, _ in rows} == {*archwright.__all__}
+    assert all(path == f"{archwright._HOMES[name]}.{name}" for name, path, _ in rows)
+
+
 @pytest.mark.release
 def test_the_reference_is_built_from_docstrings(tmp_path: Path) -> None:
     assert build(tmp_path, api=True) == ""
     page = (tmp_path / "site" / "reference" / "lab" / "looks.html").read_text("utf-8")
     assert "Lan and DeMets" in page
+    start = (tmp_path / "site" / "reference" / "index.html").read_text("utf-8")
+    assert "training/train.html#archwright.training.train.train" in start
     assert "shared_error" in page

@@ -3,6 +3,7 @@
 Links in pages are those that work in a checkout; here they become links of the site.
 """
 
+import ast
 import posixpath
 import re
 from collections.abc import Iterator
@@ -106,8 +107,36 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = page_of(path)
         assert page is not None
         name = path.removesuffix(".py").replace("/", ".")
-        add(page, f"# {name}\n\n::: {name}\n")
+        names = f"\n{public_names()}" if path == PACKAGE else ""
+        add(page, f"# {name}\n\n::: {name}\n{names}")
     return files
+
+
+def public_names() -> str:
+    """Return a table of what `import archwright` brings, each with its signature's page and its first sentence."""
+    root = ast.parse((ROOT / PACKAGE / "__init__.py").read_text("utf-8"))
+    imports = (node for node in ast.walk(root) if isinstance(node, ast.ImportFrom))
+    homes = {
+        name.name: node.module
+        for node in imports
+        if node.module and node.module.startswith(f"{PACKAGE}.")
+        for name in node.names
+    }
+    rows = [
+        f"| [`{name}`][{home}.{name}] | {first_sentence(home, name)} |"
+        for name, home in sorted(homes.items(), key=lambda entry: entry[0].lower())
+    ]
+    return "\n".join(["## Names", "", "| name | what it is |", "|---|---|", *rows, ""])
+
+
+def first_sentence(module: str, name: str) -> str:
+    """Return the first sentence of a public name's docstring."""
+    path = ROOT / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    nodes = {n.name: n for n in ast.parse(file.read_text("utf-8")).body if isinstance(n, kinds)}
+    text = " ".join((ast.get_docstring(nodes[name]) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z])", text)[0].replace("|", "\\|")
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -170,7 +170,7 @@ def stack_words(spec: ModelSpec, stack: ModelSpec | None) -> str:
     if stack is None:
         return "none"
     own = [f for f in ("dim", "context_length") if getattr(stack, f) != getattr(spec, f)]
-    parts = [f"{stack.num_layers} layers"]
+    parts = [f"{stack.num_layers} layer{'s' * (stack.num_layers != 1)}"]
     parts += [f"{name_of(field)} {_value(getattr(stack, field))}" for field in own]
     parts += [] if spec.encoder.shares_embedding else ["embedding of its own"]
     parts += [f"{stack.global_tokens} global tokens"] if stack.global_tokens else []
@@ -189,8 +189,8 @@ def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
 
 
 def arrangement(layers: Arrangement) -> str:
-    """Return where kinds of layers stand: `2 dense, then 3 local + default in turn`."""
-    cycle = _runs(layers.cycle) + (" in turn" if len(set(layers.cycle)) > 1 else "")
+    """Return where kinds of layers stand: `2 dense, then 3 local + default, repeated`."""
+    cycle = _runs(layers.cycle) + (", repeated" if len(set(layers.cycle)) > 1 else "")
     ends = ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
     return ends + (", parameters shared by kind" if layers.shared else "")
 
@@ -347,4 +347,5 @@ def _stack_line(spec: ModelSpec) -> str:
     beside = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
     if number := spec.predicting_streams:
         beside += f", {number} predicting stream{'s' * (number > 1)}"
-    return f"{spec.num_layers} layers{shared} of {'; '.join(layers)}{beside}"
+    layer_count = f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
+    return f"{layer_count}{shared} of {'; '.join(layers)}{beside}"

@@ -64,7 +64,8 @@ def _stream(
         f"× {spec.embedding.sum_width(spec.dim)} to {spec.dim}"
         if spec.embedding.sum_width(spec.dim) != spec.dim
         else "",
-        f"{spec.num_layers} layers" + (" of one kind's parameters" if spec.layers.shared else ""),
+        f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
+        + (" of one kind's parameters" if spec.layers.shared else ""),
         _norm(spec) if spec.residual.final_norm else "",
         *last,
     ]

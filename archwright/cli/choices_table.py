@@ -5,9 +5,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from archwright.cli.field_words import CHOICES
 from archwright.cli.parser import print_table, terminal_width
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.other_names import CHOICES
 
 INDENT = "    "
 

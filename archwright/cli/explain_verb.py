@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from archwright.cli.choices_table import Section
-from archwright.cli.field_words import CHOICES
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, print_table, terminal_width
 from archwright.machine.loading import loading
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.other_names import CHOICES
 
 if TYPE_CHECKING:
     from archwright.inspection.explain import Numbers

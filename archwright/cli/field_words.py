@@ -1,36 +1,4 @@
-"""What the field calls choices, options and verbs that are called otherwise here."""
-
-CHOICES = {
-    "gqa": "attention.num_kv_heads",
-    "mqa": "attention.num_kv_heads",
-    "mha": "attention.num_kv_heads",
-    "grouped-query attention": "attention.num_kv_heads",
-    "mla": "attention.latent",
-    "nope": "position.none",
-    "rotary": "position.rope",
-    "layernorm": "norm.layer",
-    "rmsnorm": "norm.rms",
-    "pre-norm": "residual.pre",
-    "prenorm": "residual.pre",
-    "post-norm": "residual.post",
-    "postnorm": "residual.post",
-    "sandwich-norm": "residual.sandwich",
-    "sliding window": "mask.window",
-    "swa": "mask.window",
-    "moe": "feedforward.experts",
-    "mixture of experts": "feedforward.experts",
-    "qk-norm": "attention.qk_norm.rms",
-    "tying": "head.tied",
-    "weight tying": "head.tied",
-    "z-loss": "z_loss",
-    "weight decay": "weight_decay",
-    "learning rate": "lr",
-    "soft-cap": "attention.softcap",
-    "mup": "init.mup",
-    "mlm": "objective.masked_tokens",
-    "nsp": "objective.segments",
-}
-"""Kinds and options, by what others call them, also those that are found by more than a kind."""
+"""What the field calls verbs that are called otherwise here."""
 
 VERBS = {
     "resume": "archwright train --resume RUN",

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from archwright.format import PrintableStream, one_line
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     try:
         with warnings.catch_warnings(), _printable_output() as streams:
             warnings.showwarning = _each_once()
@@ -160,6 +162,13 @@ def _prepare_process() -> None:
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # for compilers' processes, too: nothing of the current folder is imported
     )
+
+
+def _open_closed_streams() -> None:
+    """Let what was closed, as by `>&-`, lead nowhere: else the next file that is opened takes its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 @contextlib.contextmanager

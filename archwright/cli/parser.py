@@ -54,8 +54,13 @@ class Parser(argparse.ArgumentParser):
         message = f"{words}: no such option"
         option, _, value = words.replace("=", " ", 1).partition(" ")
         if any(action.metavar == "KEY=VALUE" for action in self._actions):
-            key = option.lstrip("-").replace("-", "_")
-            example = f": {key}={value}" if value and " " not in value else ""
+            from archwright.spec.overrides import key_meant
+            from archwright.spec.run_spec import RunSpec
+
+            name = option.lstrip("-").replace("-", "_")
+            key = key_meant(RunSpec, name)
+            fits = value and " " not in value and (key == name or key != "budget")  # --epochs 3
+            example = f": {key}={value}" if key and fits else ""
             message += f"; values are set as key=value, without dashes{example}"
         # What another command takes as a value may be an option here: --format json is --json.
         named = f"--{value}" if f"--{value}" in self._option_string_actions else option

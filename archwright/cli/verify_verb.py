@@ -26,7 +26,10 @@ def run(words: Sequence[str]) -> int:
 
     found = verify(options.folder)
     if options.json:
-        print(json.dumps(asdict(found) | {"agrees": found.agrees}, indent=2))
+        record = asdict(found) | {"agrees": found.agrees}
+        for comparison in record["comparisons"]:
+            comparison["rounding"] = None if math.isnan(r := comparison["rounding"]) else r
+        print(json.dumps(record, indent=2))
         return 0 if found.agrees else 1
     print(
         f"{options.folder}: {found.family} ({found.architecture}) beside transformers {found.transformers}"

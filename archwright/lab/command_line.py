@@ -9,7 +9,7 @@ from archwright.lab.plan import slug
 from archwright.lab.variants import is_variant, label, run_key, split
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.overrides import toml_value
-from archwright.spec.read import load_study, study_names
+from archwright.spec.read import load_study, preset_names, study_names
 from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import OPTIONS, StudySpec
 
@@ -129,10 +129,13 @@ def _named_study(names: Sequence[str | StudySpec], common: Sequence[str]) -> Stu
             f'compare "{first}" with what? A change that makes a variant begins with a colon: '
             f"archwright compare {first} :{changes[0]}"
         )
+    alike = nearest(str(first), study_names())
+    if not rest and alike and str(first) not in preset_names("models"):
+        raise UserError(f'"{first}": no such model or study; see archwright list.{alike}')
     if not rest:
         raise UserError(
             f'compare "{first}" with what? Name a second model, or one of the studies '
-            f"{', '.join(study_names())}.{nearest(str(first), study_names())}"
+            f"{', '.join(study_names())}."
         )
     if studies := [name for name in names if name in study_names()]:
         raise UserError(

@@ -37,7 +37,7 @@ def compile_parts(
         )
     on_cpu = (device or next(model.parameters()).device.type) == "cpu"
     if on_cpu and not has_compiler():
-        return "none", "no C++ compiler is here, which compiling for a CPU needs"
+        return "none", "no C++ compiler found, which compiling for a CPU needs"
     transposes = work_around_compiler_bugs()
     for module in model.modules():
         if isinstance(module, Linear):

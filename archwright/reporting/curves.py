@@ -83,7 +83,8 @@ def bits_charts(history: History) -> list[Chart]:
             layout={
                 "showlegend": False,
                 "shapes": [
-                    level(line["bits_per_byte"], line["name"]) for line in history.compressors
+                    level(line["bits_per_byte"], line["name"], "start")
+                    for line in history.compressors
                 ],
             },
             unit="of held-out text",
@@ -287,18 +288,19 @@ def _levels(history: History) -> list[dict[str, Any]]:
         return []
     if history.task and history.task["floor"]:
         least = history.task["floor"]
-        return [level(least, f"the least of any model, {fmt.loss(least)}")]
+        return [level(least, f"the least of any model, {fmt.loss(least)}", "start")]
     return [
         level(
             as_nats_per_token(line["bits_per_byte"], history.evals[-1]),
             f"{line['name']}, {fmt.decimal(line['bits_per_byte'])} bits per byte",
+            "start",
         )
         for line in history.compressors
     ]
 
 
-def level(value: float, text: str) -> dict[str, Any]:
-    """Return a labelled horizontal line."""
+def level(value: float, text: str, at: str = "end") -> dict[str, Any]:
+    """Return a horizontal line with a label at its end, or at its start, where a loss is far from it."""
     return {
         "type": "line",
         "xref": "paper",
@@ -309,7 +311,7 @@ def level(value: float, text: str) -> dict[str, Any]:
         "line": {"width": 1, "dash": "dot", "color": "$muted"},
         "label": {
             "text": text,
-            "textposition": "end",
+            "textposition": at,
             "yanchor": "bottom",
             "font": {"size": 11, "color": "$muted"},
         },

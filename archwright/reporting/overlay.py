@@ -107,7 +107,7 @@ def _verdict(found: Compared) -> tuple[str, str]:
     ends = ", ".join(f"{name} {shown(reached[name])}" for name in ordered)
     rest = f"{unit} of held-out {'examples' if task else 'text'}: {ends}. {NO_VERDICT}"
     if not found.same_tokens:
-        return f"{number} runs, trained on unlike numbers of tokens", rest
+        return f"{number} runs, trained on different numbers of tokens", rest
     value = shown(reached[ordered[0]])
     best = [name for name in ordered if shown(reached[name]) == value]
     what = "highest" if sign < 0 else "lowest"

@@ -143,4 +143,8 @@ def _excerpt(sample: str, width: int) -> str:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would end the process as if it had failed
+
+    return Piped(highlight=False)

@@ -398,6 +398,10 @@ class RunFolder:
 
 def _no_run(path: Path) -> str:
     """Say that there is no run at a path, with the nearest name, or the run that is called so."""
+    if (path / "study.toml").is_file():
+        return f"{path} is a study, not a run; its page is {path / 'report.html'}"
+    if inside := find(path):
+        return f"{path} is a folder of runs, not a run: name one of them, such as {inside[0].path}"
     found = (
         " is not a run folder: it has no spec.toml." if path.exists() else ": there is no such run."
     )

@@ -16,6 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from archwright.format import number_text
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.other_names import CHOICES
 
 Count = Annotated[int, Field(ge=1, le=2**12)]
 """How many heads, experts, groups or threads."""
@@ -258,7 +259,9 @@ class Choice(Spec):
             )
         kind = value.get("kind")
         if not isinstance(kind, str) or kind not in cls.choices():
-            hint = nearest(kind, cls.choices()) if isinstance(kind, str) else ""
+            elsewhere = CHOICES.get(str(kind).lower(), "").rpartition(".")[2]
+            wanted = elsewhere if elsewhere in cls.choices() else str(kind)
+            hint = nearest(wanted, cls.choices()) if isinstance(kind, str) else ""
             raise PydanticCustomError(
                 "kind",
                 "expected {expected}{hint}",

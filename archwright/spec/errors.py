@@ -27,7 +27,7 @@ class UserError(ValueError):
 def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     """Return ` Did you mean "x"?` for the choice closest to `word`, or the `most` closest; an empty string
     where more than a third of the letters of each differ. A choice that goes on where `word` ends is close, with or
-    without marks between its letters: llama3 -> llama-3-8b."""
+    without marks between its letters: llama3 -> llama-3-8b, cos -> cosine."""
     word = str(word)
     if not 0 < len(word) <= LONGEST:
         return ""
@@ -40,16 +40,18 @@ def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     close = [
         name for name in alike if _differing(word.lower(), name) <= max(map(len, (word, name))) / 3
     ]
-    onwards = [name for name in names if _letters(word) in _beginnings(name)]
+    onwards = [name for name in names if _goes_on(_letters(word), name)]
     found = [*dict.fromkeys([*close, *onwards])][:most]
     *first, last = (f'"{names[name]}"' for name in found) if found else ("",)
     return f" Did you mean {', '.join(first)}{' or ' * bool(first)}{last}?" if found else ""
 
 
-def _beginnings(name: str) -> list[str]:
-    """Return the letters of a name up to each of its dashes: llama-3-8b -> llama, llama3."""
+def _goes_on(letters: str, name: str) -> bool:
+    """Return whether a name begins with some letters, of fewer than three up to one of its dashes: t5 -> t5-small."""
+    if len(letters) >= 3:
+        return _letters(name).startswith(letters)
     parts = name.split("-")
-    return ["".join(map(_letters, parts[:end])) for end in range(1, len(parts))]
+    return letters in ("".join(map(_letters, parts[:end])) for end in range(1, len(parts)))
 
 
 def _letters(word: str) -> str:

@@ -1,4 +1,4 @@
-"""What other programs call the keys of models and runs: for hints, where spelling leads nowhere."""
+"""What the field and other programs call keys, choices and values: for hints, where spelling leads nowhere."""
 
 KEYS = {
     **dict.fromkeys(("d_model", "n_embd", "hidden_size", "embed_dim", "width"), "dim"),
@@ -27,3 +27,46 @@ KEYS = {
     "dtype": "machine.precision",
 }
 """A key here by its name elsewhere; keys of a model without `model.`."""
+
+CHOICES = {
+    "gqa": "attention.num_kv_heads",
+    "mqa": "attention.num_kv_heads",
+    "mha": "attention.num_kv_heads",
+    "grouped-query attention": "attention.num_kv_heads",
+    "mla": "attention.latent",
+    "nope": "position.none",
+    "rotary": "position.rope",
+    "layernorm": "norm.layer",
+    "rmsnorm": "norm.rms",
+    "pre-norm": "residual.pre",
+    "prenorm": "residual.pre",
+    "post-norm": "residual.post",
+    "postnorm": "residual.post",
+    "sandwich-norm": "residual.sandwich",
+    "sliding window": "mask.window",
+    "swa": "mask.window",
+    "moe": "feedforward.experts",
+    "mixture of experts": "feedforward.experts",
+    "qk-norm": "attention.qk_norm.rms",
+    "tying": "head.tied",
+    "weight tying": "head.tied",
+    "z-loss": "z_loss",
+    "weight decay": "weight_decay",
+    "learning rate": "lr",
+    "soft-cap": "attention.softcap",
+    "mup": "init.mup",
+    "mlm": "objective.masked_tokens",
+    "nsp": "objective.segments",
+}
+"""Kinds and options, by what others call them, also those that are found by more than a kind."""
+
+VALUES = {
+    "gpu": "cuda",
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "flash": "sdpa",
+}
+"""Values of options, by their names elsewhere."""

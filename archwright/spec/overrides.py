@@ -220,15 +220,27 @@ def _unknown_path(cls: type[Spec], keys: Keys) -> str:
     if free or has_path(cls, keys):
         return ""
     path, known = ".".join(keys), [*dict.fromkeys(paths(cls))]
-    same_leaf = [k for k in known if k.endswith(f".{path}")]
-    outermost = min(same_leaf, key=lambda k: k.count("."), default="")
     short = [k.partition(".")[2] for k in known if k.startswith("model.")]
-    elsewhere = KEYS.get(path.removeprefix("model."), "")
-    meant = elsewhere if elsewhere in (*short, *known) else outermost
+    meant = _meant(path, short, known)
     hint = f' Did you mean "{meant}"?' if meant else nearest(path, [*short, *known])
     if not hint:
         hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
     return f"{path}: unknown key.{hint}"
+
+
+def key_meant(cls: type[Spec], path: str) -> str:
+    """Return the key of a spec that is called so here, in one of its tables, or elsewhere; none where none is."""
+    known = [*paths(cls)]
+    short = [k.partition(".")[2] for k in known if k.startswith("model.")]
+    is_key = path in (*short, *known) and path not in KEYS
+    return path if is_key else _meant(path, short, known)
+
+
+def _meant(path: str, short: list[str], known: list[str]) -> str:
+    same_leaf = [k for k in known if k.endswith(f".{path}")]
+    outermost = min(same_leaf, key=lambda k: k.count("."), default="")
+    elsewhere = KEYS.get(path.removeprefix("model."), "")
+    return elsewhere if elsewhere in (*short, *known) else outermost
 
 
 def _value(text: str) -> Any:

@@ -20,7 +20,7 @@ from archwright.spec.renamings import renamed
 from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import read_toml
-from archwright.spec.unpublished import refuse_unpublished
+from archwright.spec.unpublished import refuse_unpublished, unpublished
 from archwright.spec.validation_errors import show
 
 S = TypeVar("S", bound=Spec)
@@ -406,5 +406,5 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
     of_hub = text.rstrip("/").rpartition("/")[2]  # meta-llama/Llama-3.2-1B
     raise UserError(
         f'"{text}": {what}; {known}, or give a file ending in .toml.'
-        + nearest(of_hub, names, most=3)
+        + nearest(of_hub, [*names, *unpublished()], most=3)
     )

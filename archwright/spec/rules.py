@@ -688,7 +688,7 @@ def odd_shape(spec: "ModelSpec") -> Iterator[str]:
     if spec.dim >= SMALLEST_PUBLISHED and not 24 <= ratio <= 320:
         yield (
             f"dim / num_layers is {ratio:.3g}: published models lie near 128 (about 30 to 250), "
-            "as models far from this ratio usually learn less from the same compute"
+            "and models far from this ratio usually train less efficiently"
         )
 
 

@@ -1,6 +1,7 @@
 """Turning validation errors into lines a user can act on: path, found, expected, nearest name."""
 
 import json
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 from archwright.format import QUOTED, number_text, shortened
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.other_names import VALUES
 
 Path = tuple[str, ...]
 
@@ -42,6 +44,7 @@ def explain(
     lines: list[str] = []
     expected: dict[Path, list[str]] = {}
     found: dict[Path, Any] = {}
+    named: set[Path] = set()  # what is one of some names
     for problem in error.errors():
         path, owner = locate(cls, tuple(problem["loc"]), values)
         inner = problem.get("ctx", {}).get("error")
@@ -58,12 +61,18 @@ def explain(
             found[path] = problem["input"]
         else:
             expected.setdefault(path, []).append(_expectation(problem))
+            named |= {path} if problem["type"] == "literal_error" else set()
             found[path] = None if problem["type"] == "missing" else problem["input"]
     for path, parts in expected.items():
         alternatives = " or ".join(dict.fromkeys(parts))
         lines.append(f"{dotted(at + path)}: found {show(found[path])}; expected {alternatives}")
         if "a table with kind" in alternatives and f'"{found[path]}"' in alternatives:
             lines[-1] += f'. Write {dotted(at + path)}.kind = "{found[path]}".'
+        elif path in named and isinstance(value := found[path], str):
+            names = re.findall(r'"([^"]*)"', alternatives)
+            elsewhere = VALUES.get(value.lower(), value)
+            hint = nearest(elsewhere if elsewhere in names else value, names)
+            lines[-1] += f".{hint}" if hint else ""
     return lines
 
 

@@ -309,8 +309,8 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
         say.say(f"ended early, at {early_end_text(ended)}")
     if plans := recorded_plans(folder.metrics()):
         say.say(
-            f"steps = {plans[-1]['num_steps']}: settled again "
-            f"{'once' if len(plans) == 1 else f'{len(plans)} times'} while time passed"
+            f"steps = {plans[-1]['num_steps']}: adjusted "
+            f"{'once' if len(plans) == 1 else f'{len(plans)} times'} during training to keep the time budget"
         )
     if not done:
         loop.record("event", name="stopped", text=f"by {interrupt.name}")

@@ -115,4 +115,4 @@ def test_what_stands_around_a_generator() -> None:
 def test_arrangements() -> None:
     assert arrangement(Arrangement()) == "default"
     mixed = Arrangement(prefix=("a", "a"), cycle=("b", "b", "default"), suffix=("a",))
-    assert arrangement(mixed) == "2 a, then 2 b + default in turn, then a"
+    assert arrangement(mixed) == "2 a, then 2 b + default, repeated, then a"

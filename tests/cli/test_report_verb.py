@@ -65,6 +65,17 @@ def test_every_folder_that_is_no_run_is_named(
     ]
 
 
+def test_a_study_and_a_folder_of_runs_are_called_so(
+    made: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("studies/one").mkdir(parents=True)
+    Path("studies/one/study.toml").touch()
+    (line,) = error_lines(capsys, "report", "studies/one")
+    assert line == "studies/one is a study, not a run; its page is studies/one/report.html"
+    (line,) = error_lines(capsys, "report", "runs")
+    assert line == "runs is a folder of runs, not a run: name one of them, such as runs/masked"
+
+
 def test_other_files_are_not_written_over(
     made: list[RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:

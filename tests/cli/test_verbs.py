@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -172,6 +174,18 @@ def test_a_reader_that_stops_reading_is_no_error(place: Path) -> None:
         assert process.wait() == 141
 
 
+@pytest.mark.skipif(os.name == "nt", reason="has no such streams")
+def test_a_closed_stream_is_no_traceback(place: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command('--version'))} >&-"],
+        capture_output=True,
+        check=False,
+        cwd=place,
+        env=surroundings(),
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 # list, show, diff --------------------------------------------------------------------------------
 
 
@@ -287,7 +301,7 @@ def test_show_is_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith("gemma-3-27b, 27.0B parameters\nGemma Team, 2025")
     assert "tokens ─ embedding ─ × √width ─ 62 layers ─ RMSNorm ─ head ─ logits\n" in text
     assert "local: 52 of 62 layers\n  x ─┬─ RMSNorm ─ attention ─ RMSNorm ─ + ─┬" in text
-    assert "arrangement   5 local + default in turn\n" in text
+    assert "arrangement   5 local + default, repeated\n" in text
     card = " ".join(text.split())
     assert "attention softmax, 32/16 heads of 128, scale sqrt (width 168), QK-norm RMSNorm" in card
     assert "attention.qk_norm section 2: QK-norm replaces soft-capping" in card
@@ -493,7 +507,7 @@ def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = tiny_words(text, "budget=1000steps", "optimizer.lr=0.5", "machine.threads=auto")
     found = out(capsys, *words, "--dry-run")
     values = dict(line.split(maxsplit=1) for line in found.splitlines() if "  " in line)
-    assert found.startswith("Decoder(modern: 0.0359M parameters, dim 32, 1 layers")
+    assert found.startswith("Decoder(modern: 0.0359M parameters, dim 32, 1 layer of ")
     assert values["model.dim"] == "32"
     assert values["model.vocab_size"] == "320"
     assert values["model.head.tied"] == "false"

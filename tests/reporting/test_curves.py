@@ -41,6 +41,7 @@ def test_compressors_stand_where_the_model_would_equal_them(made: Any) -> None:
     levels = curves.loss_chart(read_history(made.run(lines))).layout["shapes"]
     assert levels[0]["y0"] == pytest.approx(2.5)
     assert "gzip -9" in levels[0]["label"]["text"]
+    assert levels[0]["label"]["textposition"] == "start"  # the curve ends near it
 
 
 def test_spikes_and_interruptions_are_marked(made: Any) -> None:

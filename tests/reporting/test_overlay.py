@@ -136,7 +136,7 @@ def test_what_else_is_not_comparable_is_said(made: Any) -> None:
     part.metrics_file.write_text(text)
     page = page_of(ended(made, "one"), longer, part)
     notes = page.notes
-    assert page.verdict == "3 runs, trained on unlike numbers of tokens"
+    assert page.verdict == "3 runs, trained on different numbers of tokens"
     assert page.verdict_rest.startswith("bits per byte of held-out text: ")
     assert [note.split(" (")[0] for note in notes] == [
         "Last evaluations read unlike amounts of the held-out text",

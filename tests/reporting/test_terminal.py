@@ -21,6 +21,19 @@ def printed(run: RunFolder, **settings: Any) -> str:
     return out.getvalue()
 
 
+def test_a_reader_that_stops_reading_is_a_broken_pipe(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    run = made.run([*made.steps(20), made.event("finished", 20)])
+    with pytest.raises(BrokenPipeError):
+        print_result(run)
+
+
 def test_the_result_of_a_run(made: Any) -> None:
     lines = [
         *made.steps(1160, evaluations=0),
