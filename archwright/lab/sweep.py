@@ -104,12 +104,12 @@ def pooled_sweep(
 ) -> Sweep:
     """Return the window in which seeds together tune one variant, and what must run before more can be said.
 
-    The first seed places the window as in `plan_sweep`; where none of its losses is below `plateau`, on a
-    plateau, the window moves to lower rates. Where its losses rise by no more than STEEP beside its lowest, it is the
-    only seed, unless `all_seeds` are wanted; else the mean over all counts. While that is lowest at an end, the window
-    moves on, SLIDES times at most; where it rises by more than FINER says to either side of its lowest, the window
-    becomes one of half steps around that, once for each of FINER. A seed with a failed run in the window does not
-    count.
+    The first seed places the window as in `plan_sweep`; where none of its losses is below `plateau`, and that of the
+    lowest rate is no more than RISE above them, on a plateau, the window moves to lower rates. Where its losses rise by
+    no more than STEEP beside its lowest, it is the only seed, unless `all_seeds` are wanted; else the mean over all
+    counts. While that is lowest at an end, the window moves on, SLIDES times at most; where it rises by more than FINER
+    says to either side of its lowest, the window becomes one of half steps around that, once for each of FINER. A seed
+    with a failed run in the window does not count.
     """
     window, missing = _final_window(
         losses, seeds, _first_window(grid, limits), limits, refine=False, plateau=plateau
@@ -232,9 +232,9 @@ def _final_window(
                 return window, missing
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
-            if (
-                min(swept) > plateau
-            ):  # a plateau has no lowest point; rates that are too high are its usual cause
+            # A plateau has no lowest point; rates that are too high are its usual cause. Where lower ones are clearly
+            # worse it is none: too little was trained.
+            if min(swept) > plateau and swept[0] <= (1 + RISE) * min(swept):
                 moved = tuple(k - 1 for k in window)
             elif refine and _step(window) == 1 and is_sharp(swept):
                 moved = _halved(window, swept)

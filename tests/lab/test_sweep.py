@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from archwright.lab.sweep import (
     lowest,
     placing_error,
     plan_sweep,
+    pooled_sweep,
     replicate,
     tuned,
     vertex,
@@ -331,3 +333,22 @@ def test_the_error_of_placing_counts_a_cliff_as_a_steep_side_and_nothing_at_an_e
     assert placing_error(losses, sweep) == pytest.approx(0.06 * (0.1 + 0.05 * 4.0) / 2)
     losses[0, 1] = 3.9
     assert placing_error(losses, sweep) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "window"),
+    [
+        (lambda k: 5.6, (-5, -3)),  # flat: rates are too high, as far as the window may go
+        (lambda k: 5.6 + 0.01 * (k + 1) ** 2, (-5, -3)),
+        (lambda k: 5.6 + 0.5 * (k - 1) ** 2, (0.5, 1.5)),  # lower rates are worse: too few steps
+        (lambda k: 5.6 + 0.5 * (k - 3) ** 2, (2.5, 3.5)),
+    ],
+)
+def test_a_plateau_is_left_towards_lower_rates_unless_they_are_clearly_worse(
+    loss_of: Callable[[float], float], window: tuple[int, int]
+) -> None:
+    losses: dict[tuple[int, float], float] = {}
+    while wanted := pooled_sweep(losses, (0,), may_shift=False, plateau=5.5).wanted:
+        losses.update({(seed, k): loss_of(k) for seed, k in wanted})
+    found = pooled_sweep(losses, (0,), may_shift=False, plateau=5.5).window
+    assert (found[0], found[-1]) == window
