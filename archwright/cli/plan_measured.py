@@ -32,12 +32,17 @@ def this_machine() -> Hardware:
     return Hardware(
         name=presets.THIS,
         title=cpu_name(),
-        source=f"measured{found['fp32'].age}",
+        source=_when(found["fp32"].age),
         evidence="measured",
         memory_bytes=float(total_memory("cpu")),
         memory_bandwidth=found["fp32"].moving("pointwise", LARGE),
         peak_flops={name: _peak(rates) for name, rates in found.items()},  # type: ignore[misc]
     )
+
+
+def _when(age: str) -> str:
+    """Return when something was measured: an age is what a reason ends with."""
+    return age.removeprefix(", as ") or "measured now"
 
 
 def _peak(rates: Rates) -> float:
@@ -67,7 +72,7 @@ def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Here]:
     moment = "at the moment when there are most"
     yield Here("step_tensors", "  tensors", needed.tensors, "bytes", moment, "counted")
     step = step_time(run)
-    how = f"estimated from rates measured{step.age or ' now'}"
+    how = f"estimated from rates {_when(step.age)}"
     tokens = f"{run.tokens_per_step:,} tokens"
     yield Here("step_time", "step, time", step.seconds, "seconds", tokens, how)
     yield Here("training", "training", step.tokens_per_second, "tokens/s", "", how)

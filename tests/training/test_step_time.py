@@ -8,8 +8,9 @@ from archwright.model.build import build
 from archwright.parts.linear import Linear
 from archwright.planning.cost import flops_per_token, next_token_flops
 from archwright.spec.errors import UserError
-from archwright.spec.read import load_run
+from archwright.spec.read import load_run, preset_names
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.scale_down import tiny_run
 from archwright.training import step_time as room
 from archwright.training.step_time import decode_time, prefill_time, step_time
 
@@ -144,6 +145,21 @@ def test_products_of_two_stacks(speeds: dict[str, float]) -> None:
     assert decode_time(found, length - 1).seconds == pytest.approx(
         (written - 4 * SHAPE["num_layers"] * HEADS * HEAD_DIM) / 1e9, rel=1e-9
     )
+
+
+@pytest.mark.sampled(fast=3, full=30)
+@pytest.mark.parametrize("name", preset_names("models"))
+def test_every_published_model_is_rehearsed(speeds: dict[str, float], name: str) -> None:
+    """A step of each; and of those that write, a prefill and a token behind it."""
+    speeds.update(product=1e9, moving=1e9, call=1e-6)
+    found = tiny_run(load_run(name)).override("model.vocab_size=512")
+    length = found.model.context_length
+    assert step_time(found).seconds > 0
+    if build(found.model, device="meta").can_cache and found.objective.causal:
+        assert 0 < decode_time(found, length - 1).seconds < prefill_time(found, length).seconds
+    else:
+        with pytest.raises(UserError, match="read texts? whole|keeps nothing|a text as a whole"):
+            prefill_time(found, length)
 
 
 def test_what_depends_on_values_is_refused_in_a_line(speeds: dict[str, float]) -> None:
