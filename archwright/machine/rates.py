@@ -42,15 +42,15 @@ NUM_BATCHES = 16
 ELEMENTS = (2**10, 2**14, 2**18, 2**22)
 MOVING: Mapping[str, Callable[[Tensor], Any]] = {
     "pointwise": lambda x: x + x,
-    "to": lambda x: x.to(torch.bfloat16),
+    "to": lambda x: x.to(torch.bfloat16 if x.dtype == torch.float32 else torch.float32),
     "silu": F.silu,
     "softmax": lambda x: torch.softmax(x.view(-1, 256), -1),
     "sum": lambda x: x.view(-1, 256).sum(-1),
     "copy": lambda x: x.view(-1, 256).t().contiguous(),
 }
-"""Operations that move bytes, each on as many elements of 32 bits."""
-MOVED = {"pointwise": 8, "to": 6, "silu": 8, "softmax": 8, "sum": 4, "copy": 8}
-"""Bytes that they read and write for an element, where one that is given twice counts once."""
+"""Operations that move bytes."""
+MOVED = {"pointwise": 2, "to": 2, "silu": 2, "softmax": 2, "sum": 1, "copy": 2}
+"""Elements that they read and write for each, where one that is given twice counts once."""
 COLD, MOST_INPUTS = 2**26, 256
 """Bytes of inputs that take turns, more than a core's caches hold, and the most of them."""
 REPEATS, SECONDS = 5, 0.02
@@ -85,7 +85,7 @@ class Rates:
 def measure_rates(precision: str) -> Rates:
     """Return the rates of this machine's CPU for products in a precision, measured now or within the last week."""
     names = tuple(name for name, _, _ in _calls(DTYPES[precision]))
-    question = {**machine_facts("cpu"), "rates": 2, "precision": precision}
+    question = {**machine_facts("cpu"), "rates": 3, "precision": precision}
     question["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     found = measured(question, names, lambda: _measure(DTYPES[precision]))
     return Rates(precision, found.values, found.age)
@@ -123,8 +123,10 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, float, Callable[[], Any]]]
             )
     for kind, move in MOVING.items():
         for size in ELEMENTS:
-            call = _in_turns(partial(torch.ones, size), move)
-            yield f"{kind} {size}", float(MOVED[kind] * size), call
+            call = _in_turns(partial(numbers, size), move)
+            # Those that are narrow become wide, and the other way round: 6 bytes in both cases.
+            itemsize = 3 if kind == "to" else dtype.itemsize
+            yield f"{kind} {size}", float(itemsize * MOVED[kind] * size), call
 
 
 def _in_turns(make: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:

@@ -55,6 +55,8 @@ class Operations(Watch):
         self.calls = 0
 
     def see(self, name: str, given: Any, out: Any) -> None:
+        if name == "device":
+            return  # asked of tensors without memory alone
         self.calls += 1
         tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
         if name in PRODUCTS:
@@ -80,8 +82,9 @@ class Operations(Watch):
                 sizes = [_bytes(x) for x in (*tensors, *([] if name.endswith("_") else made))]
                 if name == "embedding":
                     sizes = [2 * _bytes(x) for x in made]
-                largest = max([x.numel() for x in (*made, *tensors)], default=1)
-                self.seen[KIND_OF.get(name, "pointwise"), largest, sum(sizes)] += 1
+                largest = max((*made, *tensors), key=Tensor.numel, default=None)
+                of = (1, torch.float32) if largest is None else (largest.numel(), largest.dtype)
+                self.seen[KIND_OF.get(name, "pointwise"), *of, sum(sizes)] += 1
 
     def _see_experts(self, a: Tensor, b: Tensor, ends: Tensor) -> None:
         """Take note of the products of experts, of which all that there are rows for have as many."""
@@ -103,8 +106,9 @@ class Operations(Watch):
                 flops = 2.0 * batch * math.prod(sizes)
                 total += times * flops / of_dtype.product(kind, tuple(sizes))
             else:
-                elements, size = shape
-                total += times * size / rates[torch.float32].moving(kind, max(1, elements))
+                elements, dtype, size = shape
+                of_dtype = rates.get(dtype, rates[torch.float32])
+                total += times * size / of_dtype.moving(kind, max(1, elements))
         return total
 
 
@@ -193,7 +197,7 @@ def _seconds_of_a_call(passing: Passing) -> float:
     from archwright.machine.decide import machine_facts
 
     found = measured(
-        {**machine_facts("cpu"), "calls": 2},
+        {**machine_facts("cpu"), "calls": 3},
         ("training", "prefill", "decode"),
         lambda: {
             "training": _tiny_step(),

@@ -36,12 +36,14 @@ def run(**changes: object) -> RunSpec:
 
 @pytest.fixture
 def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """FLOP/s of products, bytes/s of what moves them, and seconds of a call: those of the machine that is made up."""
-    made_up = {"product": NEVER, "moving": NEVER, "call": 0.0}
+    """FLOP/s of products, bytes/s of what moves wide and narrow numbers, and seconds of a call: those of the machine
+    that is made up."""
+    made_up = {"product": NEVER, "moving": NEVER, "narrow": NEVER, "call": 0.0}
 
     def rates(precision: str) -> Rates:
         products = {f"{kind} 2x2x2": made_up["product"] for kind in ("map", "gradient", "batch")}
-        return Rates(precision, products | {f"{kind} 2": made_up["moving"] for kind in MOVING})
+        moving = made_up["moving" if precision == "fp32" else "narrow"]
+        return Rates(precision, products | {f"{kind} 2": moving for kind in MOVING})
 
     monkeypatch.setattr(room, "measure_rates", rates)
     monkeypatch.setattr(room, "_seconds_of_a_call", lambda passing: made_up["call"])
@@ -73,6 +75,15 @@ def test_products_of_reading_and_writing(speeds: dict[str, float]) -> None:
     assert prefill_time(found, length).seconds == pytest.approx(read / 1e9, rel=1e-9)
     written = next_token_flops(model, length + 1)
     assert decode_time(found, length).seconds == pytest.approx(written / 1e9, rel=1e-9)
+
+
+def test_narrow_numbers_move_at_rates_of_their_own(speeds: dict[str, float]) -> None:
+    """In 16 bits, where what moves 32 takes no time, a step takes some; in 32 it takes none."""
+    times = {}
+    for precision in ("fp32", "bf16"):
+        speeds["moving"], speeds["narrow"] = NEVER, 1e9
+        times[precision] = step_time(run(machine__precision=precision)).seconds
+    assert times["bf16"] > 1e6 * times["fp32"]
 
 
 @pytest.mark.slow
