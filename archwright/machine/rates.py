@@ -51,8 +51,8 @@ MOVING: Mapping[str, Callable[[Tensor], Any]] = {
 """Operations that move bytes."""
 MOVED = {"pointwise": 2, "to": 2, "silu": 2, "softmax": 2, "sum": 1, "copy": 2}
 """Elements that they read and write for each, where one that is given twice counts once."""
-COLD, MOST_INPUTS = 2**26, 256
-"""Bytes of inputs that take turns, more than a core's caches hold, and the most of them."""
+COLD, MOST_INPUTS = 2**28, 256
+"""Bytes of inputs that take turns, more than the caches of a processor hold, and the most of them."""
 REPEATS, SECONDS = 5, 0.02
 """How often an operation is timed at least, and for how long; the fastest counts, as others use the machine, too."""
 
@@ -85,7 +85,7 @@ class Rates:
 def measure_rates(precision: str) -> Rates:
     """Return the rates of this machine's CPU for products in a precision, measured now or within the last week."""
     names = tuple(name for name, _, _ in _calls(DTYPES[precision]))
-    question = {**machine_facts("cpu"), "rates": 3, "precision": precision}
+    question = {**machine_facts("cpu"), "rates": 4, "precision": precision}
     question["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     found = measured(question, names, lambda: _measure(DTYPES[precision]))
     return Rates(precision, found.values, found.age)

@@ -71,6 +71,8 @@ class Operations(Watch):
             query, key = tensors[1:3] if backward > 1 else tensors[:2]
             rows, queries, width = math.prod(query.shape[:-2]), *query.shape[-2:]
             self.seen["batch", 2 * rows * backward, query.dtype, queries, width, key.shape[-2]] += 1
+            # Few queries wait for the keys and values that they read.
+            self.seen["pointwise", key.numel(), key.dtype, int(2 * backward * _bytes(key))] += 1
         elif name not in FREE:
             made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
             homes = {x.untyped_storage()._cdata for x in tensors}
@@ -82,6 +84,8 @@ class Operations(Watch):
                 sizes = [_bytes(x) for x in (*tensors, *([] if name.endswith("_") else made))]
                 if name == "embedding":
                     sizes = [2 * _bytes(x) for x in made]
+                if name == "scatter_":
+                    sizes = [2 * _bytes(tensors[-1])]  # where it is written, and nowhere else
                 largest = max((*made, *tensors), key=Tensor.numel, default=None)
                 of = (1, torch.float32) if largest is None else (largest.numel(), largest.dtype)
                 self.seen[KIND_OF.get(name, "pointwise"), *of, sum(sizes)] += 1
