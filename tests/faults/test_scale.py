@@ -104,7 +104,7 @@ def test_wrong_ends_are_seen() -> None:
         ((kill,), 1, Ended(1, "", [note], []), "exit code 1"),
         ((kill._replace(victims=(TORCHRUN,)),), 0, Ended(0, "", [note], []), "exit code 0"),
         ((kill,), 1, Ended(0, "", [{}], []), "nothing fell"),
-        ((full,), 0, Ended(1, "Traceback", [note], []), "told in 0 lines"),
+        ((full,), 0, Ended(1, "Traceback", [note], []), "reported in 0 lines"),
     ]
     for moments, restarts, ended, seen in cases:
         found = Verdict(0, "1")

@@ -1,6 +1,7 @@
 """The smallest study that is one: a tiny model, a text of a few words, seconds on one core."""
 
 import csv
+import re
 import signal
 import subprocess
 import time
@@ -123,7 +124,8 @@ def numbers(study: Path) -> tuple[str, list[dict[str, str]], dict[str, list[floa
     runs = study.with_name(f"{study.name}-runs")
     kept = {f.parent.name: RunFolder(f.parent).metrics() for f in runs.glob("*/metrics.jsonl")}
     steps = {key: [r["loss"] for r in found if r["kind"] == "train"] for key, found in kept.items()}
-    return (study / "effects.csv").read_text("utf-8"), rows, steps
+    effects = (study / "effects.csv").read_text("utf-8")
+    return re.sub(r"would tell, [^:]+:", "would tell:", effects), rows, steps
 
 
 def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:

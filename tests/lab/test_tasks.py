@@ -91,4 +91,6 @@ def test_a_study_on_a_task(tmp_path: Path) -> None:
     # In so few steps nobody learns more than how often each answer occurs.
     assert found.effects[0].outcome == "inconclusive"
     rows = list(csv.DictReader(tables(found)["runs.csv"].splitlines()))
-    assert {float(row["accuracy"]) for row in rows} == {run.accuracy for run in found.runs}
+    assert {float(row["accuracy"]) for row in rows} == {
+        run.accuracy for run in (*found.runs, *found.shorter_runs)
+    }
