@@ -69,8 +69,10 @@ def _answers(results: StudyResults) -> list[str]:
 def _lines(effects: Sequence[Effect]) -> list[str]:
     """Return a line for each variant; of several, those that are inconclusive say what would decide them, as the
     verdict does of one alone."""
-    said = [len(effects) > 1 and effect.outcome == "inconclusive" for effect in effects]
-    return [e.sentence if whole else _line(e) for e, whole in zip(effects, said, strict=True)]
+    return [
+        effect.sentence if len(effects) > 1 and effect.outcome == "inconclusive" else _line(effect)
+        for effect in effects
+    ]
 
 
 def _line(effect: Effect) -> str:

@@ -35,7 +35,7 @@ class Watch(TorchDispatchMode):
     """Sees every operation; a number that is asked of a tensor without values is 1, or False, and a share `chosen` of
     the places of a mask without values is True."""
 
-    chosen = 0.0
+    chosen = 1.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -66,7 +66,7 @@ class Watch(TorchDispatchMode):
 
 
 class Rehearsal:
-    """A run's model and optimizers without memory. Steps and passes belong into `watched_by`.
+    """A run's model and optimizers without memory. Steps and passes belong into `going_on`.
 
     Raises:
         UserError: a model that breaks rules; a run whose steps depend on values.
@@ -80,7 +80,7 @@ class Rehearsal:
         optimizer = run.optimizer.with_lrs_resolved()
         self.run = run.model_copy(update={"model": spec, "optimizer": optimizer})
         self._fake, self._watch = FakeTensorMode(allow_non_fake_inputs=True), watch
-        watch.chosen = run.objective.drawn_share
+        watch.chosen = run.objective.drawn_share or 1.0
         with self.going_on():
             self.model: Decoder = build_uninitialized(spec)
         self.model.use_kernel("blockwise" if machine.kernel == "auto" else machine.kernel)

@@ -222,9 +222,9 @@ def test_what_learnt_nothing_has_no_number_to_be_read() -> None:
 
 def test_an_interaction_is_a_sentence_beside_its_row() -> None:
     results = made.two_variants()
-    said = "a and b help each other."
-    one = Interaction("a", "b", "both", -0.1, results.effects[0].interval, 0.01, [], [], said)
-    assert said in study_page(replace(results, interactions=[one])).html()
+    sentence = "a and b help each other."
+    one = Interaction("a", "b", "both", -0.1, results.effects[0].interval, 0.01, [], [], sentence)
+    assert sentence in study_page(replace(results, interactions=[one])).html()
 
 
 def test_a_huge_interval_does_not_hide_the_rest() -> None:
