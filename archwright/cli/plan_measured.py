@@ -42,7 +42,7 @@ def this_machine() -> Hardware:
 
 def _when(age: str) -> str:
     """Return when something was measured: an age is what a reason ends with."""
-    return age.removeprefix(", as ") or "measured now"
+    return age.removeprefix(", ").removeprefix("as ") or "measured now"
 
 
 def _peak(rates: Rates) -> float:
@@ -69,6 +69,8 @@ def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Here]:
     needed = step_memory(run)
     share = fmt.percent(needed.process / total_memory("cpu"))
     yield Here("step_memory", "step, memory", needed.process, "bytes", f"{share} of this machine's")
+    more = "with evaluations on held-out text between steps"
+    yield Here("memory_with_evaluation", "  and evaluation", needed.with_evaluation, "bytes", more)
     moment = "at the moment when there are most"
     yield Here("step_tensors", "  tensors", needed.tensors, "bytes", moment, "counted")
     step = step_time(run)
@@ -103,7 +105,7 @@ def beside_a_run(folder: RunFolder) -> dict[str, Estimate]:
     time = step_time(spec).seconds
     found = {"step": Estimate("a step", "seconds", time, took)}
     if result.memory_bytes is not None:
-        memory = step_memory(spec).process + IDLE
+        memory = step_memory(spec).with_evaluation + IDLE
         found["memory"] = Estimate("memory", "bytes", memory, result.memory_bytes)
     found["run"] = Estimate("the run", "seconds", result.steps * time, result.seconds)
     return found

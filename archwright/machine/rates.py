@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archwright.machine.decide import machine_facts
+from archwright.machine.disturbance import preemptions
 from archwright.machine.precision import DTYPES
 from archwright.machine.timing_cache import measured
 
@@ -54,7 +55,10 @@ MOVED = {"pointwise": 2, "to": 2, "silu": 2, "softmax": 2, "sum": 1, "copy": 2}
 COLD, MOST_INPUTS = 2**28, 256
 """Bytes of inputs that take turns, more than the caches of a processor hold, and the most of them."""
 REPEATS, SECONDS = 5, 0.02
-"""How often an operation is timed at least, and for how long; the fastest counts, as others use the machine, too."""
+"""How often an operation is timed at least, and for how long, in calls during which no core was taken away; the fastest
+counts."""
+PATIENCE, MOST_CALLS = 0.5, 1000
+"""Seconds, and calls, after which the fastest so far counts, whatever was taken away."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Rates:
 def measure_rates(precision: str) -> Rates:
     """Return the rates of this machine's CPU for products in a precision, measured now or within the last week."""
     names = tuple(name for name, _, _ in _calls(DTYPES[precision]))
-    question = {**machine_facts("cpu"), "rates": 4, "precision": precision}
+    question = {**machine_facts("cpu"), "rates": 5, "precision": precision}
     question["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     found = measured(question, names, lambda: _measure(DTYPES[precision]))
     return Rates(precision, found.values, found.age)
@@ -151,10 +155,15 @@ def fastest(call: Callable[[], Any]) -> float:
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     call()
     times: list[float] = []
-    while len(times) < REPEATS or (sum(times) < SECONDS and len(times) < 1000):
-        start = clock()
+    undisturbed: list[float] = []
+    while len(undisturbed) < REPEATS or sum(undisturbed) < SECONDS:
+        if times and (sum(times) >= PATIENCE or len(times) >= MOST_CALLS):
+            break
+        before, start = preemptions(), clock()
         call()
         times.append(clock() - start)
+        if preemptions() == before:
+            undisturbed.append(times[-1])
     return min(times)
 
 

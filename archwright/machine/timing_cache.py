@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AwareDatetime, BaseModel, Field
 
 from archwright.files import atomic_write, sweep
+from archwright.machine.disturbance import Watch
 from archwright.text.cache import cache_folder
 
 FORMAT = 1
@@ -19,6 +20,10 @@ FORMAT = 1
 
 KEPT = timedelta(days=7)
 """How long a measurement holds: a neighbour's noise should not stay for ever."""
+
+KEPT_DISTURBED = timedelta(hours=1)
+"""How long one holds that was made beside other work: long enough for what is typed in a row, and no longer."""
+BESIDE = "beside other work"
 
 REMEASURE = "ARCHWRIGHT_REMEASURE"
 """Variable of the environment that asks for measuring again; what is found takes the place of what was kept."""
@@ -37,6 +42,8 @@ class _Kept(BaseModel):
     question: dict[str, Any]
     values: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     time: AwareDatetime
+    disturbed: bool = False
+    """Whether other work took cores away meanwhile."""
     digest: str = ""
     """Hash of the other values; files of the first releases have none."""
 
@@ -50,7 +57,8 @@ class _Kept(BaseModel):
 def measured(
     question: Mapping[str, Any], names: tuple[str, ...], measure: Callable[[], Mapping[str, float]]
 ) -> Measurement:
-    """Return what was measured for `question` within the last week, or measure it now and keep it.
+    """Return what was measured for `question` within the last week, or measure it now and keep it: for an hour where
+    other work disturbs it.
 
     Args:
         question: all that the numbers depend on.
@@ -62,18 +70,28 @@ def measured(
     file = cache_folder("measured", f"{digest}.json")
     kept = None if os.environ.get(REMEASURE) else _read(file, names)
     if kept is not None:
-        return Measurement(kept.values, f", as measured on {kept.time.astimezone():%Y-%m-%d}")
+        beside = f" {BESIDE}" if kept.disturbed else ""
+        return Measurement(
+            kept.values, f", as measured on {kept.time.astimezone():%Y-%m-%d}{beside}"
+        )
+    watch = Watch()
     values = measure()
+    disturbed = watch.disturbed()
     if set(values) == set(names):
         with contextlib.suppress(ValueError):  # then the next run measures again
-            now = _Kept(question=question, values=dict(values), time=datetime.now(UTC))
+            now = _Kept(
+                question=question,
+                values=dict(values),
+                time=datetime.now(UTC),
+                disturbed=disturbed,
+            )
             sweep(file.parent, r"[0-9a-f]{32}\.json")
             atomic_write(file, now.sealed().model_dump_json(indent=2))
-    return Measurement(values)
+    return Measurement(values, f", measured {BESIDE}" if disturbed else "")
 
 
 def _read(file: Path, names: tuple[str, ...]) -> _Kept | None:
-    """Return what a file holds, if that is whole, of the last week, and of these names."""
+    """Return what a file holds, if that is whole, still holds, and is of these names."""
     try:
         kept = _Kept.model_validate_json(file.read_bytes())
     except (OSError, ValueError):
@@ -81,4 +99,5 @@ def _read(file: Path, names: tuple[str, ...]) -> _Kept | None:
     if kept.digest and kept != kept.sealed():
         return None
     age = datetime.now(UTC) - kept.time
-    return kept if timedelta() <= age < KEPT and set(kept.values) == set(names) else None
+    holds = KEPT_DISTURBED if kept.disturbed else KEPT
+    return kept if timedelta() <= age < holds and set(kept.values) == set(names) else None

@@ -109,7 +109,7 @@ def held_out_windows(
     max_bytes: int | None = None,
 ) -> Windows:
     """Return the windows to evaluate on; see `HeldOut`, `TaskWindows` and `PairWindows`."""
-    batch_size = max(1, ROW_TOKENS // context_length)
+    batch_size = rows_at_once(context_length)
     if isinstance(text, TaskText):
         return TaskWindows(text, context_length, batch_size, max_tokens)
     examples = Examples(objective, Vocabulary.of(tokenizer))
@@ -119,6 +119,11 @@ def held_out_windows(
     return HeldOut(
         text, context_length, batch_size, stride, max_tokens, lengths, examples, max_bytes
     )
+
+
+def rows_at_once(context_length: int) -> int:
+    """Return how many windows of a text are evaluated at once."""
+    return max(1, ROW_TOKENS // context_length)
 
 
 class Reading(NamedTuple):
@@ -164,6 +169,7 @@ def evaluate(
             right = _num_right(windows, out.logits, batch.targets)
             found = [loss.nll_sum.item(), int(loss.num_targets), right, *astuple(second)]
             rows[processes.rank - processes.size] = found
+            del out  # before those of the next batch are there
     sums = processes.sums([value for row in rows for value in row])
     totals = [0.0] * COLUMNS
     for start in range(0, len(sums), COLUMNS):
@@ -186,6 +192,7 @@ def evaluate_halves(
         total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
         num_right += _num_right(windows, logits, targets)
         rows += [cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
+        del out, logits  # before those of the next batch are there
     nats = np.array([row.nll_sum.item() for row in rows])
     tokens = np.array([int(row.num_targets) for row in rows])
     documents, numbers = windows.places
@@ -260,6 +267,7 @@ def _predictions(
             with precision.autocast():
                 out = processes.output(model, batch)
             yield out, batch, mine
+            del out
     model.train(was_training)
 
 
@@ -412,4 +420,5 @@ def pair_text(run: OpenRun, pairs: str) -> PairText:
 def compressors(windows: HeldOut, tokenizer: Tokenizer) -> tuple[Baseline, ...]:
     """Return what compressors reach on the very bytes that the windows predict."""
     texts = (tokenizer.decode(tokens) for tokens in windows.texts())
-    return baselines(Document(str(i), iter([text])) for i, text in enumerate(texts))
+    documents = (Document(str(i), iter([text])) for i, text in enumerate(texts))
+    return baselines(documents, windows.num_bytes)

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from archwright.data.inputs import Array, Batch, Inputs
+from archwright.losses import cross_entropy
 from archwright.machine.precision import Precision
 from archwright.model.build import build_uninitialized
 from archwright.model.decoder import Decoder
@@ -26,8 +27,10 @@ from archwright.optim import Optimizers, build_optimizers
 from archwright.parts.context import Context
 from archwright.parts.mixers import AttentionMixer
 from archwright.parts.token_layout import TokenLayout
+from archwright.scale.processes import ALONE
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
+from archwright.training.evaluation import rows_at_once
 from archwright.training.step import train_step
 
 
@@ -128,6 +131,18 @@ class Rehearsal:
             chunked=run.machine.loss == "chunked",
             stream_decay=run.stream_decay,
         )
+
+    def evaluation(self) -> None:
+        """Read a batch of held-out text, as long as the context."""
+        length = self.model.spec.context_length
+        batch = self.batch(rows_at_once(length), length)
+        self.model.eval()
+        with torch.no_grad():
+            with self.precision.autocast():
+                out = ALONE.output(self.model, batch)
+            assert out is not None, "a process alone has the whole model"
+            cross_entropy(out.logits, batch.targets)
+        self.model.train()
 
     def batch(self, rows: int, length: int) -> Batch:
         """Return full rows, and of a model with a generator numbers that tokens are drawn by."""

@@ -52,6 +52,8 @@ class StepMemory:
     """Of all tensors at the moment when there are most."""
     process: float
     """What a process grows by, once it has loaded its libraries: estimated from all that comes and goes."""
+    with_evaluation: float
+    """The same of one that evaluates on held-out text between steps."""
 
 
 def step_memory(run: RunSpec) -> StepMemory:
@@ -72,10 +74,12 @@ def step_memory(run: RunSpec) -> StepMemory:
             rehearsal.step()
             for heap in watch.heaps:
                 heap.end_step()
-    grown = sum(heap.most for heap in watch.heaps) / HEAPS
+    grown, live, most = watch.grown, watch.live, watch.most
+    with rehearsal.going_on():  # uncompiled
+        rehearsal.evaluation()
     kept = _products_kept(rehearsal.model, run)
-    process = grown + LIBRARIES + COMPILER * compiled + PRODUCT * kept
-    return StepMemory(weights, watch.live, watch.most, process)
+    more = LIBRARIES + COMPILER * compiled + PRODUCT * kept
+    return StepMemory(weights, live, most, grown + more, watch.grown + more)
 
 
 def _products_kept(model: Decoder, run: RunSpec) -> int:
@@ -98,6 +102,11 @@ class _Bytes(Watch):
         self.heaps = [Heap(taken, seed) for seed in range(HEAPS)]
         self.makers: dict[int, str] = {}
         """The operation that made each storage."""
+
+    @property
+    def grown(self) -> float:
+        """Bytes that heaps have grown to, in the mean."""
+        return sum(heap.most for heap in self.heaps) / HEAPS
 
     def see(self, name: str, given: Any, out: Any) -> None:
         for leaf in tree_leaves(out):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from archwright.machine.rates import Rates, fastest, measure_rates
-from archwright.machine.timing_cache import measured
+from archwright.machine.timing_cache import Measurement, measured
 from archwright.model.build import build
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
@@ -191,17 +191,19 @@ def _speed(seen: Operations, rehearsal: Rehearsal, tokens: int, passing: Passing
     )
     found = {p: measure_rates(p) for p in dict.fromkeys(("fp32", narrow))}
     rates = {torch.float32: found["fp32"], torch.bfloat16: found.get("bf16", found["fp32"])}
-    calling = _seconds_of_a_call(passing)
-    return Speed(seen.seconds(rates) + calling * seen.calls, tokens, found["fp32"].age)
+    calling = _time_of_a_call()
+    # The longest says most: that other work ran beside.
+    age = max((calling.age, *(rates.age for rates in found.values())), key=len)
+    return Speed(seen.seconds(rates) + calling.values[passing] * seen.calls, tokens, age)
 
 
-def _seconds_of_a_call(passing: Passing) -> float:
+def _time_of_a_call() -> Measurement:
     """Return the seconds that an operation takes whatever it computes, Python's included: those of a tiny model's
     pass, by the number of its operations."""
     from archwright.machine.decide import machine_facts
 
-    found = measured(
-        {**machine_facts("cpu"), "calls": 3},
+    return measured(
+        {**machine_facts("cpu"), "calls": 4},
         ("training", "prefill", "decode"),
         lambda: {
             "training": _tiny_step(),
@@ -209,7 +211,6 @@ def _seconds_of_a_call(passing: Passing) -> float:
             "decode": _tiny_pass(before=TINY.context_length // 2, length=1),
         },
     )
-    return found.values[passing]
 
 
 def _tiny_step() -> float:

@@ -11,6 +11,7 @@ import torch
 from archwright.cli import main
 from archwright.machine import rates as rates_room
 from archwright.machine.rates import MOVING, Rates
+from archwright.machine.timing_cache import Measurement
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from archwright.training import step_time as step_time_room
@@ -248,7 +249,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for room in (rates_room, step_time_room):
         monkeypatch.setattr(room, "measure_rates", rates)
     monkeypatch.setattr("archwright.cli.plan_measured.measure_rates", rates)
-    monkeypatch.setattr(step_time_room, "_seconds_of_a_call", lambda passing: 1e-6)
+    calls = dict.fromkeys(("training", "prefill", "decode"), 1e-6)
+    monkeypatch.setattr(step_time_room, "_time_of_a_call", lambda: Measurement(calls))
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -267,7 +269,8 @@ def test_this_machine(made_up: None, place: Path, capsys: pytest.CaptureFixture[
     page, _, here = text.partition("\non this machine\n")
     assert re.match(r"modern: 1 x .+, fp32\n", page)
     rows = {line[:22].strip(): line[22:].strip() for line in here.splitlines()}
-    assert [*rows] == ["step, memory", "tensors", "step, time", "training", "prefill", "decode"]
+    memory = ("step, memory", "and evaluation", "tensors")
+    assert [*rows] == [*memory, "step, time", "training", "prefill", "decode"]
     assert "128 tokens; estimated from rates made up" in rows["step, time"]
     for line in (
         r"reads +10 GB/s +made up",
@@ -290,6 +293,7 @@ def test_this_machine(made_up: None, place: Path, capsys: pytest.CaptureFixture[
     numbers = record["this_machine"]
     assert [*numbers] == [
         "step_memory",
+        "memory_with_evaluation",
         "step_tensors",
         "step_time",
         *("training", "prefill", "decode"),

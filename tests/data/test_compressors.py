@@ -47,6 +47,11 @@ def test_sizes_are_those_of_the_commands(documents: Documents, command: list[str
     assert found.bits_per_byte == pytest.approx(8 * size / len(WHOLE), rel=2e-3)
 
 
+@pytest.mark.slow
+def test_a_dictionary_as_large_as_the_text_finds_as_much(documents: Documents) -> None:
+    assert baselines(documents, len(WHOLE)) == baselines(documents)
+
+
 def test_no_text_is_refused() -> None:
     with pytest.raises(ValueError, match="no text to compress"):
         baselines([])

@@ -1,7 +1,6 @@
 """Rates of this machine: what lies between measured shapes, what is measured, and for how long it is kept."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,18 +48,44 @@ def test_beyond_the_ends_is_what_the_end_has() -> None:
     assert GIVEN.product("map", (1, 1, 1)) == GIVEN.product("map", (4, 16, 16))
 
 
-def test_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ticks() -> Iterator[float]:
-        for started, took in ((0.0, 3.0), (10.0, 1.0), (20.0, 2.0)):
-            yield from (started, started + took)
+class Clock:
+    """Calls that take given seconds, and what the system counts in the meantime."""
 
-    clock = ticks()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: tuple[float, int]) -> None:
+        self.calls, self.seconds, self.preempted = [(0.0, 0), *calls], 0.0, 0
+        self.made = 0
+        watch = SimpleNamespace(
+            process_time=lambda: self.seconds, perf_counter=lambda: self.seconds
+        )
+        monkeypatch.setattr(room, "time", watch)
+        monkeypatch.setattr(room, "preemptions", lambda: self.preempted)
+
+    def __call__(self) -> None:
+        seconds, preempted = self.calls[min(self.made, len(self.calls) - 1)]
+        self.seconds, self.preempted = self.seconds + seconds, self.preempted + preempted
+        self.made += 1
+
+
+def test_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "REPEATS", 3)
-    watch = SimpleNamespace(process_time=clock.__next__, perf_counter=clock.__next__)
-    monkeypatch.setattr(room, "time", watch)
-    called: list[int] = []
-    assert fastest(lambda: called.append(1)) == 1.0
-    assert len(called) == 4  # once before, so that what the first call sets up is not timed
+    call = Clock(monkeypatch, (0.03, 0), (0.01, 0), (0.02, 0))
+    assert fastest(call) == pytest.approx(0.01)
+    assert call.made == 4  # once before, so that what the first call sets up is not timed
+
+
+def test_calls_that_lost_their_core_do_not_count_as_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first six none is as fast as an undisturbed one."""
+    call = Clock(monkeypatch, *[(0.009, 1)] * 6, *[(0.005, 0)] * 5)
+    assert fastest(call) == pytest.approx(0.005)
+
+
+def test_patience_ends_where_every_call_loses_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Clock(monkeypatch, (0.2, 1))
+    assert fastest(call) == pytest.approx(0.2)
+    assert call.made == 4  # after 0.2, 0.4 and 0.6 seconds, and once before
+    quick = Clock(monkeypatch, (1e-6, 1))
+    fastest(quick)
+    assert quick.made == room.MOST_CALLS + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,6 +4,10 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,9 +17,10 @@ import pytest
 import torch
 
 from archwright.machine import decide as machine_room
+from archwright.machine import disturbance
 from archwright.machine import timing_cache as measured_room
 from archwright.machine.decide import Decisions, decide, decide_kernel
-from archwright.machine.timing_cache import KEPT, measured
+from archwright.machine.timing_cache import KEPT, KEPT_DISTURBED, measured
 from archwright.spec.run_spec import MachineSpec, PartsFile, RunSpec
 from archwright.training.data import Material
 from archwright.training.progress import Silent
@@ -60,14 +65,60 @@ def test_it_is_said_how_old_a_measurement_is(ruler: Ruler) -> None:
 
 @pytest.mark.parametrize(
     ("age", "calls"),
+    [(timedelta(minutes=59), 1), (KEPT_DISTURBED, 2)],
+    ids=["nearly an hour", "an hour"],
+)
+def test_beside_other_work_it_holds_for_an_hour(
+    ruler: Ruler, cache: Path, monkeypatch: pytest.MonkeyPatch, age: timedelta, calls: int
+) -> None:
+    taken = iter(range(0, 10**6, 1000))
+    monkeypatch.setattr(disturbance, "preemptions", taken.__next__)
+    assert measured({}, ("a", "b"), ruler).age == ", measured beside other work"
+    beside = f", as measured on {today()} beside other work"
+    assert measured({}, ("a", "b"), ruler).age == beside
+    (file,) = files(cache)
+    then = (datetime.now(UTC) - age).isoformat()
+    kept = json.loads(file.read_text()) | {"time": then, "digest": ""}
+    file.write_text(json.dumps(kept))
+    ruler.ask()
+    assert ruler.calls == calls
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be tied to a core")
+def test_a_process_on_the_same_core_is_noticed() -> None:
+    """Real work on a core beside another process that wants it; a wait disturbs nobody."""
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
+    rival = "while True: pass"
+    command = ["taskset", "-c", str(core), sys.executable, "-c", rival]
+    if shutil.which("taskset") is None:
+        pytest.skip("taskset is not installed")
+    with subprocess.Popen(command) as other:
+        try:
+            os.sched_setaffinity(0, {core})
+            watch = disturbance.Watch()
+            end = time.perf_counter() + 1.0
+            while time.perf_counter() < end:
+                sum(range(1000))
+            assert watch.disturbed()
+        finally:
+            os.sched_setaffinity(0, cores)
+            other.kill()
+    watch = disturbance.Watch()
+    time.sleep(0.3)
+    assert not watch.disturbed()
+
+
+@pytest.mark.parametrize(
+    ("age", "calls"),
     [(KEPT - timedelta(minutes=1), 1), (KEPT, 2), (-timedelta(minutes=1), 2)],
     ids=["nearly a week", "a week", "a clock that was wrong"],
 )
 def test_it_holds_for_a_week(ruler: Ruler, cache: Path, age: timedelta, calls: int) -> None:
     ruler.ask()
     (file,) = files(cache)
-    time = (datetime.now(UTC) - age).isoformat()
-    kept = json.loads(file.read_text()) | {"time": time, "digest": ""}
+    then = (datetime.now(UTC) - age).isoformat()
+    kept = json.loads(file.read_text()) | {"time": then, "digest": ""}
     file.write_text(json.dumps(kept))
     again = ruler.ask()
     assert ruler.calls == calls
@@ -317,7 +368,7 @@ def test_a_run_trains_the_same_whether_it_measured_or_not(run: RunSpec, tmp_path
     first, second = (train(free, tmp_path / name) for name in ("first", "second"))
     told = second.environment()["decisions"]
     for key in ("precision", "kernel"):
-        assert told[key]["reason"].endswith(f", as measured on {today()}")
+        assert f", as measured on {today()}" in told[key]["reason"]
     assert second.environment()["peak_flops"] == first.environment()["peak_flops"]
     assert timeless(second) == timeless(first)
     assert second.model_file.read_bytes() == first.model_file.read_bytes()

@@ -3,16 +3,22 @@
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from archwright.data.inputs import Batch, Inputs
+from archwright.machine.precision import Precision
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
+from archwright.training.evaluation import evaluate, rows_at_once
 from archwright.training.heap import Heap
-from archwright.training.step_memory import step_memory
+from archwright.training.rehearsal import Rehearsal
+from archwright.training.step_memory import _Bytes, step_memory
 from archwright.training.step_time import Steps
 
 SMALL = (
@@ -84,6 +90,42 @@ def test_tensors_are_those_of_real_steps(changes: tuple[str, ...]) -> None:
     assert planned.tensors == pytest.approx(alive.most, rel=0.03)
     assert planned.kept == pytest.approx(alive.live, rel=0.05)  # kernels keep their masks
     assert planned.process > planned.tensors
+
+
+class HeldOut(list[Batch]):
+    """A held-out text."""
+
+    num_tokens = num_bytes = 1
+    counts_answers = False
+    defines_bits_per_byte = True
+
+
+@pytest.mark.parametrize("changes", [(), ("machine.precision=fp32", "model.vocab_size=2048")])
+def test_tensors_are_those_of_a_real_evaluation(changes: tuple[str, ...]) -> None:
+    """Behind steps, whose optimizer keeps its state; more rows than those have make it the larger."""
+    asked = run(*changes)
+    watch = _Bytes(taken=0.0)
+    rehearsal = Rehearsal(asked, watch)
+    with rehearsal.going_on():
+        for _ in range(2):
+            rehearsal.step()
+        watch.most = watch.live
+        rehearsal.evaluation()
+    real, alive = Steps(asked), Alive()
+    for parameter in real.model.parameters():
+        alive.add(parameter)
+    rows, length = rows_at_once(asked.model.context_length), asked.model.context_length
+    tokens = np.random.default_rng(0).integers(int(asked.model.vocab_size), size=(2, rows, length))
+    with alive:
+        for _ in range(2):
+            real.step()
+        alive.most = alive.live
+        text = HeldOut(Batch(Inputs(one), one) for one in tokens)
+        precision = Precision(asked.machine.precision, torch.device("cpu"))
+        evaluate(real.model, text, precision)  # type: ignore[arg-type]
+    assert watch.most == pytest.approx(alive.most, rel=0.03)
+    planned = step_memory(asked)
+    assert planned.with_evaluation > planned.process
 
 
 def test_layers_that_are_computed_again_take_less() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from archwright.machine.rates import MOVING, Rates
+from archwright.machine.timing_cache import Measurement
 from archwright.model.build import build
 from archwright.parts.linear import Linear
 from archwright.planning.cost import flops_per_token, next_token_flops
@@ -46,7 +47,11 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return Rates(precision, products | {f"{kind} 2": moving for kind in MOVING})
 
     monkeypatch.setattr(room, "measure_rates", rates)
-    monkeypatch.setattr(room, "_seconds_of_a_call", lambda passing: made_up["call"])
+    monkeypatch.setattr(
+        room,
+        "_time_of_a_call",
+        lambda: Measurement(dict.fromkeys(("training", "prefill", "decode"), made_up["call"])),
+    )
     return made_up
 
 
@@ -184,7 +189,7 @@ def test_a_call_takes_time(cache: object, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("archwright.machine.rates.SECONDS", 0.0)
     monkeypatch.setattr("archwright.machine.rates.REPEATS", 1)
     before = torch.get_num_threads()
-    assert 1e-7 < room._seconds_of_a_call("training") < 1e-2
+    assert 1e-7 < room._time_of_a_call().values["training"] < 1e-2
     monkeypatch.setattr(room, "_tiny_step", lambda: pytest.fail("measured again"))
-    assert 1e-7 < room._seconds_of_a_call("decode") < 1e-2
+    assert 1e-7 < room._time_of_a_call().values["decode"] < 1e-2
     assert torch.get_num_threads() == before
