@@ -83,10 +83,11 @@ def standing(
     """Return where a study stands.
 
     `tuning_seeds` seeds at most sweep the learning rate of each variant, and the vertex of their pooled losses places
-    it. The baseline sweeps first; the others start with rates around its vertex, as far apart as its are. Fresh seeds, paired with the baseline's, are then trained at that rate alone; after a few, some and all
-    of them variants are looked at, and those that are decided are trained no further. Without tuning, every
-    seed is trained at the rate that is given. With `procedure = "sweep"` each seed sweeps for itself and is
-    compared by the lowest point of its parabola.
+    it. The baseline sweeps first; the others start with rates around its vertex, as far apart as its own. Fresh seeds,
+    paired with the baseline's, are then trained at that rate alone; after a few, some and all of them variants are
+    looked at, and those that are decided are trained no further. Without tuning, every seed is trained at the rate that
+    is given. With `procedure = "sweep"` each seed sweeps for itself and is compared by the lowest point of its
+    parabola.
 
     Args:
         losses: of each variant, the baseline first, NaN where a run failed.

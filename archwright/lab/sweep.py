@@ -21,10 +21,10 @@ START = 64
 """Rates of a variant start at a multiple of 1/64 of a step, so that their powers are exact sums of binary fractions."""
 RISE = 0.05
 """Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
-PLACING = 0.06
+PLACING = 0.07
 """Share of the mean rise A beside the lowest loss by which the loss at a parabola's vertex may lie above the bottom: a
 cubic term A/2 x (x² - 1), which three losses one step x apart do not show, moves the bottom of A x² by about a quarter
-of the step and 0.06 A. That this is enough was simulated: docs/calibration.md."""
+of the step and 0.06 A. That a little more is enough was simulated: docs/calibration.md."""
 
 Losses = Mapping[tuple[int, float], float]
 """(seed, k) -> held-out loss at the learning rate start * ratio^k; NaN where the run failed."""
@@ -107,11 +107,11 @@ def pooled_sweep(
     """Return the window in which seeds together tune one variant, and what must run before more can be said.
 
     The first seed places the window as in `plan_sweep`, from `start` if that is given; where none of its losses is
-    below `plateau`, and that of the lowest rate is no more than RISE above them, on a plateau, the window moves to lower
-    rates. A window of finer than whole steps moves by its own step once, and by one twice as large, up to a whole one,
-    each time after that. Then it becomes one of rates half as far apart around the lowest where the loss rises by more
-    than FINER says to either side of it, or, if it started finer than whole steps, one of rates twice as far apart
-    where both rises are below WIDER.
+    below `plateau`, and that of the lowest rate is no more than RISE above them, on a plateau, the window moves to
+    lower rates. A window of finer than whole steps moves by its own step once, and after that each time by one twice
+    as large, up to a whole one. Then it becomes one of rates half as far apart around the lowest where the loss rises
+    by more than FINER says to either side of it, or, if it started finer than whole steps, one of rates twice as far
+    apart where both rises are below WIDER.
 
     The first seed is the only one, unless `all_seeds` are wanted, or it ends with its lowest loss at an end or with
     quarter steps: where a valley is that steep, or a cliff is near, its bottom is not where one seed has it. Then all
