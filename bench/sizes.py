@@ -19,7 +19,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.lab.statistics import t_interval
+from archwright.lab.statistics import SharedError, t_interval
 from archwright.lab.sweep import Sweep, placing_error
 from archwright.spec.errors import UserError
 
@@ -83,7 +83,7 @@ class Study:
             differences = [other[seed] - one[seed] for seed in sorted(one.keys() & other.keys())]
             if len(differences) >= 2:
                 placed = math.hypot(*(self.placing[names[at]] for at in (i, j)))
-                interval = t_interval(differences, shared_error=placed)
+                interval = t_interval(differences, shared_error=SharedError(placing=placed))
                 signs[i, j] = np.sign(fmean(differences))
                 known[i, j] = signs[i, j] * (not interval.low <= 0 <= interval.high)
         return signs, known

@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
 
 from archwright.format import duration, short
 from archwright.lab.looks import ALPHA, Looks
 from archwright.lab.results import Effect
 from archwright.lab.scheduler import Execution
+from archwright.lab.statistics import SharedError, half_width
 from archwright.lab.verdict import DIVERGED, is_unlearnt, seeds_needed
 
 LEAVES_PLATEAU = 500
@@ -79,10 +79,12 @@ def _enough(effect: Effect, superior: float, equivalent: float) -> int:
     """Return how many pairs more are decided at these levels; 0: none up to MANY."""
     number, mean = len(effect.differences), abs(effect.mean)
     variance = float(np.var(effect.differences, ddof=1))
+    shared = SharedError(effect.text_error, effect.placing_error)
     for more in range(1, MANY + 1):
         own = math.sqrt(variance / (number + more))
-        error = math.hypot(own, effect.text_error, effect.placing_error)
-        half, inside = stats.t.isf(np.divide((superior, equivalent), 2), number + more - 1) * error
+        half, inside = (
+            half_width(own, number + more, level, shared) for level in (superior, equivalent)
+        )
         if mean > half or mean + inside < effect.margin:
             return more
     return 0

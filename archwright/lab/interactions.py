@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import fmean
 
 from archwright.lab.results import Interaction, Interval, Replicate, Unit
-from archwright.lab.statistics import paired_p_value, t_interval, text_error
+from archwright.lab.statistics import SharedError, paired_p_value, t_interval, text_error
 from archwright.spec.study_spec import StudySpec
 
 
@@ -68,7 +68,7 @@ def _interaction(
         text_error([(v.best.halves, w.best.halves) for v, w in zip(vs, ws, strict=True)])
         for vs, ws in ((both, one), (other, base))
     )
-    shared = math.hypot(documents, placing_error)
+    shared = SharedError(documents, placing_error)
     mean, interval = fmean(differences), t_interval(differences, shared_error=shared)
     return Interaction(
         *names[1:],

@@ -32,10 +32,12 @@ EXTRA_LRS = 1.5
 
 
 FINER_LRS = 2.0
-"""Runs of a tuning seed beside its grid, about: where it moves, or becomes finer."""
-STEEP_SHARE = 0.2
-"""Share of variants that are tuned by more than one seed, about: 2 of the 22 of `ten-choices`, and studies of post-norm
-or of large steps have more."""
+"""Runs of the seed that tunes a baseline beside its grid, about: where it moves, or becomes finer."""
+MOVED_LRS = 0.5
+"""The same of a variant, which starts around the baseline's best rate."""
+STEEP_SHARE = 0.1
+"""Share of variants that are tuned by more than one seed, about: 1 of the 10 of `ten-choices`; studies of post-norm or
+of large steps have more."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,18 @@ class Plan:
     def baseline(self) -> Arm:
         """The first variant."""
         return next(iter(self.arms.values()))
+
+    @property
+    def own_starts(self) -> set[str]:
+        """Variants whose learning rates start elsewhere than the baseline's, or are those of another optimizer: where
+        its best one lies says nothing of theirs."""
+        own = self.baseline.run.optimizer
+        found = {name: arm.run.optimizer for name, arm in self.arms.items()}
+        return {
+            name
+            for name, optimizer in found.items()
+            if (optimizer.kind, optimizer.peak_lr) != (own.kind, own.peak_lr)
+        }
 
     @property
     def unit(self) -> Unit:
@@ -170,13 +184,16 @@ def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
 
 
 def runs_each(study: StudySpec) -> float:
-    """Return how many runs each variant of a study has, about, where nothing is decided early."""
+    """Return how many runs each variant of a study has, about, in the mean over all and the baseline, where nothing is
+    decided early."""
     if not study.tune_lr:
         return study.seeds
     if study.procedure == "sweep":
         return study.seeds * study.lr_grid_size + EXTRA_LRS
-    tuning = 1 + STEEP_SHARE * (len(study.tuning_seed_numbers) - 1)
-    return len(study.seed_numbers) + tuning * (study.lr_grid_size + FINER_LRS)
+    variants = len(study.variants)
+    moves = (FINER_LRS + variants * MOVED_LRS) / (1 + variants)
+    more = STEEP_SHARE * (len(study.tuning_seed_numbers) - 1) * study.lr_grid_size
+    return len(study.seed_numbers) + study.lr_grid_size + moves + more
 
 
 def horizons(study: StudySpec) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 nothing else."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import fmean
@@ -12,13 +12,16 @@ from archwright.lab.looks import (
     ALPHA,
     Decision,
     Looks,
-    SharedError,
+    SharedErrors,
     decide,
     nothing_shared,
 )
+from archwright.lab.statistics import SharedError
 from archwright.lab.sweep import (
     Losses,
     Sweep,
+    around_vertex,
+    first_window,
     placing_error,
     plan_sweep,
     pooled_sweep,
@@ -31,6 +34,13 @@ PAIRS = 4
 
 Run = tuple[str, int, float]
 """A variant, a seed, and the power k of the ratio that its learning rate is."""
+TextError = Callable[[str, int], float]
+"""(variant, pairs) -> standard error of the mean of so many pairs from the choice of held-out documents, in nats."""
+
+
+def no_text_error(variant: str, pairs: int) -> float:
+    """Return 0: documents are not known."""
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -67,15 +77,17 @@ def standing(
     may_shift: bool = True,
     fill: bool = False,
     plateau: Mapping[str, float] | None = None,
-    text_error: SharedError = nothing_shared,
+    text_error: TextError = no_text_error,
+    own_starts: Collection[str] = (),
 ) -> Standing:
     """Return where a study stands.
 
     `tuning_seeds` seeds at most sweep the learning rate of each variant, and the vertex of their pooled losses places
-    it. Fresh seeds, paired with the baseline's, are then trained at that rate alone; after a few, some and all
-    of them variants are looked at, and those that are decided are trained no further. Without tuning, every
-    seed is trained at the rate that is given. With `procedure = "sweep"` each seed sweeps for itself and is
-    compared by the lowest point of its parabola.
+    it. The baseline sweeps first; the others start with rates around its vertex, as far apart as its own. Fresh seeds,
+    paired with the baseline's, are then trained at that rate alone; after a few, some and all of them variants are
+    looked at, and those that are decided are trained no further. Without tuning, every seed is trained at the rate that
+    is given. With `procedure = "sweep"` each seed sweeps for itself and is compared by the lowest point of its
+    parabola.
 
     Args:
         losses: of each variant, the baseline first, NaN where a run failed.
@@ -84,6 +96,7 @@ def standing(
         fill: whether time is left for those that are decided, too.
         plateau: of each variant, the loss above which nothing was learnt.
         text_error: of a variant's mean over so many pairs, from the choice of held-out documents.
+        own_starts: variants whose rates are multiples of another one than the baseline's, which sweep from there.
     """
     number = len(study.seed_numbers) if seeds is None else seeds
     if study.tune_lr and study.procedure == "sweep":
@@ -91,9 +104,15 @@ def standing(
     sweeps: dict[str, Sweep] = {}
     powers: dict[str, float] = {}
     placing: dict[str, float] = {}
+    baseline, start, waiting = next(iter(losses)), None, set[str]()
     for name, known in losses.items():
         if not study.tune_lr:
             sweeps[name], powers[name] = Sweep(range(1), [], [], at_boundary=False), 0.0
+            continue
+        own = name == baseline or name in own_starts
+        if not own and sweeps[baseline].wanted:
+            sweeps[name] = Sweep(first_window(study.lr_grid_size), [], [], at_boundary=False)
+            waiting.add(name)
             continue
         sweeps[name] = pooled_sweep(
             known,
@@ -101,18 +120,25 @@ def standing(
             study.lr_grid_size,
             may_shift=may_shift,
             plateau=(plateau or {}).get(name, math.inf),
+            start=None if own else start,
         )
         if sweeps[name].seeds and not sweeps[name].wanted:
             powers[name] = vertex(known, sweeps[name])
             placing[name] = placing_error(known, sweeps[name])
+        if name == baseline and name in powers and not sweeps[name].at_boundary:
+            start = around_vertex(known, sweeps[name])
     wanted = [(name, seed, k) for name, sweep in sweeps.items() for seed, k in sweep.wanted]
     compared: dict[str, dict[int, Sequence[float]]] = {name: {} for name in losses}
     for name, k in powers.items():
         for seed in study.seed_numbers[:number]:
             if not math.isnan(losses[name].get((seed, k), math.nan)):
                 compared[name][seed] = (k,)
-    failed = {n for n, sweep in sweeps.items() if n not in powers and not sweep.wanted}
-    shared = _with_placing(text_error, placing, next(iter(losses)))
+    failed = {
+        n
+        for n, sweep in sweeps.items()
+        if n not in powers and not sweep.wanted and n not in waiting
+    }
+    shared = _with_placing(text_error, placing, baseline)
     decisions = decided(study, losses, powers, number, failed, shared)
     looks = looks_of(study, number)
     for pairs in looks.numbers:
@@ -120,7 +146,7 @@ def standing(
         variants = [
             n for n in list(losses)[1:] if fill or n not in decisions or decisions[n].look >= pairs
         ]
-        arms = [next(iter(losses)), *variants] if variants else []
+        arms = [baseline, *variants] if variants else []
         until = study.seed_numbers[:pairs]
         missing = [
             (name, seed, powers[name])
@@ -134,11 +160,11 @@ def standing(
 
 
 def _with_placing(
-    text_error: SharedError, placing: Mapping[str, float], baseline: str
-) -> SharedError:
-    def shared(variant: str, pairs: int) -> float:
+    text_error: TextError, placing: Mapping[str, float], baseline: str
+) -> SharedErrors:
+    def shared(variant: str, pairs: int) -> SharedError:
         both = (placing.get(name, 0.0) for name in (variant, baseline))
-        return math.hypot(text_error(variant, pairs), *both)
+        return SharedError(text_error(variant, pairs), math.hypot(*both))
 
     return shared
 
@@ -170,7 +196,7 @@ def decided(
     powers: Mapping[str, float],
     number: int,
     failed: Collection[str] = (),
-    shared_error: SharedError = nothing_shared,
+    shared_errors: SharedErrors = nothing_shared,
 ) -> dict[str, Decision]:
     """Return what was decided of each variant at the looks that all seeds for are there."""
     baseline, *variants = losses
@@ -192,7 +218,7 @@ def decided(
         [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
         looks_of(study, number),
         ALPHA,
-        shared_error,
+        shared_errors,
     )
 
 

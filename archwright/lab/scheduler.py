@@ -5,10 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from archwright.lab.batching import Cell, cells_of
-from archwright.lab.looks import FRACTIONS, nothing_shared
 from archwright.lab.ngrams import Counted
 from archwright.lab.plan import horizons
-from archwright.lab.procedure import Standing, shorter_runs, standing
+from archwright.lab.procedure import Standing, no_text_error, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
 from archwright.lab.runner import Runner
 from archwright.lab.statistics import text_error
@@ -20,6 +19,8 @@ LATE = 1.02
 
 LEAST_SEEDS = 3
 """Seeds that are never left out."""
+KEPT_SEEDS = 0.7
+"""Share of the seeds below which shorter horizons are left out first."""
 
 ENDING = 3.0
 """Seconds from the last run to the prompt: tables and page."""
@@ -190,7 +191,8 @@ class Execution(Runner):
             may_shift=may_shift,
             fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
-            text_error=self._text_error if halved else nothing_shared,
+            text_error=self._text_error if halved else no_text_error,
+            own_starts=self.plan.own_starts,
         )
 
     def loss(self, run: RunResult, by_halves: bool) -> float:
@@ -219,14 +221,14 @@ class Execution(Runner):
 
     def _late(self, workers: Workers) -> bool:
         """Leave out the last seed, the shorter horizons of a pair, or the move of a window, where there is no time for
-        it: seeds down to those of the second look, then horizons, then seeds again."""
+        it: seeds down to a share of KEPT_SEEDS, then horizons, then seeds again."""
         budget = self.plan.study.wall_seconds
         if budget is None or self._end_of_study() <= LATE * budget:
             return self._takes_back()
         started = {cell.seed for cell in (*self.results, *cells_of(workers))}
         shortens = self._shorter_seconds(self.shorter_pairs) > 0
-        second = math.ceil(round(FRACTIONS[1] * self.plan.study.seeds, 6))
-        least = max(LEAST_SEEDS, second) if shortens else LEAST_SEEDS
+        kept = math.ceil(round(KEPT_SEEDS * self.plan.study.seeds, 6))
+        least = max(LEAST_SEEDS, kept) if shortens else LEAST_SEEDS
         if self.seeds[-1] not in started and len(self.seeds) > least:
             self.seeds.pop()
             return True

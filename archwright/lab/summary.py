@@ -27,7 +27,7 @@ from archwright.lab.results import (
     Variant,
 )
 from archwright.lab.scheduler import Execution
-from archwright.lab.sweep import RISE, is_sharp, plan_sweep
+from archwright.lab.sweep import RISE, first_window, is_sharp
 from archwright.lab.verdict import SCOPE, UNLEARNT, effects, verdict
 from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
@@ -236,9 +236,11 @@ def _announced(arm: Arm, plan: Plan) -> str:
             "; it could not be matched to the baseline by what it leaves open, so that nothing will be concluded: "
             "set fewer widths, or give --match none"
         )
-    window = plan_sweep({}, [0], plan.study.lr_grid_size).window
-    powers = window if plan.study.tune_lr else range(1)
+    powers = first_window(plan.study.lr_grid_size) if plan.study.tune_lr else range(1)
     lrs = ", ".join(f"{plan.lr(arm.name, k):.3g}" for k in powers)
+    confirms = plan.study.tune_lr and plan.study.procedure == "confirm"
+    if confirms and arm is not base and arm.name not in plan.own_starts:
+        lrs = f"around the best of {base.name}"
     return (
         f"{arm.name}: {size}; learning rate {lrs}; {fmt.duration(plan.run_seconds(arm.name))} a run"
     )

@@ -11,18 +11,20 @@ MOVES = 4
 """How often the first seed may move the window of a variant."""
 SLIDES = 2
 """How often the mean over all seeds may move it after that."""
-FINER = (0.02, 0.05)
-"""Rises of the pooled loss beside its lowest, as shares, above which rates are tried half as far apart, and
-half of that."""
+FINER = {1.0: 0.02, 0.5: 0.05}
+"""Of the step between rates the rise of the pooled loss beside its lowest, as a share, above which rates are tried half
+as far apart."""
+WIDER = 0.25
+"""Share of these, of the step twice as large, below which both rises let rates that started finer be tried twice as far
+apart: so little does a parabola rise at half the step that would not have been halved."""
+START = 64
+"""Rates of a variant start at a multiple of 1/64 of a step, so that their powers are exact sums of binary fractions."""
 RISE = 0.05
 """Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
-STEEP = 0.08
-"""Rise beside the lowest loss of the first seed, as a share, above which all seeds tune: where a valley is wide, the
-noise of one places the rate well enough. Simulated: docs/calibration.md."""
-PLACING = 0.06
+PLACING = 0.07
 """Share of the mean rise A beside the lowest loss by which the loss at a parabola's vertex may lie above the bottom: a
 cubic term A/2 x (x² - 1), which three losses one step x apart do not show, moves the bottom of A x² by about a quarter
-of the step and 0.06 A. That this is enough was simulated: docs/calibration.md."""
+of the step and 0.06 A. That a little more is enough was simulated: docs/calibration.md."""
 
 Losses = Mapping[tuple[int, float], float]
 """(seed, k) -> held-out loss at the learning rate start * ratio^k; NaN where the run failed."""
@@ -76,7 +78,7 @@ def plan_sweep(
     the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
     the first seed put it unless it `may_shift`.
     """
-    window, missing = _final_window(losses, seeds, _first_window(grid, limits), limits, refine)
+    window, missing = _final_window(losses, seeds, first_window(grid, limits), limits, refine)
     for slides_left in reversed(range(SLIDES + 1 if may_shift else 1)):
         missing = missing or _missing(losses, seeds, window)
         finished = [
@@ -97,34 +99,48 @@ def pooled_sweep(
     losses: Losses,
     seeds: Sequence[int],
     grid: int = 3,
-    limits: tuple[int, int] | None = None,
     may_shift: bool = True,
     plateau: float = math.inf,
     all_seeds: bool = False,
+    start: Window | None = None,
 ) -> Sweep:
     """Return the window in which seeds together tune one variant, and what must run before more can be said.
 
-    The first seed places the window as in `plan_sweep`; where none of its losses is below `plateau`, and that of the
-    lowest rate is no more than RISE above them, on a plateau, the window moves to lower rates. Where its losses rise by
-    no more than STEEP beside its lowest, it is the only seed, unless `all_seeds` are wanted; else the mean over all
-    counts. While that is lowest at an end, the window moves on, SLIDES times at most; where it rises by more than FINER
-    says to either side of its lowest, the window becomes one of half steps around that, once for each of FINER. A seed
-    with a failed run in the window does not count.
+    The first seed places the window as in `plan_sweep`, from `start` if that is given; where none of its losses is
+    below `plateau`, and that of the lowest rate is no more than RISE above them, on a plateau, the window moves to
+    lower rates. A window of finer than whole steps moves by its own step once, and after that each time by one twice
+    as large, up to a whole one. Then it becomes one of rates half as far apart around the lowest where the loss rises
+    by more than FINER says to either side of it, or, if it started finer than whole steps, one of rates twice as far
+    apart where both rises are below WIDER.
+
+    The first seed is the only one, unless `all_seeds` are wanted, or it ends with its lowest loss at an end or with
+    quarter steps: where a valley is that steep, or a cliff is near, its bottom is not where one seed has it. Then all
+    run that window, and the mean over them counts. While the lowest is at an end, the window moves on, SLIDES times at
+    most. A seed with a failed run in the window does not count.
     """
-    window, missing = _final_window(
-        losses, seeds, _first_window(grid, limits), limits, refine=False, plateau=plateau
-    )
-    if not missing and not all_seeds:
+    first = first_window(grid) if start is None else start
+    window, missing = _final_window(losses, seeds, first, None, refine=False, plateau=plateau)
+    if missing:
+        return Sweep(window, missing, [], at_boundary=False)
+    slides = SLIDES if may_shift else 0
+    if not all_seeds:
         # The one that placed the window: those before it failed, and need not have all its runs.
         placed = [s for s in seeds if not _missing(losses, [s], window)]
         placed = [s for s in placed if not _failed(losses, s, window)][:1]
-        if placed and _is_wide(pooled(losses, placed, window)):
-            seeds = placed
-    slides = SLIDES if may_shift else 0
-    for rise in (*FINER, math.inf):
+        alone = _settled(losses, placed, window, slides)
+        if alone.wanted or (alone.seeds and not alone.at_boundary and _step(alone.window) >= 0.5):
+            return alone
+        window = alone.window if alone.seeds else window
+    return _settled(losses, seeds, window, slides)
+
+
+def _settled(losses: Losses, seeds: Sequence[int], window: Window, slides: int) -> Sweep:
+    """Return the window of some seeds after it has slid, and become finer or wider, by their mean."""
+    widened = refined = False
+    while True:
         slides_left = slides
         while True:
-            missing = missing or _missing(losses, seeds, window)
+            missing = _missing(losses, seeds, window)
             finished = [s for s in seeds if not _failed(losses, s, window)]
             if missing or not finished:
                 return Sweep(window, missing, finished, at_boundary=False)
@@ -132,13 +148,24 @@ def pooled_sweep(
             moved = _moved(window, means)
             if moved == window:
                 break
-            if not slides_left or not _within(moved, limits):
+            if not slides_left:
                 return Sweep(window, [], finished, at_boundary=True)
             window, slides_left = moved, slides_left - 1
-        if not is_sharp(means, rise):
-            break
-        window = _halved(window, means)
-    return Sweep(window, [], finished, at_boundary=False)
+        step = _step(window)
+        flat = step < 1 and not is_sharp(means, WIDER * FINER[2 * step])
+        if not widened and is_sharp(means, FINER.get(step, math.inf)):
+            window, refined = _around(window, means, step / 2), True
+        elif flat and not (widened or refined):
+            window, widened = _around(window, means, 2 * step), True
+        else:
+            return Sweep(window, [], finished, at_boundary=False)
+
+
+def around_vertex(losses: Losses, sweep: Sweep) -> Window:
+    """Return a window like that of a sweep, around its vertex: where other variants start."""
+    step, grid = _step(sweep.window), len(sweep.window)
+    middle = round(START * vertex(losses, sweep)) / START
+    return tuple(middle + (i - grid // 2) * step for i in range(grid))
 
 
 def pooled(losses: Losses, seeds: Sequence[int], window: Window) -> list[float]:
@@ -232,6 +259,8 @@ def _final_window(
                 return window, missing
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
+            if moved != window and moves_left < MOVES and _step(window) < 1:
+                moved = _strode(window, swept)
             # A plateau has no lowest point; rates that are too high are its usual cause. Where lower ones are clearly
             # worse it is none: too little was trained.
             if min(swept) > plateau and swept[0] <= (1 + RISE) * min(swept):
@@ -251,14 +280,13 @@ def _rises(losses: Sequence[float], best: int) -> tuple[float, float]:
     return left, right
 
 
-def _is_wide(losses: Sequence[float]) -> bool:
-    """Return whether the lowest loss is at no end, and rises by no more than STEEP to both sides."""
-    return lowest(losses) not in (0, len(losses) - 1) and not is_sharp(losses, STEEP)
-
-
 def _halved(window: Window, losses: Sequence[float]) -> Window:
     """Return a window of as many rates half as far apart, around the best."""
-    step = _step(window) / 2
+    return _around(window, losses, _step(window) / 2)
+
+
+def _around(window: Window, losses: Sequence[float], step: float) -> Window:
+    """Return a window of as many rates, so far apart, around the best."""
     first = window[lowest(losses)] - (len(window) // 2) * step
     return tuple(first + i * step for i in range(len(window)))
 
@@ -270,7 +298,8 @@ def is_sharp(losses: Sequence[float], rise: float = RISE) -> bool:
     return len(beside) == 2 and max(beside) > (1 + rise) * losses[best]
 
 
-def _first_window(grid: int, limits: tuple[int, int] | None) -> Window:
+def first_window(grid: int, limits: tuple[int, int] | None = None) -> Window:
+    """Return as many neighbours around k = 0, within limits."""
     low = -(grid // 2)
     if limits:
         assert limits[1] - limits[0] + 1 >= grid, "the lattice is narrower than the window"
@@ -285,6 +314,14 @@ def _moved(window: Window, losses: Sequence[float]) -> Window:
     if isinstance(window, range):
         return range(window.start + steps, window.stop + steps)
     return tuple(k + steps * _step(window) for k in window)
+
+
+def _strode(window: Window, losses: Sequence[float]) -> Window:
+    """Return a window of rates twice as far apart that reaches one of them beyond the end where the lowest loss is."""
+    step, grid = 2 * _step(window), len(window)
+    before = 1 if lowest(losses) == 0 else grid - 2
+    first = window[lowest(losses)] - before * step
+    return tuple(first + i * step for i in range(grid))
 
 
 def _step(window: Window) -> float:

@@ -18,6 +18,7 @@ from archwright.lab.results import (
     Variant,
 )
 from archwright.lab.statistics import (
+    SharedError,
     equivalence_interval,
     holm,
     noise_floor,
@@ -174,7 +175,7 @@ def _measured(
     pairs = [(variant_by_seed[seed], baseline_by_seed[seed]) for seed in seeds]
     differences = [variant.loss - baseline.loss for variant, baseline in pairs]
     baseline_loss = _mean([baseline.loss for _, baseline in pairs])
-    enough, beside, shared = len(pairs) >= 2, 0.0, 0.0
+    enough, shared = len(pairs) >= 2, SharedError(placing=placing_error)
     endless = Interval(-math.inf, math.inf, 1 - ALPHA, "t")
     interval = student = endless
     equivalence = replace(endless, level=0.90)
@@ -183,7 +184,7 @@ def _measured(
         equivalence = equivalence_interval(differences)
     elif enough and looks is not None:
         beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
-        shared = math.hypot(beside, placing_error)
+        shared = SharedError(beside, placing_error)
         interval = student = replace(looks.interval(differences, ALPHA, shared), level=1 - ALPHA)
         equivalence = replace(looks.interval(differences, 2 * ALPHA, shared), level=1 - 2 * ALPHA)
     return Effect(
@@ -196,7 +197,7 @@ def _measured(
         margin=margin * baseline_loss,
         noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
         p_value=paired_p_value(differences, shared) if enough else 1.0,
-        text_error=beside,
+        text_error=shared.text,
         placing_error=placing_error,
         holm_p_value=1.0,
         differences=tuple(differences),

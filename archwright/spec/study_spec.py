@@ -119,9 +119,10 @@ class StudySpec(Spec):
     half of what is left of the error, so that all together err no more often than one."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
     """Seeds that tune the learning rates of a variant and are not compared, where procedure is "confirm": the first, or
-    all of them where its losses rise by more than 8 % beside the lowest."""
+    all of them where its losses rise so steeply that rates a quarter of a step apart are tried."""
     early_stopping: bool = True
-    """Look at the study after four and seven tenths of its seeds, too, and train no further what is decided by then."""
+    """Look at the study after four, five, six and eight tenths of its seeds, too, and train no further what is decided
+    by then."""
     horizons: Annotated[tuple[Share, ...], BeforeValidator(_as_shares)] = (0.25, 0.5)
     """Shares of the steps for which the first four pairs are trained again, at the rate that was found: they show how
     a difference changes with tokens, and how much compute it is worth. "none": train none."""

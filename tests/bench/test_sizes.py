@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from archwright.lab.sweep import PLACING
 from archwright.spec.errors import UserError
 from bench.sizes import Agreement, Study, bounds, report
 
@@ -66,7 +67,7 @@ def test_pairs_are_counted(studies: tuple[Study, Study]) -> None:
     assert small.core_hours == 1.0
     assert small.lrs["a"] == pytest.approx(0.16)
     assert small.placing == {
-        n: pytest.approx(0.06 * (0.1 + 0.05 * 3.9) / 2 * (n == "a")) for n in small.losses
+        n: pytest.approx(PLACING * (0.1 + 0.05 * 3.9) / 2 * (n == "a")) for n in small.losses
     }
     names = [*small.losses]
     near, far = small.pairs(names), large.pairs(names)

@@ -304,8 +304,9 @@ def test_length_is_judged_where_positions_reach(place: Path) -> None:
 def test_a_plan_trains_nothing(place: Path) -> None:
     before = set(place.rglob("*"))
     estimated = plan(*words("text.txt", ":norm.kind=rms,norm.eps=1e-3"), **OPTIONS)
-    # Of each variant two pairs, one tuning seed and a fifth of another with five rates each, and shorter horizons.
-    assert estimated.num_runs == round(2 * (2 + 1.2 * 5 + 2 * 2))
+    # Of each variant two pairs, three rates of one tuning seed and a tenth of another, and shorter horizons; two rates
+    # more of the baseline, and half a one of the variant.
+    assert estimated.num_runs == round(2 * (2 + 1.1 * 3 + 2 * 2) + 2.5)
     assert estimated.seconds > 0
     assert {p for p in set(place.rglob("*")) - before if "cache" not in p.parts} == set()
 

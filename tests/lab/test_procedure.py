@@ -9,6 +9,7 @@ from scipy import stats
 
 from archwright.lab.procedure import Run, Standing, standing
 from archwright.lab.simulate import simulate
+from archwright.lab.sweep import PLACING
 from archwright.spec.study_spec import StudySpec
 
 
@@ -37,7 +38,7 @@ def run_all(
 def test_seeds_that_tune_come_first_and_are_not_compared() -> None:
     asked, surfaces = study(), {"old": valley(0.3), "new": valley(-0.4)}
     first: list[Run] = list(standing(asked, {"old": {}, "new": {}}).wanted)
-    assert first == [(name, 0, k) for name in surfaces for k in (-1, 0, 1)]
+    assert first == [("old", 0, k) for k in (-1, 0, 1)]
     found, losses = run_all(asked, surfaces, random.Random(0))
     for name, at in (("old", 0.3), ("new", -0.4)):
         assert {seed for seed, _ in losses[name] if seed < 2} == {0}
@@ -104,10 +105,28 @@ def test_a_narrow_valley_gets_finer_rates() -> None:
 
 def test_all_seeds_tune_where_losses_rise_steeply() -> None:
     """Each variant by itself: the bottom of a steep valley is not where one seed has it."""
-    surfaces = {"wide": valley(0.2, rise=0.2), "steep": valley(0.2, rise=0.6)}
+    surfaces = {"wide": valley(0.2, rise=0.2), "steep": valley(0.2, rise=1.2)}
     _, losses = run_all(study(variants={"steep": ("drawn",)}), surfaces, random.Random(0))
     tuned = {name: {seed for seed, _ in known if seed < 2} for name, known in losses.items()}
     assert tuned == {"wide": {0}, "steep": {0, 1}}
+
+
+def test_others_start_around_the_best_rate_of_the_baseline_unless_theirs_are_other_rates() -> None:
+    surfaces = {"old": valley(0.9, rise=0.3), "new": valley(1.0, rise=0.3), "own": valley(0.0)}
+    asked = study(variants={"new": ("drawn",), "own": ("drawn",)})
+    _, losses = run_all(asked, surfaces, random.Random(0), own_starts={"own"})
+    tuned = {name: sorted(k for s, k in known if s < 2) for name, known in losses.items()}
+    assert tuned["own"] == [-1, -0.5, 0, 0.5, 1]
+    assert len(tuned["new"]) == 3
+    assert tuned["new"][1] == pytest.approx(0.9, abs=0.03)
+    assert tuned["new"][2] - tuned["new"][1] == 0.5
+
+
+def test_a_baseline_that_cannot_be_tuned_leaves_others_to_start_by_themselves() -> None:
+    surfaces = {"broken": lambda seed, k: math.nan, "new": valley(0.0)}
+    found, losses = run_all(study(), surfaces, random.Random(0))
+    assert not found.wanted
+    assert {k for s, k in losses["new"] if s < 2} >= {-1, 0, 1}
 
 
 def test_a_first_seed_whose_best_rate_is_at_an_end_is_not_alone() -> None:
@@ -129,13 +148,13 @@ def test_where_a_rate_was_placed_is_in_the_interval() -> None:
     found = simulate({"old": plain(0.0, 4.0, 0.04), "new": plain(0.0, 3.9, 0.02)})
     (effect,) = found.effects
     assert found.standing.placing == {
-        "old": pytest.approx(0.06 * 0.04),
-        "new": pytest.approx(0.06 * 0.02),
+        "old": pytest.approx(PLACING * 0.04),
+        "new": pytest.approx(PLACING * 0.02),
     }
-    expected = math.hypot(0.06 * 0.04, 0.06 * 0.02)
+    expected = math.hypot(PLACING * 0.04, PLACING * 0.02)
     assert effect.placing_error == pytest.approx(expected)
     level = found.standing.looks.level(0.05, len(effect.seeds))
-    half = stats.t.isf(level / 2, len(effect.seeds) - 1) * expected
+    half = stats.norm.isf(level / 2) * expected
     assert effect.interval.high - effect.mean == pytest.approx(half, rel=1e-6)
 
 

@@ -33,6 +33,7 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
         stack=1,
         steps=100,
         shorter_pairs=4,
+        own_starts=frozenset(),
         costs={name: SimpleNamespace(step=seconds / 100) for name in ("modern", "b")},
         run_seconds=lambda name, share=1.0: seconds * share,
         steps_of=lambda share: round(100 * share),

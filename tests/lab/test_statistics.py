@@ -11,8 +11,10 @@ from scipy import stats
 
 from archwright.lab.results import Halves
 from archwright.lab.statistics import (
+    SharedError,
     bootstrap_interval,
     equivalence_interval,
+    half_width,
     holm,
     noise_floor,
     paired_interval,
@@ -200,9 +202,36 @@ def test_an_interval_with_the_texts_error_holds_for_other_documents():
     for _ in range(600):
         of_text = rng.normal(0, 0.01)
         differences = 0.2 + of_text + rng.normal(0, 0.01, size=9)
-        found = t_interval(differences, shared_error=0.01)
+        found = t_interval(differences, shared_error=SharedError(text=0.01))
         alone = t_interval(differences)
         held += found.low < 0.2 < found.high
         without += alone.low < 0.2 < alone.high
     assert held / 600 > 0.94
     assert without / 600 < 0.75
+
+
+@pytest.mark.parametrize("pairs", [4, 10])
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("level", [0.05, 0.001])
+def test_intervals_of_errors_that_are_known_unequally_well_hold_at_least_as_often_as_they_say(
+    pairs: int, ratio: float, level: float
+) -> None:
+    """Where one degree of freedom was made up for both, those of four pairs would err up to nine times as often."""
+    rng, draws = np.random.default_rng(0), 200_000
+    own = rng.chisquare(pairs - 1, draws) / (pairs - 1)
+    text = ratio * rng.chisquare(19, draws) / 19
+    means = rng.normal(0, math.sqrt(1 + ratio), draws)
+    halves = np.hypot(
+        half_width(1.0, pairs, level) * np.sqrt(own),
+        half_width(0.0, pairs, level, SharedError(text=1.0)) * np.sqrt(text),
+    )
+    assert (np.abs(means) > halves).mean() < level + 3 * math.sqrt(level / draws)
+
+
+def test_the_p_value_is_the_level_at_which_the_interval_ends_at_zero() -> None:
+    differences, shared = [0.02, 0.03, 0.05, 0.01], SharedError(0.004, 0.006)
+    p = paired_p_value(differences, shared)
+    assert 0.001 < p < 0.2
+    assert t_interval(differences, 1 - p, shared).low == pytest.approx(0, abs=1e-9)
+    assert paired_p_value([0.0, 0.0], shared) == 1.0
+    assert paired_p_value([1.0, 1.0], shared) == 0.0
