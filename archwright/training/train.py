@@ -18,6 +18,7 @@ from archwright.runs.load import OpenRun, open_run
 from archwright.runs.records import Record
 from archwright.scale.launch import end_with_torchrun, is_first, launched
 from archwright.scale.layout import ONE, Layout, check_layout, kept_layout, layout_of
+from archwright.scale.processes import ALONE, OneOf
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
@@ -41,7 +42,7 @@ from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.ranks import dismiss, distributed, follow
-from archwright.training.resolve import resolve, resolved_session, weights_file
+from archwright.training.resolve import first_weights, resolve, resolved_session, weights_file
 from archwright.training.session import Session
 
 
@@ -247,7 +248,8 @@ def _begin(
     if folder.resolved:
         check_installed(folder.spec.loggers)
         material = reload_data(folder.spec, folder)
-        return material, *resolved_session(folder, material)
+        processes = ALONE if layout.size == 1 else OneOf(layout)
+        return material, *resolved_session(folder, material, processes)
     with folder.removed_unless_started():
         run = folder.spec
         check_installed(run.loggers)
@@ -341,7 +343,9 @@ def _record(
     model = session.model
     folder.write_spec(session.run)
     if session.run.init.from_:  # where the weights came from may change
-        session.save(folder.checkpoints_folder)
+        several = session.processes.layout.size > 1
+        values = first_weights(session.run, model) if several else None
+        session.save(folder.checkpoints_folder, values)
     folder.write_environment(
         environment(decisions)
         | {
