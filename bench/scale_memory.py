@@ -3,15 +3,16 @@
     python -m bench.scale_memory                   of 1, 2 and 4 processes; prints the table of docs/scale.md
     python -m bench.scale_memory --layers 4        of a smaller model
 
-A run of two steps with a checkpoint after each is trained by so many processes, on the CPU in float32; then one that
-has made one step goes on to the end, and one begins with the weights of another. Memory is what is resident at most:
-VmHWM, which Linux keeps of each process, and the largest RssAnon seen, which leaves out mapped files, whose pages the
-system takes back when it needs them.
+A run of two steps with a checkpoint after each is trained by so many processes, on the CPU in float32; then it goes on
+from its first step, and another run begins with its weights. Memory is what is resident at most: VmHWM, which Linux
+keeps of each process, and in brackets the largest RssAnon seen, without files that are mapped, whose pages the system
+takes back where it needs them.
 """
 
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,24 +83,22 @@ def _looked(pid: int) -> Iterator[tuple[int, Peak]]:
         return
 
 
-def measured(
-    grid: str, words: Sequence[str], folder: Path, source: Path | None
-) -> dict[str, list[Peak]]:
-    """Return the peaks of a run, of one that goes on with it, and of one that begins with weights."""
+def measured(grid: str, words: Sequence[str], folder: Path, source: Path) -> dict[str, list[Peak]]:
+    """Return the peaks of a run, of one that goes on with it, and of one that begins with the weights of `source`, which
+    is made of the run where there is none."""
     number, more = GRIDS[grid]
     start = [sys.executable] if number == 1 else torchrun(number)
-    out = folder / "run"
+    out, other = folder / "run", folder / "from"
     train = [*start, "-m", "archwright", "train"]
     found = {"train": peaks([*train, *words, *more, "--out", str(out), "--quiet"])}
+    if not source.exists():
+        shutil.copytree(out, source)
     run = RunFolder(out)
     run.truncate_to(1)
     run.model_file.unlink()
     found["resume"] = peaks([*train, "--resume", str(out), "--quiet"])
-    if source:
-        found["init.from"] = peaks(
-            [*train, *words, *more, f"init.from={source}", "--out", str(folder / "from"), "--quiet"]
-        )
-    return found
+    begun = [*train, *words, *more, f"init.from={source}", "--out", str(other), "--quiet"]
+    return found | {"init.from": peaks(begun)}
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -115,47 +114,34 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ARCHWRIGHT_CACHE"] = str(Path(folder) / "cache")
         run = (
-            *("modern", f"data.text={ROOT / 'docs' / 'decisions.md'}", "data.tokenizer.kind=bytes"),
-            *(
-                "model.dim=1024",
-                f"model.num_layers={options.layers}",
-                "model.context_length=64",
-                "batch_size=4",
-            ),
-            *(
-                "budget=2steps",
-                "checkpoint.every=1",
-                "evaluate.max_tokens=256",
-                "evaluate.final_max_tokens=256",
-            ),
-            *(
-                "machine.threads=2",
-                "machine.precision=fp32",
-                "machine.kernel=sdpa",
-                "machine.compile=none",
-            ),
-            "machine.fused=none",
+            *("modern", f"data.text={ROOT / 'LICENSE'}", "data.tokenizer.kind=bytes"),
+            *("model.dim=1024", f"model.num_layers={options.layers}", "model.context_length=64"),
+            *("batch_size=4", "budget=2steps", "checkpoint.every=1", "evaluate.max_tokens=256"),
+            *("evaluate.final_max_tokens=256", "machine.threads=2", "machine.precision=fp32"),
+            *("machine.kernel=sdpa", "machine.compile=none", "machine.fused=none"),
         )
+        source = Path(folder) / "source"
         rows = {}
-        source = None
         for grid in options.grids:
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 rows[grid] = measured(grid, run, Path(place), source)
             print(grid, rows[grid], file=sys.stderr, flush=True)
-        print(
-            "| | first process | the largest of the others | first, without files | others, without files |"
-        )
-        print("|---|---|---|---|---|")
-        for grid, found in rows.items():
-            for what, every in found.items():
-                first, *others = every
-                cells = [first.resident, max((p.resident for p in others), default=0)]
-                cells += [first.anonymous, max((p.anonymous for p in others), default=0)]
-                print(
-                    f"| {grid}, {what} | "
-                    + " | ".join(f"{n / 1e6:,.0f}" if n else "" for n in cells)
-                    + " |"
-                )
+    alone = {what: every[0].resident for what, every in rows.get("one process", {}).items()}
+    print(
+        "| processes | work | first process, MB | the largest of the others, MB | beside one process |"
+    )
+    print("|---|---|---|---|---|")
+    for grid, found in rows.items():
+        for what, (first, *others) in found.items():
+            most = max((p.resident for p in others), default=0)
+            beside = f"{first.resident / alone[what]:.2f}" if what in alone else ""
+            beside += f", {most / alone[what]:.2f}" if others and what in alone else ""
+            cells = f"{_described(first)} | {_described(max(others)) if others else ''} | {beside}"
+            print(f"| {grid} | {what} | {cells} |")
+
+
+def _described(peak: Peak) -> str:
+    return f"{peak.resident / 1e6:,.0f} ({peak.anonymous / 1e6:,.0f})"
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def train(
     check_layout(run, layout := layout_of(run.scale, launched()))
     path = Path(out) if out else RUNS / (run.name or "run")
     folder = RunFolder.create(path, run)
-    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+    complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+    return open_run(folder.path)
 
 
 def resume(
@@ -116,10 +117,8 @@ def resume(
     *,
     quiet: bool = False,
     verbose: bool = False,
-    since: float | None = None,
     on_step: Callback | None = None,
     on_evaluation: Callback | None = None,
-    layout: Layout | None = None,
 ) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
 
@@ -128,35 +127,42 @@ def resume(
         verbose: as of `train`.
         on_step: as of `train`.
         on_evaluation: as of `train`.
-        since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
-        layout: how the processes that torchrun started share the run; by default, as they were to when it began, or
-            where they are not as many now, sharded over all.
 
     Raises:
         UserError: no run is there, another process trains there, or its text has changed.
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
-    since = time.perf_counter() if since is None else since
-    callbacks = Callbacks(on_step, on_evaluation)
     if not is_first():
         return open_run(follow().path)
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
+    complete(folder, Callbacks(on_step, on_evaluation), quiet=quiet, verbose=verbose)
+    return open_run(folder.path)
+
+
+def complete(
+    folder: RunFolder,
+    callbacks: Callbacks | None = None,
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+    since: float | None = None,
+    layout: Layout | None = None,
+) -> None:
+    """Train what is left of the run in a folder, as `resume` does, where nobody needs its weights; for the first process.
+
+    Args:
+        since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
+        layout: how the processes that torchrun started share the run; by default, as they were to when it began, or
+            where they are not as many now, sharded over all.
+
+    Raises:
+        UserError, DivergedError, Stopped: as `resume` does.
+    """
+    since = time.perf_counter() if since is None else since
     if layout is None:
         check_layout(folder.spec, layout := kept_layout(folder.spec.scale, launched()))
-    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
-
-
-def _resume(
-    folder: RunFolder,
-    callbacks: Callbacks,
-    *,
-    quiet: bool,
-    verbose: bool,
-    since: float,
-    layout: Layout,
-) -> OpenRun:
     end_with_torchrun()
     if not folder.finished:
         train_in(
@@ -170,7 +176,6 @@ def _resume(
         folder.sweep(folder.report_file)
         if not folder.report_file.exists():
             report(folder)
-    return open_run(folder.path)
 
 
 def train_in(
