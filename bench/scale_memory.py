@@ -84,8 +84,8 @@ def _looked(pid: int) -> Iterator[tuple[int, Peak]]:
 
 
 def measured(grid: str, words: Sequence[str], folder: Path, source: Path) -> dict[str, list[Peak]]:
-    """Return the peaks of a run, of one that goes on with it, and of one that begins with the weights of `source`, which
-    is made of the run where there is none."""
+    """Return the peaks of a run, of one that goes on with it, and of one that begins with the weights of `source`,
+    which is made of the run where there is none."""
     number, more = GRIDS[grid]
     start = [sys.executable] if number == 1 else torchrun(number)
     out, other = folder / "run", folder / "from"

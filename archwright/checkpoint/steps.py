@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from archwright.checkpoint import contents, rng, weights
 from archwright.checkpoint import optimizers as _optimizers
-from archwright.checkpoint.parts import is_whole, own_blocks, part_name
+from archwright.checkpoint.parts import Stored, is_whole, own_blocks, part_name
 from archwright.checkpoint.tree import split
 from archwright.files import DamagedError, clear_errors, remove_folder, sync
 from archwright.scale.layout import Block
@@ -308,10 +308,9 @@ def names_of(model: nn.Module) -> tuple[list[str], dict[str, str]]:
     return [*tensors], metadata
 
 
-def parts_of(path: Path) -> tuple[Path, Callable[[str, list[Block]], contents.Own]]:
-    """Return the file of the weights of a checkpoint that was checked, to read blocks of, and what reads those of an
-    optimizer."""
-    return path / _MODEL, partial(contents.read_own, path)
+def parts_of(path: Path) -> tuple[Stored, Callable[[str, list[Block]], contents.Own]]:
+    """Return the weights of a checkpoint that was checked, to read blocks of, and what reads those of an optimizer."""
+    return Stored(path / _MODEL), partial(contents.read_own, path)
 
 
 def latest(folder: str | Path, *, hashes: bool = False) -> Path | None:

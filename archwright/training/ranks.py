@@ -68,7 +68,7 @@ class Rank:
                 case "gather":
                     self._gather(whole, order)
                 case "take":
-                    self._take(Path(order["path"]))
+                    self._take(checkpoint.Stored(Path(order["path"])))
                 case "save":
                     self._save(order, whole)
                 case "settle":
@@ -98,9 +98,9 @@ class Rank:
             checkpoint.write_model(path, whole.model, metadata, tensors)
 
     @torch.no_grad()
-    def _take(self, path: Path) -> None:
-        """Take this process's part of the weights of a file, which the first one has found to fit."""
-        shards, stored = self.group.shards, checkpoint.Stored(path)
+    def _take(self, stored: checkpoint.Stored) -> None:
+        """Take this process's part of weights, which the first one has found to fit."""
+        shards = self.group.shards
         for name in shards.tensors:
             if name in stored:
                 shards.local(name).copy_(stored.block(name, shards.block(name)))

@@ -150,7 +150,8 @@ def complete(
     since: float | None = None,
     layout: Layout | None = None,
 ) -> None:
-    """Train what is left of the run in a folder, as `resume` does, where nobody needs its weights; for the first process.
+    """Train what is left of the run in a folder, as `resume` does; for the first process, where its weights are not asked
+    for.
 
     Args:
         since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
