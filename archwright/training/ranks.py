@@ -65,6 +65,9 @@ class Rank:
                     return self.session.make_step(order["step"], order["lr_scale"])
                 case "evaluate":
                     return self.session.evaluate(self.material, Reading(*order["reading"]))
+                case "begin":
+                    self._initialise()
+                    self.session.begin()
                 case "gather":
                     self._gather(whole, order)
                 case "take":
@@ -187,6 +190,12 @@ class Rank0Session(Session):
 
     def write_model(self, path: Path, metadata: Mapping[str, str]) -> None:
         self._order({"do": "gather", "path": str(path), "metadata": dict(metadata)})
+
+    @contextlib.contextmanager
+    def _state_restored(self) -> Iterator[None]:
+        yield
+        self._order({"do": "begin"})
+        self.begin()
 
     def load_model(self, path: Path) -> None:
         checkpoint.check_model(path, self.model)

@@ -44,8 +44,8 @@ def resolve(
 ) -> tuple[Session, Decisions]:
     """Return a session whose run has only values, and the machine's decisions with their reasons.
 
-    Where several processes are to train it, this one decides for all of them, by its own share of a step; the model is
-    then on the meta device, and `first_weights` has its values.
+    Where several processes are to train it, this one decides for all of them, by its own share of a step, but for the
+    number of steps in a budget in time; the model is then on the meta device, and `first_weights` has its values.
 
     Raises:
         UserError: the text is too short, weights to start from do not fit, or the run does not fit
@@ -66,8 +66,10 @@ def resolve(
     else:
         session, spent = Session(run, model, batches, OneOf(layout)), 0.0
         _decide_without_trial(decisions, layout)
-    if run.machine.num_steps == "auto":
-        decisions.decide("num_steps", *_num_steps(session, spent, material))
+    # What a step of several takes is measured once all of them are there.
+    is_later = layout.size > 1 and bool(seconds_of(run))
+    if run.machine.num_steps == "auto" and not is_later:
+        decisions.decide("num_steps", *plan_steps(session, spent))
     scale = ScaleSpec(
         replicate=layout.replicate,
         shard=layout.shard,
@@ -79,7 +81,8 @@ def resolve(
         sequence=layout.sequence,
     )
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
-    session.run = with_steps(run, decisions.num_steps)
+    num_steps = decisions.machine.num_steps
+    session.run = run if num_steps == "auto" else with_steps(run, num_steps)
     return session, decisions
 
 
@@ -249,7 +252,7 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     )
 
 
-def _num_steps(session: Session, spent: float, material: Material) -> tuple[int, str]:
+def plan_steps(session: Session, spent: float = 0.0) -> tuple[int, str]:
     """Return how many steps the budget pays for, of which compiling has `spent` seconds, and how that was found.
 
     Of a budget in time it is the first plan: evaluations and the end are paid for as soon as they are measured.
@@ -257,11 +260,7 @@ def _num_steps(session: Session, spent: float, material: Material) -> tuple[int,
     run, measured, step = session.run, "", 1.0
     if seconds := run.budget.seconds:
         spent = min(spent, seconds / 2)
-        layout, timed = session.processes.layout, session
-        if layout.size > 1:  # for which this process has a whole model, until a step is timed
-            model = make_model(run, material, run.machine, layout).use_kernel(run.machine.kernel)
-            timed = Session(run, model, session.batches, OneOf(layout))
-        step = timed.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
+        step = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
         measured = f" at {1e3 * step:.1f} ms a step"
     flops = run_flops_per_token(run, session.model)
     parameters = session.model.num_parameters()

@@ -70,9 +70,9 @@ class Session:
         self.standing = TrainerState()
         self._windows: dict[Reading, Windows] = {}
         self._saving: Future[object] | None = None
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Start the optimizers, the loss scale and the random numbers of dropout again."""
         self.precision = Precision(self.run.machine.precision, self.device, self.model.head.d_out)
         self.optimizers: Optimizers = self.processes.take(
@@ -225,7 +225,7 @@ class Session:
             yield
         finally:
             self.model.load_state_dict(weights)
-            self._begin()
+            self.begin()
 
     def save(self, folder: Path, values: checkpoint.Values | None = None) -> None:
         """Write a checkpoint of this step; of a model on the meta device, with the values that are given."""

@@ -42,7 +42,14 @@ from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.ranks import dismiss, distributed, follow
-from archwright.training.resolve import first_weights, resolve, resolved_session, weights_file
+from archwright.training.resolve import (
+    first_weights,
+    plan_steps,
+    resolve,
+    resolved_session,
+    weights_file,
+    with_steps,
+)
 from archwright.training.session import Session
 
 
@@ -150,8 +157,7 @@ def complete(
     since: float | None = None,
     layout: Layout | None = None,
 ) -> None:
-    """Train what is left of the run in a folder, as `resume` does; for the first process, where its weights are not asked
-    for.
+    """Train what is left of the run in a folder, as `resume` does, without opening it then; for the first process.
 
     Args:
         since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
@@ -200,8 +206,10 @@ def train_in(
         stack.enter_context(folder.lock())
         stack.enter_context(explain_out_of_memory())
         material, settled, decisions = _begin(folder, say, since, layout)
-        _announce(folder, settled, material, say, layout, verbose=verbose)
         session = stack.enter_context(distributed(settled, folder, material, layout))
+        if session.run.machine.num_steps == "auto":
+            _plan(folder, session)
+        _announce(folder, session, material, say, layout, verbose=verbose)
         sent = (
             folder.metrics() if session.run.loggers else []
         )  # before those that are made again are cut off
@@ -269,6 +277,19 @@ def _begin(
             budget = {"seconds": seconds, "spent": time.perf_counter() - since}
         _record(folder, session, decisions, material, budget)
     return material, session, decisions
+
+
+def _plan(folder: RunFolder, session: Session) -> None:
+    """Settle and record how many steps a budget in time has room for, as all processes that share the run make them."""
+    started = time.perf_counter()
+    num_steps, reason = plan_steps(session)
+    session.run = with_steps(session.run, num_steps)
+    found = folder.environment()
+    decided = found.get("decisions", {}) | {"num_steps": {"value": num_steps, "reason": reason}}
+    budget = found["time_budget"]
+    budget |= {"spent": budget["spent"] + time.perf_counter() - started}
+    folder.write_environment(found | {"decisions": decided, "time_budget": budget})
+    folder.write_spec(session.run)  # last: until then it is settled again
 
 
 def _deadline(loop: Loop, folder: RunFolder, material: Material) -> Deadline | None:
