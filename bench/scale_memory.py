@@ -1,7 +1,7 @@
 """How much memory each process of a run holds at most, beside one process that trains the same run alone.
 
-    python -m bench.scale_memory                   of 1, 2 and 4 processes; prints the table of docs/scale.md
-    python -m bench.scale_memory --layers 4        of a smaller model
+    python -m bench.scale_memory                of 1, 2 and 4 processes; prints the table of docs/scale.md
+    python -m bench.scale_memory --layers 4     of a smaller model
 
 A run of two steps with a checkpoint after each is trained by so many processes, on the CPU in float32; then it goes on
 from its first step, and another run begins with its weights. Memory is what is resident at most: VmHWM, which Linux
@@ -107,9 +107,7 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--layers", type=int, default=10, help="of 11M parameters each")
-    parser.add_argument(
-        "--grids", nargs="*", default=["one process", "shard 2", "shard 4"], choices=[*GRIDS]
-    )
+    parser.add_argument("--grids", nargs="*", default=[*GRIDS], choices=[*GRIDS])
     options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ARCHWRIGHT_CACHE"] = str(Path(folder) / "cache")

@@ -260,38 +260,45 @@ def write_values(
     """
     import torch
 
-    kinds = {name: _kind(path, tensor) for name, tensor in tensors.items()}
-    header: dict[str, Any] = {"__metadata__": dict(sorted({"format": "pt", **metadata}.items()))}
-    begins, end = {}, 0
-    widest_first = [*reversed(_DTYPES.values())]
-    for name in sorted(tensors, key=lambda name: (widest_first.index(kinds[name]), name)):
-        begins[name], end = end, end + tensors[name].nbytes
-        offsets = [begins[name], end]
-        shape = [*tensors[name].shape]
-        header[name] = {"dtype": kinds[name], "shape": shape, "data_offsets": offsets}
-    content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    content = content.ljust(-(-len(content) // 8) * 8)
+    head, begins = _header(path, tensors, metadata)
     missing = {name for name, tensor in tensors.items() if tensor.numel()}
     with path.open("wb") as file:
-        file.write(len(content).to_bytes(8, "little") + content)
+        file.write(head)
         for name, value in values:
             if name in missing:
                 missing.remove(name)
                 plain = value.detach().to("cpu", tensors[name].dtype).contiguous()
-                file.seek(8 + len(content) + begins[name])
+                file.seek(len(head) + begins[name])
                 file.write(plain.view(-1).view(torch.uint8).numpy().data)
     assert not missing, f"no values of {missing}"
+
+
+def _header(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Return what stands before the values of a safetensors file, and where each tensor's begin behind it."""
+    kinds = {name: _kind(path, tensor) for name, tensor in tensors.items()}
+    header: dict[str, Any] = {"__metadata__": dict(sorted({"format": "pt", **metadata}.items()))}
+    begins, end = {}, 0
+    widest_first = [*reversed(DTYPES.values())]
+    for name in sorted(tensors, key=lambda name: (widest_first.index(kinds[name]), name)):
+        begins[name], end = end, end + tensors[name].nbytes
+        offsets, shape = [begins[name], end], [*tensors[name].shape]
+        header[name] = {"dtype": kinds[name], "shape": shape, "data_offsets": offsets}
+    content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    content = content.ljust(-(-len(content) // 8) * 8)
+    return len(content).to_bytes(8, "little") + content, begins
 
 
 def _kind(path: Path, tensor: Tensor) -> str:
     """Return what the format calls a tensor's dtype."""
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _DTYPES:
+    if name not in DTYPES:
         raise UserError(f"{path}: safetensors has no tensors of {tensor.dtype}.")
-    return _DTYPES[name]
+    return DTYPES[name]
 
 
-_DTYPES = {
+DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",

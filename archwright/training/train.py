@@ -124,8 +124,10 @@ def resume(
     *,
     quiet: bool = False,
     verbose: bool = False,
+    since: float | None = None,
     on_step: Callback | None = None,
     on_evaluation: Callback | None = None,
+    layout: Layout | None = None,
 ) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
 
@@ -134,6 +136,8 @@ def resume(
         verbose: as of `train`.
         on_step: as of `train`.
         on_evaluation: as of `train`.
+        since: as of `complete`.
+        layout: as of `complete`.
 
     Raises:
         UserError: no run is there, another process trains there, or its text has changed.
@@ -144,7 +148,8 @@ def resume(
         return open_run(follow().path)
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
-    complete(folder, Callbacks(on_step, on_evaluation), quiet=quiet, verbose=verbose)
+    callbacks = Callbacks(on_step, on_evaluation)
+    complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
     return open_run(folder.path)
 
 

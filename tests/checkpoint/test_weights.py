@@ -190,7 +190,7 @@ def test_files_are_those_of_the_library(tmp_path: Path) -> None:
     """Byte for byte, of all dtypes and shapes."""
     tensors = {
         f"{dtype} {shape}": torch.ones(shape).to(getattr(torch, dtype))
-        for dtype in weights._DTYPES
+        for dtype in weights.DTYPES
         for shape in ((), (3,), (2, 5), (0, 4))
     } | {"\u00e9\u65e5": torch.arange(7.0)}
     save_file(tensors, tmp_path / "theirs", {"format": "pt"})
