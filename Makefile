@@ -46,6 +46,7 @@ faults: $(VENV)/.installed-dev  ## kill verbs 200 times, fail them 100 times, an
 
 faults-scale: $(VENV)/.installed-dev  ## kill processes of one run 200 times, of 1, 2 and 4, and let it go on (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.scale --kills 200 --keep build/faults-scale $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.exits --runs 20 --each 2
 
 house: $(VENV)/.installed-dev  ## count what makes code hard to read (ARGS="TEXT": where)
 	$(BIN)/python -m tests.house $(ARGS)

@@ -4,6 +4,7 @@ Saves and resumes any torch module with any optimizers, without the trainer. Not
 tensors are safetensors files, the rest is JSON. Importing this room does not import torch.
 """
 
+from archwright.checkpoint.parts import Stored
 from archwright.checkpoint.steps import (
     Snapshot,
     begin,
@@ -28,9 +29,14 @@ from archwright.checkpoint.steps import (
     write_part,
 )
 from archwright.checkpoint.weights import (
+    Opened,
+    Values,
+    check_model,
     load_model,
+    map_model,
     read_metadata,
     read_model,
+    sources,
     take_weights,
     write_model,
 )
@@ -38,10 +44,14 @@ from archwright.files import DamagedError, atomic_write
 
 __all__ = [
     "DamagedError",
+    "Opened",
     "Snapshot",
+    "Stored",
+    "Values",
     "atomic_write",
     "begin",
     "check",
+    "check_model",
     "complete",
     "drop_old",
     "finish",
@@ -49,6 +59,7 @@ __all__ = [
     "latest",
     "load",
     "load_model",
+    "map_model",
     "names_of",
     "parts_of",
     "read_metadata",
@@ -56,6 +67,7 @@ __all__ = [
     "remove_after",
     "remove_stale",
     "save",
+    "sources",
     "take",
     "take_part",
     "take_weights",

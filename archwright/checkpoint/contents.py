@@ -59,10 +59,13 @@ def read(path: Path, *, values: bool = True) -> dict[str, Any]:
     return found
 
 
-def read_own(
-    path: Path, name: str, blocks: list[Block]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what the optimizer of a name keeps of each parameter, of which a process holds a block, and its groups.
+Own = tuple[Iterator[dict[str, Any]], list[dict[str, Any]]]
+"""What an optimizer keeps of each of its parameters, in their order, and its groups."""
+
+
+def read_own(path: Path, name: str, blocks: list[Block]) -> Own:
+    """Return what the optimizer of a name keeps of each parameter, of which a process holds a block, read one by one,
+    and its groups.
 
     The checkpoint is one that `steps.check` has found whole.
     """
@@ -74,12 +77,12 @@ def read_own(
         if not isinstance(value, _Stored):
             return value
         is_cut = bool(stored.shape(value))
-        return (stored.block(value, block) if is_cut else stored.whole(value)).clone()
+        return stored.block(value, block) if is_cut else stored.whole(value).clone()
 
-    states = [
+    states = (
         {key: own(value, block) for key, value in found["state"].get(number, {}).items()}
         for number, block in enumerate(blocks)
-    ]
+    )
     return states, found["param_groups"]
 
 

@@ -74,6 +74,8 @@ class Snapshot(NamedTuple):
     """Tensors and metadata of each safetensors file."""
     content: str | None
     """All that is not a tensor, as JSON; None where another process writes it."""
+    values: weights.Values | None = None
+    """Of the model, where its tensors are on the meta device."""
 
 
 def take(
@@ -251,6 +253,8 @@ def load(
     """
     path = Path(path)
     verify(path, hashes=True)
+    if problems := [*weights.without_memory(model)]:
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
     saved, content = weights.read_weights(path / _MODEL), contents.read(path)
     _check_fit(path, saved, content, model, optimizers)
     weights.put(saved, model)
@@ -266,7 +270,8 @@ def check(
     path: str | Path, *, model: nn.Module, optimizers: Mapping[str, Optimizer]
 ) -> dict[str, Any]:
     """Set the random number generators as they were saved at `path`, and return the state that was given to `save`;
-    model and optimizers are compared with what `load` would set, and left as they are.
+    model and optimizers are compared with what `load` would set, and left as they are. The model may be on the meta
+    device.
 
     Raises:
         UserError, DamagedError: as `load` does.
@@ -303,9 +308,7 @@ def names_of(model: nn.Module) -> tuple[list[str], dict[str, str]]:
     return [*tensors], metadata
 
 
-def parts_of(
-    path: Path,
-) -> tuple[Stored, Callable[[str, list[Block]], tuple[list[dict[str, Any]], list[dict[str, Any]]]]]:
+def parts_of(path: Path) -> tuple[Stored, Callable[[str, list[Block]], contents.Own]]:
     """Return the weights of a checkpoint that was checked, to read blocks of, and what reads those of an optimizer."""
     return Stored(path / _MODEL), partial(contents.read_own, path)
 
@@ -419,7 +422,10 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _written(folder: Path, snapshot: Snapshot) -> Seals:
     """Write the files of a snapshot and flush them; return their sizes and hashes."""
     for name, (tensors, about) in snapshot.files.items():
-        weights.write_tensors(folder / name, tensors, about)
+        if name == _MODEL and snapshot.values is not None:
+            weights.write_values(folder / name, tensors, about, snapshot.values)
+        else:
+            weights.write_tensors(folder / name, tensors, about)
     names = [*snapshot.files]
     if snapshot.content is not None:
         names.append(contents.JSON)

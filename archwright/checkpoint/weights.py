@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,22 +19,31 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def write_model(path: str | Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
+Values = Iterable[tuple[str, "Tensor"]]
+"""Tensors by name, of which each is made when it is asked for."""
+
+
+def write_model(
+    path: str | Path,
+    model: nn.Module,
+    metadata: Mapping[str, str],
+    values: Values | None = None,
+) -> None:
     """Write the state of `model` and `metadata` to one safetensors file, atomically.
 
     Tied tensors are written once.
 
+    Args:
+        values: of the tensors of a model on the meta device, as of `write_values`.
+
     Raises:
         UserError: the file cannot be written; an old file at `path` is then untouched.
     """
-    with replacing(path) as temporary:
-        write_weights(temporary, model, metadata)
-
-
-def write_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
-    """Write what `write_model` writes straight to `path`; raises OSError, as any writing does."""
     tensors, own = described(model_weights(model))
-    write_tensors(path, tensors, {**metadata, **own})
+    with replacing(path) as temporary:
+        write_values(
+            temporary, tensors, {**metadata, **own}, tensors.items() if values is None else values
+        )
 
 
 def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -67,9 +75,28 @@ def load_model(path: str | Path, model: nn.Module) -> None:
         DamagedError: it is not a whole safetensors file.
     """
     saved = read_weights(Path(path))
-    if problems := list(misfits(saved, model)):
+    if problems := [*without_memory(model), *misfits(saved, model)]:
         raise UserError(*(f"{path}: {problem}" for problem in problems))
     put(saved, model)
+
+
+def check_model(path: str | Path, model: nn.Module) -> None:
+    """Compare the file with a model, which may be on the meta device; raises as `load_model` does."""
+    if problems := list(misfits(described_weights(Path(path)), model)):
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
+
+
+def map_model(path: str | Path, model: nn.Module) -> None:
+    """Let `model` have the tensors of a file that `write_model` wrote of an equal one, mapped: they take no memory that
+    the system cannot take back.
+
+    Raises:
+        UserError, DamagedError: as `load_model` does.
+    """
+    saved = read_weights(Path(path))
+    if problems := list(misfits(saved, model)):
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
+    put(saved, model, mapped=True)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -81,7 +108,8 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 def take_weights(
     model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Copy `tensors` into `model` by name; return the names taken, and those left new.
+    """Copy `tensors` into `model` by name; return the names taken, and those left new. On the meta device nothing is
+    copied, and all is checked.
 
     A warning names tensors that the model has no place for.
 
@@ -105,6 +133,13 @@ def take_weights(
     return taken, tuple(name for name in own.tensors if name not in tensors)
 
 
+def sources(model: nn.Module, tensors: Container[str]) -> dict[str, str]:
+    """Return by name the tensors of a model that `take_weights` sets, each with its name among those that are given;
+    tied ones once."""
+    own = model_weights(model)
+    return {own.ties.get(name, name): name for name in own.tensors if name in tensors}
+
+
 class Weights(NamedTuple):
     """A module's `state_dict`, under its names without `torch.compile`."""
 
@@ -117,15 +152,38 @@ def model_weights(model: nn.Module) -> Weights:
     """Return the weights of `model`; the tensors are its own, without gradients."""
     import torch
 
-    state = {plain_name(name): value for name, value in model.state_dict().items()}
+    state = {plain_name(n): value for n, value in model.state_dict(keep_vars=True).items()}
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     extra = {name: value for name, value in state.items() if name not in tensors}
-    return Weights(tensors, _ties(tensors), extra)
+    ties = _ties(tensors)
+    return Weights({name: value.detach() for name, value in tensors.items()}, ties, extra)
 
 
 def read_weights(path: Path) -> Weights:
     """Return the weights in the file at `path`; raises as `read_model` does."""
     return _weights(path, *read_tensors(path))
+
+
+class Opened(Mapping[str, "Tensor"]):
+    """The tensors of a safetensors file, or of its parts, each read when it is asked for, tied ones under all names.
+
+    Raises:
+        UserError, DamagedError: as `read_model` does.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._stored = Stored(Path(path))
+        saved = described_weights(Path(path))
+        self._names = {name: saved.ties.get(name, name) for name in saved.tensors}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored.whole(self._names[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def described_weights(path: Path) -> Weights:
@@ -149,8 +207,6 @@ def _weights(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -
 def misfits(saved: Weights, model: nn.Module) -> Iterator[str]:
     """Yield a line for each difference between `saved` and `model` beside the values."""
     own = model_weights(model)
-    if any(tensor.is_meta for tensor in own.tensors.values()):
-        yield "the model is on the meta device; give it memory first (model.to_empty)."
     here, there = {**own.tensors, **own.extra}, {**saved.tensors, **saved.extra}
     yield from (f"{name}: missing from the checkpoint." for name in here if name not in there)
     yield from (f"{name}: not in the model." for name in there if name not in here)
@@ -164,53 +220,106 @@ def misfits(saved: Weights, model: nn.Module) -> Iterator[str]:
             yield f"{name}: {_tie(saved, name)} in the checkpoint, {_tie(own, name)} in the model."
 
 
-def put(saved: Weights, model: nn.Module) -> None:
-    """Copy `saved`, which has no `misfits`, into `model`."""
+def without_memory(model: nn.Module) -> Iterator[str]:
+    """Yield a line where a model has no memory for values."""
+    if any(tensor.is_meta for tensor in model_weights(model).tensors.values()):
+        yield "the model is on the meta device; give it memory first (model.to_empty)."
+
+
+def put(saved: Weights, model: nn.Module, *, mapped: bool = False) -> None:
+    """Copy `saved`, which has no `misfits`, into `model`, or let it have these very tensors."""
     values = {**saved.tensors, **saved.extra}
-    model.load_state_dict({name: values[plain_name(name)] for name in model.state_dict()})
+    model.load_state_dict(
+        {name: values[plain_name(name)] for name in model.state_dict()}, assign=mapped
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file; raises OSError, as any writing does."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    path.touch()
-    mode = path.stat().st_mode  # the library makes files that only their owner may read
-    try:
-        # With some metadata always: of no tensors and an empty table, safetensors 0.8 makes a file
-        # that it cannot read.
-        # The format asks for tensors on the CPU, contiguous, no two sharing memory.
-        seen: set[int] = set()
-        result = {}
-        for name, tensor in tensors.items():
-            plain = tensor.detach().cpu().contiguous()
-            if plain.untyped_storage().data_ptr() in seen:
-                plain = plain.clone()
-            seen.add(plain.untyped_storage().data_ptr())
-            result[name] = plain
-        save_file(result, path, {"format": "pt", **metadata})
-        _sort_metadata(path)
-    except SafetensorError as error:
-        found = re.search(r"([^:]*) \(os error (\d+)\)", str(error))
-        cause = (int(found[2]), found[1].strip()) if found else (str(error),)
-        raise OSError(*cause) from error
-    except KeyError as error:
-        raise UserError(f"{path}: safetensors has no tensors of {error}.") from error
-    path.chmod(mode)
+    write_values(path, tensors, metadata, tensors.items())
 
 
-def _sort_metadata(path: Path) -> None:
-    """Bring the metadata in the file's header, which the library writes in any order, into one, so
-    that equal content makes equal files."""
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(content) <= size
-        file.seek(8)
-        file.write(content.ljust(size))
+def write_values(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str],
+    values: Values,
+) -> None:
+    """Write a safetensors file of tensors whose values come one by one, in any order: no more than one is held.
+
+    The file is the one that the library writes of them, with the metadata in order, so that equal content makes equal
+    files.
+
+    Args:
+        tensors: what they are; they may be on the meta device.
+        values: of those, and perhaps of others, which are left out.
+
+    Raises:
+        OSError: as any writing does.
+        UserError: the format has no tensors of a dtype.
+    """
+    import torch
+
+    head, begins = _header(path, tensors, metadata)
+    missing = {name for name, tensor in tensors.items() if tensor.numel()}
+    with path.open("wb") as file:
+        file.write(head)
+        for name, value in values:
+            if name in missing:
+                missing.remove(name)
+                plain = value.detach().to("cpu", tensors[name].dtype).contiguous()
+                file.seek(len(head) + begins[name])
+                file.write(plain.view(-1).view(torch.uint8).numpy().data)
+    assert not missing, f"no values of {missing}"
+
+
+def _header(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Return what stands before the values of a safetensors file, and where each tensor's begin behind it."""
+    kinds = {name: _kind(path, tensor) for name, tensor in tensors.items()}
+    header: dict[str, Any] = {"__metadata__": dict(sorted({"format": "pt", **metadata}.items()))}
+    begins, end = {}, 0
+    widest_first = [*reversed(DTYPES.values())]
+    for name in sorted(tensors, key=lambda name: (widest_first.index(kinds[name]), name)):
+        begins[name], end = end, end + tensors[name].nbytes
+        offsets, shape = [begins[name], end], [*tensors[name].shape]
+        header[name] = {"dtype": kinds[name], "shape": shape, "data_offsets": offsets}
+    content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    content = content.ljust(-(-len(content) // 8) * 8)
+    return len(content).to_bytes(8, "little") + content, begins
+
+
+def _kind(path: Path, tensor: Tensor) -> str:
+    """Return what the format calls a tensor's dtype."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UserError(f"{path}: safetensors has no tensors of {tensor.dtype}.")
+    return DTYPES[name]
+
+
+DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+"""torch's names of dtypes and the format's, in the format's order, of which the last stand first in a file."""
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -231,8 +340,9 @@ def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     first: dict[Any, str] = {}
     ties = {}
     for name, tensor in tensors.items():
-        if tensor.numel() and not tensor.is_meta:
-            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel():
+            where = id(tensor) if tensor.is_meta else tensor.data_ptr()
+            place = (tensor.device, where, tensor.shape, tensor.stride(), tensor.dtype)
             if (earlier := first.setdefault(place, name)) != name:
                 ties[name] = earlier
     return ties

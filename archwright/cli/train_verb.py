@@ -182,7 +182,7 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
     from archwright.machine.allocator import tune_allocator
     from archwright.training.ranks import follow
 
-    tune_allocator()
+    tune_allocator(shares=True)
     try:
         follow()
     except SystemExit as end:
@@ -205,12 +205,15 @@ def _run(
     from archwright.machine.loading import loading
 
     with loading():
+        from archwright.runs.load import open_run
         from archwright.training.loop import DivergedError
-        from archwright.training.train import Stopped, resume
+        from archwright.training.train import Stopped, complete
     was_finished = folder.finished
-    tune_allocator()
+    tune_allocator(shares=launched() is not None)
     try:
-        resume(folder, quiet=options.quiet, verbose=options.verbose, since=since, layout=layout)
+        complete(folder, quiet=options.quiet, verbose=options.verbose, since=since, layout=layout)
+        if was_finished:
+            open_run(folder.path)  # whose weights may be gone, or damaged
     except Stopped as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal
@@ -222,7 +225,7 @@ def _run(
     if not options.quiet:
         from archwright.reporting.terminal import print_result
 
-        if was_finished:  # not before: its weights may be gone, or damaged
+        if was_finished:
             print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
         print_result(folder)
     return 0

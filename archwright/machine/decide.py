@@ -18,6 +18,7 @@ from archwright.machine.liger import check_liger
 from archwright.machine.precision import DTYPES
 from archwright.machine.products import float32_choice, measure_float32
 from archwright.machine.timing_cache import Measurement, measured
+from archwright.model.build import build_layer
 from archwright.model.language_model import LanguageModel
 from archwright.parts.context import Context
 from archwright.parts.mixers import Mixer
@@ -266,14 +267,21 @@ def _kernel_times(
 ) -> tuple[Measurement, dict[str, str]]:
     """Return the seconds of a layer's attention with each kernel, and why one has none."""
     names = RIVALS[decisions.machine.device]
-    index = next(i for i, layer in enumerate(model.stack) if attention in layer.mixers().values())
+    index, mixer = next(
+        (index, name)
+        for index, layer in enumerate(model.stack)
+        for name, found in layer.mixers().items()
+        if found is attention
+    )
     layer = model.spec.layer(index)
     failed: dict[str, str] = {}
 
     def times() -> dict[str, float]:
         calls = {}
+        # Of its own: where several processes train, the model is on the meta device.
+        own = build_layer(model.spec, index, device=decisions.machine.device).mixers()[mixer]
         for name in names:
-            call = _kernel_call(name, attention, model, run, decisions)
+            call = _kernel_call(name, own, model, run, decisions)
             try:
                 call()  # to warm up, and to compile
                 calls[name] = call

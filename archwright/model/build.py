@@ -1,5 +1,6 @@
 """From a spec to a model: the one place where parts meet."""
 
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -7,13 +8,14 @@ from torch import Tensor, nn
 
 from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import Encoder, EncoderDecoder
+from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
 from archwright.model.replaced_tokens import Generator, ReplacedTokenDetector
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.global_tokens import GlobalNorm, GlobalTokens
-from archwright.parts.init import INITS, Init, initialise, reset_buffers
+from archwright.parts.init import INITS, Init, drawn_values, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
@@ -56,6 +58,25 @@ def build(
     if torch.device(device).type != "meta":
         initialise(model, init, seed)
     return model
+
+
+def initial_values(
+    model: LanguageModel,
+    seed: int,
+    *,
+    device: torch.device | str,
+    names: Container[str] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names of a model's parameters and buffers and the values that `build` gives them, each made when it is
+    asked for, for a model that is on the meta device.
+
+    Args:
+        device: where `build` would have made the model.
+        names: those that are wanted; None: all.
+    """
+    spec = model.spec
+    init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
+    return drawn_values(model, init, seed, device=torch.device(device), names=names)
 
 
 def build_layer(

@@ -4,7 +4,7 @@ does not depend on what else a model has, and models that differ in one choice s
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -149,48 +149,96 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
     Raises:
         TypeError: a module with parameters or buffers and no `reset_parameters`.
     """
-    done: set[int] = set()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in drawn_values(model, init, seed):
+        tensors[name].copy_(value)
+
+
+def drawn_values(
+    model: nn.Module,
+    init: Init,
+    seed: int,
+    *,
+    device: torch.device | None = None,
+    names: Container[str] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and initial values of the tensors of a model, of which only shapes count; each is made when it is
+    asked for.
+
+    Args:
+        device: of a model on the meta device, where modules that set their own tensors do so; by default, where these
+            are.
+        names: those that are wanted; None: all.
+
+    Raises:
+        TypeError: as `initialise`.
+    """
+    known = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    done: set[str] = set()
     for path, module in model.named_modules():
+        own = {**dict(module.named_parameters("", False)), **dict(module.named_buffers("", False))}
+        wanted = {local: known[id(tensor)] for local, tensor in own.items()}
+        if names is not None:
+            wanted = {local: name for local, name in wanted.items() if name in names}
         if isinstance(module, (Linear, Embedding)):
-            _initialise_weights(module, path, init, seed, done)
-        elif any(True for _ in (*module.parameters(False), *module.buffers(False))):
-            _reset(module, path, seed)
+            weight = known[id(module.weight)]
+            if weight not in done and "weight" in wanted:  # a tied table is the embedding's
+                done.add(weight)
+                yield weight, _weight(module, path, init, seed)
+            if "bias" in wanted:
+                yield wanted["bias"], torch.zeros(own["bias"].shape)
+        elif wanted:
+            values = _own_values(module, own, path, seed, device)
+            yield from ((name, values[local]) for local, name in wanted.items())
 
 
 @torch.no_grad()
 def reset_buffers(model: nn.Module) -> None:
     """Give buffers their values where weights come from elsewhere: tables that follow from the spec."""
     for path, module in model.named_modules():
-        if any(True for _ in module.buffers(False)):
-            _reset(module, path, 0)
+        if buffers := dict(module.named_buffers("", False)):
+            own = {**dict(module.named_parameters("", False)), **buffers}
+            for name, value in _own_values(module, own, path, 0).items():
+                own[name].copy_(value)
 
 
-def _reset(module: nn.Module, path: str, seed: int) -> None:
-    """Let a module set its own tensors; what it draws is keyed by its path, too."""
+@torch.no_grad()
+def _own_values(
+    module: nn.Module,
+    own: Mapping[str, Tensor],
+    path: str,
+    seed: int,
+    device: torch.device | None = None,
+) -> dict[str, Tensor]:
+    """Return what a module sets its `own` tensors to; what it draws is keyed by its path, too."""
     if not isinstance(module, Resettable):
         raise TypeError(
             f"{type(module).__name__} at {path} has tensors; give it a reset_parameters() method"
         )
-    on_gpu = [p.device for p in module.parameters(recurse=False) if p.is_cuda]
-    with torch.random.fork_rng(devices=on_gpu[:1]):
-        torch.manual_seed(keyed_generator(seed, path).initial_seed())
-        module.reset_parameters()
+    made = {name: torch.empty_like(tensor, device=device) for name, tensor in own.items()}
+    on_gpu = [tensor.device for tensor in made.values() if tensor.is_cuda]
+    try:
+        for name, tensor in made.items():
+            is_parameter = isinstance(own[name], nn.Parameter)
+            setattr(module, name, nn.Parameter(tensor, False) if is_parameter else tensor)
+        with torch.random.fork_rng(devices=on_gpu[:1]):
+            torch.manual_seed(keyed_generator(seed, path).initial_seed())
+            module.reset_parameters()
+        return {name: getattr(module, name).detach() for name in own}
+    finally:
+        for name, tensor in own.items():
+            setattr(module, name, tensor)
 
 
-def _initialise_weights(
-    module: Linear | Embedding, path: str, init: Init, seed: int, done: set[int]
-) -> None:
-    if id(module.weight) not in done:  # a tied table is the embedding's
-        done.add(id(module.weight))
-        drawn = torch.empty(module.weight.shape)
-        if isinstance(module, GroupedLinear):  # more of them leave the first ones as they are
-            for i, matrix in enumerate(drawn):
-                init.draw(module, path, matrix, keyed_generator(seed, f"{path}.{i}.weight"))
-        else:
-            init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
-        module.weight.copy_(drawn.mul_(module.init_gain) if isinstance(module, Linear) else drawn)
-    if module.bias is not None:
-        nn.init.zeros_(module.bias)
+def _weight(module: Linear | Embedding, path: str, init: Init, seed: int) -> Tensor:
+    """Return the initial weight of a map or a table."""
+    drawn = torch.empty(module.weight.shape)
+    if isinstance(module, GroupedLinear):  # more of them leave the first ones as they are
+        for i, matrix in enumerate(drawn):
+            init.draw(module, path, matrix, keyed_generator(seed, f"{path}.{i}.weight"))
+    else:
+        init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
+    return drawn.mul_(module.init_gain) if isinstance(module, Linear) else drawn
 
 
 def keyed_generator(seed: int, name: str) -> torch.Generator:

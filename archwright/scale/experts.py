@@ -3,7 +3,8 @@
 Each process has some of the experts of every mixture, whole, and reads rows of its own. What it would compute with all
 experts, sorted by these, is sent to the processes that have them, computed there together with the rows of others, and
 sent back; gradients take the same way. So a process has the gradients of its experts for the tokens of all processes of
-the group, and only those that have the same experts add theirs up. All else of a model is as without it.
+the group, and only those that have the same experts add theirs up. All else of a model is as without it. Beside tensor
+groups, whose processes have the same rows and a part of every expert each, those of the same place share experts.
 
 Lepikhin et al., 2020, GShard, section 3.2; Rajbhandari et al., 2022, DeepSpeed-MoE, section 5.
 """
@@ -27,8 +28,8 @@ class ExpertShards:
 
     Args:
         model: whole, and the same in all processes; afterwards, what this one holds of it.
-        mesh: the processes, [shard, expert] or [replicate, shard, expert], with an axis pipeline before; None: this
-            one alone.
+        mesh: the processes, [shard, expert] or [replicate, shard, expert], with an axis pipeline before and an axis
+            tensor behind where there are such groups; None: this one alone.
 
     Attributes:
         mesh: those that have the same experts, over which FSDP2 cuts these up: [shard] or [replicate, shard].
@@ -42,7 +43,7 @@ class ExpertShards:
         self.names: frozenset[str] = frozenset()
         if mesh is not None:
             axes = mesh.mesh_dim_names or ()
-            others = tuple(name for name in axes if name not in ("pipeline", "expert"))
+            others = tuple(name for name in axes if name in ("replicate", "shard"))
             self.group, self.mesh = mesh.get_group("expert"), mesh[others]
             self._cut(model, self.group)
 

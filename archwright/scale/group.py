@@ -198,13 +198,12 @@ class Group(Processes):
         return self._grid(sizes | {"shard": layout.num_shards, "tensor": layout.tensor})
 
     def experts_mesh(self, layout: Layout) -> DeviceMesh | None:
-        """Return the same grid with expert groups along its last axis; None where no experts are shared."""
+        """Return the same grid with expert groups among those of shards; None where no experts are shared."""
         if layout.expert == 1:
             return None
         sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate}
-        return self._grid(
-            sizes | {"shard": layout.num_shards // layout.expert, "expert": layout.expert}
-        )
+        sizes |= {"shard": layout.num_shards // layout.expert, "expert": layout.expert}
+        return self._grid(sizes | {"tensor": layout.tensor})
 
     def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
         """Return all processes as a grid, of which axes of one process are left out, but that of shards."""

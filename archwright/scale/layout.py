@@ -245,8 +245,6 @@ def _unshareable(spec: ModelSpec, layout: Layout) -> Iterator[str]:
         yield from tensor.refusals(model, layout.tensor)
     if layout.expert > 1:
         yield from experts.refusals(model, layout.expert)
-    if min(layout.expert, layout.tensor) > 1:
-        yield f"scale.expert: found {layout.expert} beside scale.tensor = {layout.tensor}; expected one of them to be 1"
 
 
 def dropouts(run: RunSpec) -> list[tuple[str, float]]:

@@ -95,6 +95,7 @@ class ModelShards(Shards):
     def take(self, optimizers: Optimizers) -> None:
         """Let optimizers of the model move the tensors that this process holds, as if these were its parameters."""
         held: dict[int, nn.Parameter] = {}
+        self._held.clear()
         for name, p in self.model.named_parameters():
             own = nn.Parameter(_local(p), p.requires_grad) if isinstance(p, DTensor) else p
             held[id(p)], self._held[id(own)] = own, name

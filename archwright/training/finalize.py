@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from archwright import checkpoint
 from archwright.data.eval_windows import HeldOut
 from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
+from archwright.model.language_model import LanguageModel
 from archwright.runs import RunFolder
 from archwright.runs.ending import early_end
 from archwright.spec.run_spec import RunSpec
@@ -46,13 +46,14 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
         for baseline in compressors(windows, tokenizer):
             if ("baseline", baseline.name) not in known:
                 loop.record("baseline", **baseline._asdict())
-    session.collect()
+    metadata = {"archwright": "model", "spec": session.model.spec.hash()}
+    folder.check_kept()
+    session.write_model(folder.model_file, metadata)
     if windows.generates_text:
-        text = printable(_sample(session, tokenizer, SAMPLE_TOKENS))
+        with session.whole_model(folder.model_file) as model:
+            text = printable(_sample(session, model, tokenizer, SAMPLE_TOKENS))
         folder.check_kept()
         folder.write_samples(text)
-    metadata = {"archwright": "model", "spec": session.model.spec.hash()}
-    checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")
     folder.best_file.unlink(
         missing_ok=True
@@ -81,9 +82,10 @@ def rehearse(
         with _timed(seconds, "baselines", whole / windows.num_tokens):
             compressors(windows, material.tokenizer)
     if windows.generates_text:
-        _sample(session, material.tokenizer, 2)  # the first tokens take longer
-        with _timed(seconds, "sample", SAMPLE_TOKENS / REHEARSED_SAMPLE):
-            _sample(session, material.tokenizer, REHEARSED_SAMPLE)
+        with session.whole_model(folder.rehearsed_file) as model:
+            _sample(session, model, material.tokenizer, 2)  # the first tokens take longer
+            with _timed(seconds, "sample", SAMPLE_TOKENS / REHEARSED_SAMPLE):
+                _sample(session, model, material.tokenizer, REHEARSED_SAMPLE)
     run_page(read_history(folder))  # what draws it is loaded once
     with _timed(seconds, "page", 1.0):
         run_page(read_history(folder)).html()
@@ -98,11 +100,11 @@ def _timed(seconds: dict[str, float], work: str, times: float) -> Iterator[None]
     seconds[work] = times * (time.perf_counter() - start)
 
 
-def _sample(session: Session, tokenizer: Tokenizer, max_tokens: int) -> str:
-    with uncompiled(session.model), session.precision.autocast():
+def _sample(session: Session, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> str:
+    with uncompiled(model), session.precision.autocast():
         return "".join(
             stream(
-                session.model,
+                model,
                 tokenizer,
                 top_p=0.95,
                 max_tokens=max_tokens,

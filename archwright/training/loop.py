@@ -213,16 +213,14 @@ class Loop:
         try:
             if checkpoint.read_metadata(file).get("step") != str(step):
                 raise checkpoint.DamagedError(f"{file} is not of step {step:,}.")
-            checkpoint.load_model(file, self.session.model)
-            self.session.spread()
+            self.session.load_model(file)
         except UserError as error:
             warnings.warn(f"{error} The weights of the last step are kept.", stacklevel=2)
 
     def _write_best(self, step: int) -> None:
         self.folder.check_kept()
-        self.session.collect()
         metadata = {"archwright": "model", "step": str(step)}
-        checkpoint.write_model(self.folder.best_file, self.session.model, metadata)
+        self.session.write_model(self.folder.best_file, metadata)
 
     def wants_checkpoint(self) -> bool:
         """Tell whether it is time to save."""

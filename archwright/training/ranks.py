@@ -1,38 +1,39 @@
 """Several processes train one run: the first runs the loop and orders, the others do what it says.
 
 All that depends on clocks, files and signals is decided in the first process, which alone prints and writes, but for
-checkpoints, of which each writes what it holds. Its session has the whole model beside what it holds of the one that is
-trained, so that the weights and a sample are made as one process makes them.
+checkpoints, of which each writes what it holds. No process holds the whole model: each draws the initial values of its
+part, tensor by tensor, and reads its part of a checkpoint; the file of the weights is written of tensors that are
+gathered one by one, and a sample is computed with that file, mapped.
 """
 
 import contextlib
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archwright import checkpoint
+from archwright.model.build import build_uninitialized, initial_values
+from archwright.model.language_model import LanguageModel
 from archwright.runs import RunFolder
 from archwright.scale.launch import LostError, end_with_torchrun, launched
 from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
 from archwright.training.data import Material, reload_data
 from archwright.training.evaluation import Evaluation, Reading
-from archwright.training.resolve import resolved_session
+from archwright.training.resolve import make_model, resolved_session
 from archwright.training.session import Session, in_thread
 from archwright.training.step import StepResult
 
 if TYPE_CHECKING:
     from archwright.scale.group import Group, Order
 
-State = dict[str, Any]
-"""What an optimizer keeps of a parameter."""
 LOOK_SECONDS = 0.02
 """Time between looks at whether all processes have written their parts."""
 
@@ -45,18 +46,11 @@ class Rank:
         self._saving: Future[object] | None = None
 
     @classmethod
-    def of(
-        cls,
-        group: "Group",
-        folder: RunFolder,
-        material: Material,
-        whole: Session | None = None,
-    ) -> "Rank":
-        """Return what this process is to a run that is settled; its part of the model has the values of `whole`, which
-        the first process has."""
+    def of(cls, group: "Group", folder: RunFolder, material: Material) -> "Rank":
+        """Return what this process is to a run that is settled; its part of the model has its initial values."""
         with group.together():
             rank = cls(group, resolved_session(folder, material, group)[0], material)
-            rank._spread(whole)
+            rank._initialise()
             return rank
 
     def execute(self, order: "Order", whole: "Rank0Session | None" = None) -> Any:
@@ -71,10 +65,13 @@ class Rank:
                     return self.session.make_step(order["step"], order["lr_scale"])
                 case "evaluate":
                     return self.session.evaluate(self.material, Reading(*order["reading"]))
-                case "collect":
-                    self._collect(whole)
-                case "spread":
-                    self._spread(whole)
+                case "begin":
+                    self._initialise()
+                    self.session.begin()
+                case "gather":
+                    self._gather(whole, order)
+                case "take":
+                    self._take(checkpoint.Stored(Path(order["path"])))
                 case "save":
                     self._save(order, whole)
                 case "settle":
@@ -84,21 +81,32 @@ class Rank:
                     self._load(Path(order["path"]))
         return None
 
-    @torch.no_grad()
-    def _collect(self, whole: Session | None) -> None:
-        """Gather the model, tensor by tensor, into a whole one."""
-        into = _tensors(whole.model) if whole else {}
-        for name, value in self.group.shards.whole_tensors():
-            if whole:
-                into[name].copy_(value)
+    def _initialise(self) -> None:
+        """Let this process's part of the model have its initial values, of which one tensor is whole at a time."""
+        run, group = self.session.run, self.group
+        model = make_model(run, self.material, run.machine, group.layout, with_values=False)
+        names = {name for name in group.shards.tensors if group.shards.stages.holds(name)}
+        for name, value in initial_values(model, run.seed, device=group.device, names=names):
+            group.shards.put(name, value)
 
     @torch.no_grad()
-    def _spread(self, whole: Session | None) -> None:
-        """Take this process's part of the first one's model."""
+    def _gather(self, whole: "Rank0Session | None", order: "Order") -> None:
+        """Gather the model, tensor by tensor, of which the first process writes each to a file."""
+        tensors = self.group.shards.whole_tensors()
+        if whole is None:
+            for _ in tensors:
+                pass
+        else:
+            path, metadata = Path(order["path"]), order["metadata"]
+            checkpoint.write_model(path, whole.model, metadata, tensors)
+
+    @torch.no_grad()
+    def _take(self, stored: checkpoint.Stored) -> None:
+        """Take this process's part of weights, which the first one has found to fit."""
         shards = self.group.shards
-        given = _tensors(whole.model) if whole else {}
-        for name, tensor in shards.tensors.items():
-            shards.put(name, self._sent(given.get(name), shards.shape_of(name), tensor.dtype))
+        for name in shards.tensors:
+            if name in stored:
+                shards.local(name).copy_(stored.block(name, shards.block(name)))
 
     def _save(self, order: "Order", whole: "Rank0Session | None") -> None:
         """Take copies of what this process holds, and write them while training goes on; the first one hears what
@@ -137,20 +145,19 @@ class Rank:
     @torch.no_grad()
     def _load(self, path: Path) -> None:
         """Take this process's part of a checkpoint, which the first one has found whole."""
-        shards, (stored, optimizers) = self.group.shards, checkpoint.parts_of(path)
-        for name in shards.tensors:
-            if name in stored:
-                shards.local(name).copy_(stored.block(name, shards.block(name)))
+        shards, (weights, read) = self.group.shards, checkpoint.parts_of(path)
+        self._take(weights)
         for name, optimizer in self.session.optimizers.items():
             parameters = _parameters(optimizer)
-            states, groups = optimizers(name, [shards.block_of(p) for p in parameters])
+            states, groups = read(name, [shards.block_of(p) for p in parameters])
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update({key: value for key, value in saved.items() if key != "params"})
-            placed = [
-                {key: self._placed(value, p) for key, value in state.items()}
-                for p, state in zip(parameters, states, strict=True)
-            ]
-            _set_state(optimizer, placed)
+            optimizer.state.clear()
+            for parameter, state in zip(parameters, states, strict=True):
+                if state:
+                    optimizer.state[parameter] = {
+                        key: self._placed(value, parameter) for key, value in state.items()
+                    }
 
     def _placed(self, value: Any, parameter: Tensor) -> Any:
         """Return what an optimizer keeps of a parameter, in that one's place and order in memory."""
@@ -160,20 +167,10 @@ class Rank:
             return value.to(self.group.device)
         return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
-    def _sent(
-        self, value: Tensor | None, shape: torch.Size | list[int], dtype: torch.dtype
-    ) -> Tensor:
-        """Return a tensor that the first process gives."""
-        device = self.group.device
-        if value is None:
-            value = torch.empty(shape, dtype=dtype, device=device)
-        value = value.detach().to(device).contiguous()
-        self.group.broadcast(value)
-        return value
-
 
 class Rank0Session(Session):
-    """The first process's session: its model is whole, and steps are made by all processes."""
+    """The first process's session: steps are made by all processes, and its model, on the meta device, says what the
+    whole one is."""
 
     def __init__(self, session: Session, rank: Rank) -> None:
         super().__init__(session.run, session.model, session.batches)
@@ -191,15 +188,31 @@ class Rank0Session(Session):
         found: Evaluation = self._order({"do": "evaluate", "reading": [*reading]})
         return found
 
-    def collect(self) -> None:
-        self._order({"do": "collect"})
+    def write_model(self, path: Path, metadata: Mapping[str, str]) -> None:
+        self._order({"do": "gather", "path": str(path), "metadata": dict(metadata)})
 
-    def spread(self) -> None:
-        self._order({"do": "spread"})
+    @contextlib.contextmanager
+    def _state_restored(self) -> Iterator[None]:
+        yield
+        self._order({"do": "begin"})
+        self.begin()
 
-    def save(self, folder: Path) -> None:
-        self.start_saving(folder)
-        self.settle()
+    def load_model(self, path: Path) -> None:
+        checkpoint.check_model(path, self.model)
+        self._order({"do": "take", "path": str(path.resolve())})
+
+    @contextlib.contextmanager
+    def whole_model(self, path: Path) -> Iterator[LanguageModel]:
+        is_written = path.exists()
+        if not is_written:
+            self.write_model(path, {})
+        try:
+            model = build_uninitialized(self.model.spec).use_kernel(self.run.machine.kernel)
+            checkpoint.map_model(path, model)
+            yield model
+        finally:
+            if not is_written:
+                path.unlink(missing_ok=True)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -276,9 +289,8 @@ def distributed(
     device = session.run.machine.device
     path = str(folder.path.resolve())
     group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
-    session.model.to("cpu")
     try:
-        yield Rank0Session(session, Rank.of(group, folder, material, session))
+        yield Rank0Session(session, Rank.of(group, folder, material))
     except BaseException:
         if group.busy:  # the others hear no order now; they see that this process ends
             group.is_first_to_report()
@@ -353,18 +365,6 @@ def _undisturbed() -> Iterator[None]:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _set_state(optimizer: torch.optim.Optimizer, states: list[State]) -> None:
-    optimizer.state.clear()
-    for parameter, state in zip(_parameters(optimizer), states, strict=True):
-        if state:
-            optimizer.state[parameter] = state
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _written(folder: Path, snapshot: checkpoint.Snapshot) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """Settling a run: every "auto" becomes a value, by rule or by measurement, once and for all."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from archwright import checkpoint
 from archwright.data.batches import Batches, BatchSource
@@ -13,7 +16,7 @@ from archwright.format import size
 from archwright.machine.compiling import compile_parts
 from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss, decided
 from archwright.machine.liger import fuse, why_not_fusable
-from archwright.model.build import build
+from archwright.model.build import build, initial_values
 from archwright.model.language_model import LanguageModel
 from archwright.optim import warmup_steps
 from archwright.planning.cost import run_flops_per_token
@@ -41,7 +44,8 @@ def resolve(
 ) -> tuple[Session, Decisions]:
     """Return a session whose run has only values, and the machine's decisions with their reasons.
 
-    Where several processes are to train it, this one decides for all of them, by its own share of a step.
+    Where several processes are to train it, this one decides for all of them, by its own share of a step, but for the
+    number of steps in a budget in time; the model is then on the meta device, and `first_weights` has its values.
 
     Raises:
         UserError: the text is too short, weights to start from do not fit, or the run does not fit
@@ -50,7 +54,7 @@ def resolve(
     batches = make_batches(run, material)
     decisions = decide(run.machine)
     share_threads(decisions.machine.threads, layout)
-    model = make_model(run, material, decisions.machine, layout)
+    model = make_model(run, material, decisions.machine, layout, with_values=layout.size == 1)
     if run.init.from_:
         _take_weights(model, weights_file(Path(run.init.from_)), progress)
     decide_kernel(decisions, model, run)
@@ -62,8 +66,10 @@ def resolve(
     else:
         session, spent = Session(run, model, batches, OneOf(layout)), 0.0
         _decide_without_trial(decisions, layout)
-    if run.machine.num_steps == "auto":
-        decisions.decide("num_steps", *_num_steps(session, spent))
+    # What a step of several takes is measured once all of them are there.
+    is_later = layout.size > 1 and bool(seconds_of(run))
+    if run.machine.num_steps == "auto" and not is_later:
+        decisions.decide("num_steps", *plan_steps(session, spent))
     scale = ScaleSpec(
         replicate=layout.replicate,
         shard=layout.shard,
@@ -75,7 +81,8 @@ def resolve(
         sequence=layout.sequence,
     )
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
-    session.run = with_steps(run, decisions.num_steps)
+    num_steps = decisions.machine.num_steps
+    session.run = run if num_steps == "auto" else with_steps(run, num_steps)
     return session, decisions
 
 
@@ -133,7 +140,8 @@ def resolved_session(
 ) -> tuple[Session, Decisions]:
     """Return the session of a run that was settled before; nothing is decided or measured.
 
-    Of several processes each has memory for its part of the model, without values: `Rank.of` gives it these.
+    Of several processes each has memory for its part of the model, without values: `Rank.of` gives it these. With
+    `OneOf` them, the model is on the meta device, which says what the whole one is.
     """
     run, layout = folder.spec, processes.layout
     decisions = decided(run.machine, folder.environment())
@@ -185,8 +193,8 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
     if layout.size > 1:
         parts = layout.num_shards * layout.tensor * layout.pipeline
         kept, here = kept // parts, "each process has"
-        if machine.device == "cpu":  # where the first one has the whole weights beside its part
-            total = (total - 4 * model.num_parameters()) // layout.local
+        if machine.device == "cpu":
+            total //= layout.local
     if kept > total:
         raise UserError(
             f"model: {model.num_parameters():,} parameters, their gradients and moments need "
@@ -244,7 +252,7 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     )
 
 
-def _num_steps(session: Session, spent: float) -> tuple[int, str]:
+def plan_steps(session: Session, spent: float = 0.0) -> tuple[int, str]:
     """Return how many steps the budget pays for, of which compiling has `spent` seconds, and how that was found.
 
     Of a budget in time it is the first plan: evaluations and the end are paid for as soon as they are measured.
@@ -281,9 +289,20 @@ def weights_file(source: Path) -> Path:
     return file
 
 
+def first_weights(run: RunSpec, model: LanguageModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a run that starts from a file and whose model is on the meta device, by name: those of the
+    file, and the initial values of others, each made when it is asked for."""
+    given = checkpoint.Opened(weights_file(Path(run.init.from_)))
+    taken = checkpoint.sources(model, given)
+    for name, source in taken.items():
+        yield name, given[source]
+    others = {name for name, _ in (*model.named_parameters(), *model.named_buffers())} - {*taken}
+    yield from initial_values(model, run.seed, device=run.machine.device, names=others)
+
+
 def _take_weights(model: LanguageModel, file: Path, progress: Progress) -> None:
     """Start from existing weights, and name what is taken and what is new."""
-    taken, new = checkpoint.take_weights(model, checkpoint.read_model(file))
+    taken, new = checkpoint.take_weights(model, checkpoint.Opened(file))
     progress.say(f"init.from {file}: {len(taken)} tensors taken, {len(new)} new")
     for name in taken:
         progress.say(f"  taken  {name}")

@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import field
@@ -70,9 +70,9 @@ class Session:
         self.standing = TrainerState()
         self._windows: dict[Reading, Windows] = {}
         self._saving: Future[object] | None = None
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Start the optimizers, the loss scale and the random numbers of dropout again."""
         self.precision = Precision(self.run.machine.precision, self.device, self.model.head.d_out)
         self.optimizers: Optimizers = self.processes.take(
@@ -144,11 +144,23 @@ class Session:
         windows = self.windows(material, reading)
         return evaluate(self.model, windows, self.precision, self.processes)
 
-    def collect(self) -> None:
-        """Bring `model` up to what was trained, where other processes hold parts of it."""
+    def write_model(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the weights to a file, as `checkpoint.write_model` does."""
+        checkpoint.write_model(path, self.model, metadata)
 
-    def spread(self) -> None:
-        """Train on with `model` as it is now, where other processes hold parts of it."""
+    def load_model(self, path: Path) -> None:
+        """Train on with the weights of a file that `write_model` wrote.
+
+        Raises:
+            UserError, DamagedError: as `checkpoint.load_model` does.
+        """
+        checkpoint.load_model(path, self.model)
+
+    @contextmanager
+    def whole_model(self, path: Path) -> Iterator[LanguageModel]:
+        """Yield the model, to compute with it in this process alone; where others hold parts of it, with the weights of
+        a file that `write_model` wrote."""
+        yield self.model
 
     def probe(self) -> Probes:
         """Return probes that have seen a pass over the first rows of the coming batch.
@@ -213,11 +225,12 @@ class Session:
             yield
         finally:
             self.model.load_state_dict(weights)
-            self._begin()
+            self.begin()
 
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint of this step."""
-        checkpoint.write(folder, self._taken(copies=False), self.run.checkpoint.keep)
+    def save(self, folder: Path, values: checkpoint.Values | None = None) -> None:
+        """Write a checkpoint of this step; of a model on the meta device, with the values that are given."""
+        snapshot = self._taken(copies=False)._replace(values=values)
+        checkpoint.write(folder, snapshot, self.run.checkpoint.keep)
 
     def start_saving(self, folder: Path) -> None:
         """Write a checkpoint of this step while training goes on, from a copy that is taken now.

@@ -18,6 +18,7 @@ from archwright.runs.load import OpenRun, open_run
 from archwright.runs.records import Record
 from archwright.scale.launch import end_with_torchrun, is_first, launched
 from archwright.scale.layout import ONE, Layout, check_layout, kept_layout, layout_of
+from archwright.scale.processes import ALONE, OneOf
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
@@ -41,7 +42,14 @@ from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.ranks import dismiss, distributed, follow
-from archwright.training.resolve import resolve, resolved_session, weights_file
+from archwright.training.resolve import (
+    first_weights,
+    plan_steps,
+    resolve,
+    resolved_session,
+    weights_file,
+    with_steps,
+)
 from archwright.training.session import Session
 
 
@@ -107,7 +115,8 @@ def train(
     check_layout(run, layout := layout_of(run.scale, launched()))
     path = Path(out) if out else RUNS / (run.name or "run")
     folder = RunFolder.create(path, run)
-    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+    complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+    return open_run(folder.path)
 
 
 def resume(
@@ -127,35 +136,45 @@ def resume(
         verbose: as of `train`.
         on_step: as of `train`.
         on_evaluation: as of `train`.
-        since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
-        layout: how the processes that torchrun started share the run; by default, as they were to when it began, or
-            where they are not as many now, sharded over all.
+        since: as of `complete`.
+        layout: as of `complete`.
 
     Raises:
         UserError: no run is there, another process trains there, or its text has changed.
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
-    since = time.perf_counter() if since is None else since
-    callbacks = Callbacks(on_step, on_evaluation)
     if not is_first():
         return open_run(follow().path)
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
+    callbacks = Callbacks(on_step, on_evaluation)
+    complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+    return open_run(folder.path)
+
+
+def complete(
+    folder: RunFolder,
+    callbacks: Callbacks | None = None,
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+    since: float | None = None,
+    layout: Layout | None = None,
+) -> None:
+    """Train what is left of the run in a folder, as `resume` does, without opening it then; for the first process.
+
+    Args:
+        since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
+        layout: how the processes that torchrun started share the run; by default, as they were to when it began, or
+            where they are not as many now, sharded over all.
+
+    Raises:
+        UserError, DivergedError, Stopped: as `resume` does.
+    """
+    since = time.perf_counter() if since is None else since
     if layout is None:
         check_layout(folder.spec, layout := kept_layout(folder.spec.scale, launched()))
-    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
-
-
-def _resume(
-    folder: RunFolder,
-    callbacks: Callbacks,
-    *,
-    quiet: bool,
-    verbose: bool,
-    since: float,
-    layout: Layout,
-) -> OpenRun:
     end_with_torchrun()
     if not folder.finished:
         train_in(
@@ -169,7 +188,6 @@ def _resume(
         folder.sweep(folder.report_file)
         if not folder.report_file.exists():
             report(folder)
-    return open_run(folder.path)
 
 
 def train_in(
@@ -193,8 +211,10 @@ def train_in(
         stack.enter_context(folder.lock())
         stack.enter_context(explain_out_of_memory())
         material, settled, decisions = _begin(folder, say, since, layout)
-        _announce(folder, settled, material, say, layout, verbose=verbose)
         session = stack.enter_context(distributed(settled, folder, material, layout))
+        if session.run.machine.num_steps == "auto":
+            _plan(folder, session)
+        _announce(folder, session, material, say, layout, verbose=verbose)
         sent = (
             folder.metrics() if session.run.loggers else []
         )  # before those that are made again are cut off
@@ -247,7 +267,8 @@ def _begin(
     if folder.resolved:
         check_installed(folder.spec.loggers)
         material = reload_data(folder.spec, folder)
-        return material, *resolved_session(folder, material)
+        processes = ALONE if layout.size == 1 else OneOf(layout)
+        return material, *resolved_session(folder, material, processes)
     with folder.removed_unless_started():
         run = folder.spec
         check_installed(run.loggers)
@@ -261,6 +282,19 @@ def _begin(
             budget = {"seconds": seconds, "spent": time.perf_counter() - since}
         _record(folder, session, decisions, material, budget)
     return material, session, decisions
+
+
+def _plan(folder: RunFolder, session: Session) -> None:
+    """Settle and record how many steps a budget in time has room for, as all processes that share the run make them."""
+    started = time.perf_counter()
+    num_steps, reason = plan_steps(session)
+    session.run = with_steps(session.run, num_steps)
+    found = folder.environment()
+    decided = found.get("decisions", {}) | {"num_steps": {"value": num_steps, "reason": reason}}
+    budget = found["time_budget"]
+    budget |= {"spent": budget["spent"] + time.perf_counter() - started}
+    folder.write_environment(found | {"decisions": decided, "time_budget": budget})
+    folder.write_spec(session.run)  # last: until then it is settled again
 
 
 def _deadline(loop: Loop, folder: RunFolder, material: Material) -> Deadline | None:
@@ -341,7 +375,9 @@ def _record(
     model = session.model
     folder.write_spec(session.run)
     if session.run.init.from_:  # where the weights came from may change
-        session.save(folder.checkpoints_folder)
+        several = session.processes.layout.size > 1
+        values = first_weights(session.run, model) if several else None
+        session.save(folder.checkpoints_folder, values)
     folder.write_environment(
         environment(decisions)
         | {

@@ -7,7 +7,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from archwright.checkpoint import DamagedError, read_metadata, read_model, take_weights, write_model
+from archwright.checkpoint import (
+    DamagedError,
+    Opened,
+    check_model,
+    load_model,
+    map_model,
+    read_metadata,
+    read_model,
+    sources,
+    take_weights,
+    weights,
+    write_model,
+)
 from archwright.spec.errors import UserError
 
 
@@ -172,3 +184,64 @@ def test_equal_content_makes_equal_files(tmp_path: Path) -> None:
     assert len({(tmp_path / name).read_bytes() for name in "abc"}) == 1
     assert read_metadata(tmp_path / "a") == metadata
     assert read_model(tmp_path / "a")["weight"].equal(model.weight)
+
+
+def test_files_are_those_of_the_library(tmp_path: Path) -> None:
+    """Byte for byte, of all dtypes and shapes."""
+    tensors = {
+        f"{dtype} {shape}": torch.ones(shape).to(getattr(torch, dtype))
+        for dtype in weights.DTYPES
+        for shape in ((), (3,), (2, 5), (0, 4))
+    } | {"\u00e9\u65e5": torch.arange(7.0)}
+    save_file(tensors, tmp_path / "theirs", {"format": "pt"})
+    weights.write_tensors(tmp_path / "ours", tensors, {})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_values_come_in_any_order_and_others_are_left_out(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.int64), "c": torch.ones(0)}
+    described = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    weights.write_tensors(tmp_path / "whole", tensors, {"n": "1"})
+    values = (("d", torch.ones(1)), ("b", tensors["b"]), ("a", tensors["a"].double()))
+    weights.write_values(tmp_path / "one by one", described, {"n": "1"}, iter(values))
+    assert (tmp_path / "one by one").read_bytes() == (tmp_path / "whole").read_bytes()
+    with pytest.raises(AssertionError, match="no values of"):
+        weights.write_values(tmp_path / "short", described, {}, iter(values[2:]))
+
+
+def test_a_model_without_memory_says_what_its_file_is(tmp_path: Path) -> None:
+    """Ties too, which it has no addresses for."""
+    model = Small()
+    with torch.device("meta"):
+        described = Small()
+    described.head.weight = described.embedding.weight
+    write_model(tmp_path / "whole", model, {"n": "1"})
+    write_model(tmp_path / "values", described, {"n": "1"}, model.state_dict().items())
+    assert (tmp_path / "values").read_bytes() == (tmp_path / "whole").read_bytes()
+    check_model(tmp_path / "whole", described)
+    with pytest.raises(UserError, match="meta device"):
+        load_model(tmp_path / "whole", described)
+    with pytest.raises(UserError, match=r"new\.weight: missing from the checkpoint"):
+        check_model(tmp_path / "whole", Small(extra=True))
+    assert take_weights(described, Opened(tmp_path / "whole")) == (
+        ("embedding.weight", "norm.weight", "norm.bias", "head.weight"),
+        (),
+    )
+
+
+def test_a_mapped_model_has_the_weights_of_the_file(tmp_path: Path) -> None:
+    source, model = Small(), Small()
+    write_model(tmp_path / "m", source, {})
+    map_model(tmp_path / "m", model)
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+    with torch.no_grad():
+        model.norm.weight.add_(1)  # in this process alone
+    assert read_model(tmp_path / "m")["norm.weight"].equal(source.norm.weight)
+
+
+def test_sources_name_tied_tensors_once() -> None:
+    assert sources(Small(), {"head.weight", "norm.bias", "strange"}) == {
+        "embedding.weight": "head.weight",
+        "norm.bias": "norm.bias",
+    }

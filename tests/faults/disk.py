@@ -96,10 +96,7 @@ class Disk:
 
     def _wrap_calls(self) -> None:
         """Count what the interpreter does not tell of: writes and flushes."""
-        import safetensors.torch as library
-        from safetensors import SafetensorError
-
-        plain_fsync, plain_open, plain_save = os.fsync, io.open, library.save_file
+        plain_fsync, plain_open = os.fsync, io.open
 
         def fsync(descriptor: Any) -> None:
             self.meet("fsync", descriptor)
@@ -109,19 +106,7 @@ class Disk:
             found = plain_open(file, mode, *rest, **named)
             return _Written(found, self, file) if set("wax+") & set(mode) else found
 
-        def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
-            def half() -> None:
-                plain_save(tensors, filename, metadata)
-                os.truncate(filename, Path(filename).stat().st_size // 2)
-
-            try:
-                self.meet("write", filename, half)
-            except OSError as error:
-                message = f"I/O error: {error.strerror} (os error {error.errno})"
-                raise SafetensorError(message) from None
-            plain_save(tensors, filename, metadata)
-
-        os.fsync, builtins.open, library.save_file = fsync, opened, save_file
+        os.fsync, builtins.open = fsync, opened
         io.open = opened  # type: ignore[assignment]
 
     def _absolute(self, path: object) -> str:

@@ -12,8 +12,8 @@ FAULTS = """
 import resource, sys, torch
 from archwright.machine.allocator import tune_allocator
 
-if sys.argv[1] == "tuned":
-    assert tune_allocator()
+if sys.argv[1] != "default":
+    assert tune_allocator(shares=sys.argv[1] == "shares")
 
 def once():
     return torch.ones(2**24)  # 64 MiB, touched and freed
@@ -43,3 +43,9 @@ def faults(setting: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_memory_is_kept() -> None:
     assert faults("tuned") < 100 < faults("default")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_large_tensors_go_back_where_processes_share_a_run() -> None:
+    assert faults("shares") > 100

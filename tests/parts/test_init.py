@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
+from archwright.model.build import initial_values
 from archwright.optim import build_optimizers
 from archwright.parts.init import INITS, Glorot, initialise, keyed_generator
 from archwright.spec import init as spec
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load
+from archwright.spec.read import load, load_run
 from archwright.spec.run_spec import AdamW
+from archwright.spec.scale_down import tiny_run
 
 SPEC = ModelSpec(dim=256, num_layers=2, vocab_size=512)
 CUT = 0.98658
@@ -350,6 +352,20 @@ def test_weights_may_be_drawn_again() -> None:
     initialise(model, Glorot(spec.Glorot(embedding_std=256**-0.5), 2, 256), 7)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, drawn[name])
+
+
+@pytest.mark.parametrize("name", ["modern", "deepseek-v3", "t5-small", "albert-base", "reformer"])
+def test_each_value_is_drawn_by_itself_where_nothing_has_memory(name: str) -> None:
+    """Bit for bit, tied tensors once, and of those alone that are wanted."""
+    run = tiny_run(load_run(name))
+    model, described = (build(run.model, seed=3, device=d, vocab_size=300) for d in ("cpu", "meta"))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    drawn = dict(initial_values(described, 3, device="cpu"))
+    assert drawn.keys() == tensors.keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in drawn.items())
+    assert all(p.is_meta for p in (*described.parameters(), *described.buffers()))
+    some = [*tensors][::3]
+    assert dict(initial_values(described, 3, device="cpu", names=some)).keys() == {*some}
 
 
 class Strange(nn.Module):

@@ -262,11 +262,11 @@ def plans(size: int) -> Iterator[dict[str, Any]]:
         plan = dict(zip(AXES, numbers, strict=True))
         if math.prod(numbers) != size:
             continue
-        if plan["tensor"] > 1:  # beside which experts are not shared
-            yield from (plan | {"expert": 1, "sequence": sequence} for sequence in (True, False))
-            continue
         cut = plan["shard"] * plan["context"]
-        yield from (plan | {"expert": n, "sequence": True} for n in (1, 2, 4) if cut % n == 0)
+        for sequence in (True, False) if plan["tensor"] > 1 else (True,):
+            yield from (
+                plan | {"expert": n, "sequence": sequence} for n in (1, 2, 4) if cut % n == 0
+            )
 
 
 def layout(run: RunSpec) -> Layout:
