@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from archwright import checkpoint
+from archwright.files import replacing
 from tests.faults.ranks import PHASES, SEALING, TORCHRUN, TRAINING, WRITING, Moment
 from tests.faults.scale import GRIDS, KILLS, ROUTES, Ended, Stage, Verdict, _orphans, rows
 
@@ -87,7 +88,8 @@ def changed(file: Path) -> None:
     tensors, about = checkpoint.read_model(file), checkpoint.read_metadata(file)
     name = next(name for name, value in tensors.items() if value.ndim)
     tensors[name] = tensors[name] + torch.finfo(torch.float32).eps
-    checkpoint.weights.write_tensors(file, tensors, about)
+    with replacing(file) as beside:  # the tensors are those of the old file, mapped
+        checkpoint.weights.write_tensors(beside, tensors, about)
 
 
 def without_a_step(file: Path) -> None:
