@@ -69,7 +69,7 @@ def run(words: Sequence[str]) -> int:
         from archwright.lab.summary import announcement
 
         folders = {"out": options.out, "runs": options.runs or POOL}
-        places = _places(options)
+        places = {**_places(options), "add_seeds": options.add_seeds}
         print(announcement(plan(*options.what, **folders, parts=options.parts, **places, **given)))
         print("Nothing was trained.")
         return 0

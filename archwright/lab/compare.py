@@ -96,18 +96,12 @@ def compare(
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
     started, where = time.monotonic() - waited, Where(on, workers, slurm)
-    if add_seeds is not None and add_seeds < 1:
-        raise UserError(f"--add-seeds: found {add_seeds}; expected 1 or more")
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     where.check(study)
     path = Path(out) if out else STUDIES / slug(study.name)
     study = _as_planned_before(path, study)
-    if add_seeds and not _is_planned(path):
-        raise UserError(
-            f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
-            "the study's folder with --out"
-        )
+    _check_added(add_seeds, path)
     command = command_of(study, path, out, parts, where.words())
     with open_study(path, study) as folder:
         with where.start(usable_cores(), path / "log.txt", files) as pool:
@@ -146,6 +140,7 @@ def plan(
     out: str | Path | None = None,
     runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
+    add_seeds: int | None = None,
     on: str = "",
     workers: int = 0,
     slurm: str = "",
@@ -164,13 +159,14 @@ def plan(
     where.check(study)
     path = Path(out) if out else STUDIES / slug(study.name)
     study = _as_planned_before(path, study)
-    known = path / PLAN
-    if known.is_file():
+    _check_added(add_seeds, path)
+    if _is_planned(path):
         _check_place(path, study)
-        folder = RunFolder(path)
-        found = plans.saved(study, folder)
+        found = plans.saved(study, RunFolder(path))
         assert found
-        return found
+        if not add_seeds:
+            return found
+        return _extended(Execution(found, path, Path(runs), counted=counted(found)), add_seeds).plan
     # Other machines see what is here, and no machine's own place for what is temporary.
     with tempfile.TemporaryDirectory(dir=Path.cwd() if on else None) as scratch:
         folder, log = RunFolder(scratch), Path(scratch) / "log.txt"
@@ -253,6 +249,17 @@ def _keep_end(execution: Execution, folder: RunFolder) -> None:
     ended = replace(plan, study=study, shorter_pairs=pairs)
     if ended != plan and study.procedure != "sweep":
         plans.save(ended, folder)
+
+
+def _check_added(seeds: int | None, path: Path) -> None:
+    """Refuse pairs to add that are none, or that there is no study for."""
+    if seeds is not None and seeds < 1:
+        raise UserError(f"--add-seeds: found {seeds}; expected 1 or more")
+    if seeds and not _is_planned(path):
+        raise UserError(
+            f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
+            "the study's folder with --out"
+        )
 
 
 def _extended(execution: Execution, seeds: int) -> Execution:

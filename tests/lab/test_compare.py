@@ -169,6 +169,9 @@ def test_pairs_are_added_to_a_study_that_was_inconclusive(
 ) -> None:
     given = words("text.txt", ":norm.kind=layer")
     shutil.copytree(place / "study", place / "added")
+    ahead = plan(*given, out="added", add_seeds=2, **OPTIONS)
+    assert announcement(ahead).endswith("then seeds 2 to 5")
+    assert announcement(plan(*given, out="added", **OPTIONS)).endswith("then seeds 2 to 3")
     more = compare(*given, quiet=True, out="added", add_seeds=2, **OPTIONS)
     assert results.effects[0].outcome == "inconclusive"
     assert more.study.ends == (2, 4)
@@ -221,8 +224,11 @@ def test_pairs_are_added_to_nothing_but_what_has_ended(results: StudyResults, pl
     ):
         compare(*given, out="waiting", runs="empty-runs", add_seeds=2, **OPTIONS)
     for number in (0, -1):
-        with pytest.raises(UserError, match=rf"--add-seeds: found {number}; expected 1 or more"):
-            compare(*given, out="study", add_seeds=number, **OPTIONS)
+        for verb in (compare, plan):
+            with pytest.raises(
+                UserError, match=rf"--add-seeds: found {number}; expected 1 or more"
+            ):
+                verb(*given, out="study", add_seeds=number, **OPTIONS)
 
 
 def test_another_study_in_the_same_folder_is_refused(results: StudyResults) -> None:
