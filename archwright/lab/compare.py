@@ -148,6 +148,8 @@ def plan(
 ) -> Plan:
     """Return what `compare` would run, and how long that would take, without training.
 
+    Args: as of `compare`. With `add_seeds`, the plan is that of the study with its new pairs; nothing is written.
+
     Raises:
         UserError: as `compare` does.
     """
