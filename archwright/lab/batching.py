@@ -1,6 +1,7 @@
 """Which runs of a study a worker trains as one, and where each is kept."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,15 +27,16 @@ Group = tuple[Cell, ...]
 class Groups:
     """Runs of one variant that differ in seed and learning rate alone, in stacks.
 
-    What is stacked follows from the plan and the runs that are wanted, not from the clock. A stack is written
-    into the folders of its runs before it is trained; a run that was started, in a stack or alone, goes on as it
-    was started, also in another study.
+    What is stacked follows from the plan and the runs that are wanted, not from the clock. The runs of a variant that
+    are wanted together are dealt out to as many workers as it has for itself, and all their stacks are written into
+    their folders before the first is trained; a run that was started, in a stack or alone, goes on as it was
+    started, also in another study.
     """
 
-    def __init__(self, plan: Plan, runs_folder: Path) -> None:
-        self.plan, self.runs_folder = plan, runs_folder
+    def __init__(self, plan: Plan, runs_folder: Path, workers_for: Callable[[Cell], int]) -> None:
+        """Keep runs in a folder; `workers_for` says how many workers are there for a run and those like it."""
+        self.plan, self.runs_folder, self._workers_for = plan, runs_folder, workers_for
         self._folders: dict[Cell, RunFolder] = {}
-        self._parted: set[Cell] = set()
 
     def folder(self, cell: Cell) -> RunFolder:
         """Return where a run is kept, whether it is there yet or not."""
@@ -47,12 +49,34 @@ class Groups:
         """Return the first of the runs and those that are trained with it, and the folders of the whole stack,
         begun: some may be finished already."""
         first = wanted[0]
-        names = run_cache.stack_of(self.folder(first))
-        if names:
-            group = tuple(cell for cell in wanted if self._name(cell) in names)
-        else:
-            group = self._new(first, wanted)
-            names = [self._name(cell) for cell in group]
+        if self._is_new(first):
+            for group in self._stacks(first, wanted):
+                self._write(group, [self._name(cell) for cell in group])
+        names = run_cache.stack_of(self.folder(first)) or [self._name(first)]
+        group = tuple(cell for cell in wanted if self._name(cell) in names)
+        self._write(group, names)
+        return group, [RunFolder(self.runs_folder / name) for name in names]
+
+    def part(self, group: Group, why: str) -> None:
+        """Let each run of a stack that failed go on alone, so that one does not keep the others from being made."""
+        for cell in group:
+            run_cache.part(self.folder(cell), f"the stack failed: {why}")
+
+    def _stacks(self, first: Cell, wanted: Sequence[Cell]) -> list[Group]:
+        """Return the stacks of all that could be trained with a run, none much larger than another; or that run."""
+        if self.plan.stack == 1:
+            return [(first,)]
+        place = self._place(first)
+        alike = [
+            c
+            for c in wanted
+            if (self._place(c), c.share) == (place, first.share) and self._is_new(c)
+        ]
+        number = max(self._workers_for(first), math.ceil(len(alike) / self.plan.stack))
+        size = math.ceil(len(alike) / number)
+        return [tuple(alike[i : i + size]) for i in range(0, len(alike), size)]
+
+    def _write(self, group: Group, names: Sequence[str]) -> None:
         for cell in group:
             run_cache.prepare(
                 self.runs_folder,
@@ -63,27 +87,9 @@ class Groups:
                 stack=names if len(names) > 1 else (),
                 why=self.plan.why,
             )
-        return group, [RunFolder(self.runs_folder / name) for name in names]
-
-    def part(self, group: Group, why: str) -> None:
-        """Let each run of a stack that failed go on alone, so that one does not keep the others from being made."""
-        for cell in group:
-            self._parted.add(cell)
-            run_cache.part(self.folder(cell), f"the stack failed: {why}")
-
-    def _new(self, first: Cell, wanted: Sequence[Cell]) -> Group:
-        if self.plan.stack == 1 or not self._is_new(first):
-            return (first,)
-        place = self._place(first)
-        alike = [
-            c
-            for c in wanted
-            if (self._place(c), c.share) == (place, first.share) and self._is_new(c)
-        ]
-        return tuple(alike[: self.plan.stack])
 
     def _is_new(self, cell: Cell) -> bool:
-        return cell not in self._parted and not self.folder(cell).started
+        return not self.folder(cell).started
 
     def _place(self, cell: Cell) -> tuple[str, int]:
         """Return what runs of one stack have in common: the variant, and neighbouring seeds. The first seed of a

@@ -1,10 +1,11 @@
 """How the runs of a study share a CPU: each alone on a core, or several as one on each; whichever is faster."""
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
 from archwright.ensemble.session import reason_alone
-from archwright.lab.plan import Arm
+from archwright.lab.plan import Arm, workers_each
 from archwright.lab.plan_file import Cost
 from archwright.model.build import build
 from archwright.spec.errors import UserError
@@ -49,7 +50,8 @@ class Sharing:
                 raise UserError(
                     f"parallelism: no ensemble can be made: {why}; expected processes or auto"
                 )
-            return self.time(found, workers, max(sizes)), max(sizes), "stacks were asked for"
+            costs = self.time(found, workers, self.usual(len(found), workers, max(sizes)))
+            return costs, max(sizes), "stacks were asked for"
         costs = self.time(found, workers)
         if not sizes:
             return costs, 1, alone or "there are too few runs for a stack on each core"
@@ -63,6 +65,14 @@ class Sharing:
         unit, seeds = (study.lr_grid_size, study.seeds - 1) if sweeps else (1, study.seeds)
         fitting = [n for n in (1, 2, 4, 8) if n <= seeds and -(-seeds // n) * variants >= workers]
         return [n * unit for n in fitting if 1 < n * unit <= MOST]
+
+    def usual(self, arms: int, workers: int, most: int) -> int:
+        """Return how many runs most stacks have, by which the time of a study is estimated: where it is looked at on
+        the way, the rates of one sweep, dealt out to the workers that a variant has for itself."""
+        study = self.study
+        if not (study.tune_lr and study.procedure == "confirm" and study.early_stopping):
+            return most
+        return min(most, math.ceil(study.lr_grid_size / workers_each(study, workers, arms)))
 
     def _obstacle(self, found: Mapping[str, Arm]) -> str:
         for name, arm in found.items():
@@ -88,4 +98,5 @@ class Sharing:
         )
         if gain < WORTHWHILE:
             return costs, 1, reason
-        return self.time(found, workers, best), best, reason
+        usual = self.usual(len(found), workers, best)
+        return (self.time(found, workers, usual) if usual > 1 else costs), best, reason

@@ -1,5 +1,6 @@
 """A study that is decided: what runs, with what, for how long; and how that is written down."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +195,13 @@ def runs_each(study: StudySpec) -> float:
     moves = (FINER_LRS + variants * MOVED_LRS) / (1 + variants)
     more = STEEP_SHARE * (len(study.tuning_seed_numbers) - 1) * study.lr_grid_size
     return len(study.seed_numbers) + study.lr_grid_size + moves + more
+
+
+def workers_each(study: StudySpec, workers: int, arms: int) -> int:
+    """Return how many workers are there for the runs of each variant alone, where all arms are trained at once: the
+    baseline is ahead of the others where it is tuned first."""
+    first = study.tune_lr and study.procedure == "confirm"
+    return math.ceil(workers / max(1, arms - first))
 
 
 def horizons(study: StudySpec) -> tuple[float, ...]:

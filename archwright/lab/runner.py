@@ -46,7 +46,7 @@ class Runner(ABC):
     had begun, and that of runs which were there before it."""
 
     def __post_init__(self) -> None:
-        self._groups = Groups(self.plan, self.runs_folder)
+        self._groups = Groups(self.plan, self.runs_folder, self.workers_for)
         self._started: set[Cell] = set()
 
     @abstractmethod
@@ -138,6 +138,10 @@ class Runner(ABC):
     def steps(self, cell: Cell) -> int:
         """Return the steps by which the progress of a run is measured."""
         return self.plan.steps
+
+    def workers_for(self, cell: Cell) -> int:
+        """Return how many workers are there for a run and those like it, as others have enough without them."""
+        return 1
 
     def _plans_anew(self, workers: Workers, wanted: Collection[Cell]) -> bool:
         """Change what is wanted, where time asks for it; return whether it was changed."""

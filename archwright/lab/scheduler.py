@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from archwright.lab.batching import Cell, cells_of
 from archwright.lab.ngrams import Counted
-from archwright.lab.plan import horizons
+from archwright.lab.plan import horizons, workers_each
 from archwright.lab.procedure import Standing, no_text_error, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
 from archwright.lab.runner import Runner
@@ -145,13 +145,29 @@ class Execution(Runner):
         outstanding = self.outstanding()
         work = sum(self.run_seconds(name) * n for name, n in outstanding.items())
         shared = (work + self._shorter_seconds(self.shorter_pairs)) / self.plan.workers
-        # Runs of a variant that fit into a stack are trained by one worker, though others have nothing to do.
+        # Runs of a variant that are stacked for few workers are trained by these, though others have nothing to do.
         alone = (
-            self.run_seconds(name) * n / min(self.plan.workers, math.ceil(n / self.plan.stack))
+            self.run_seconds(name) * n / min(self.plan.workers, self._stacks(name, n))
             for name, n in outstanding.items()
             if n
         )
         return max(shared, max(alone, default=0.0))
+
+    def workers_for(self, cell: Cell) -> int:
+        """Return how many workers are there for runs of a variant: all while the baseline is tuned, then those that are
+        left to each as all are trained."""
+        study, workers, arms = self.plan.study, self.plan.workers, len(self.plan.arms)
+        is_baseline = cell.variant == next(iter(self.plan.arms))
+        if cell.share < 1:
+            return math.ceil(workers / (arms * len(horizons(study))))
+        if not is_baseline:
+            return workers_each(study, workers, arms)
+        return workers if cell.seed in study.tuning_seed_numbers else math.ceil(workers / arms)
+
+    def _stacks(self, name: str, runs: int) -> int:
+        """Return as how many stacks so many runs of a variant are trained."""
+        own = self.workers_for(Cell(name, self.plan.study.seed_numbers[0], 0.0))
+        return min(runs, max(own, math.ceil(runs / self.plan.stack)))
 
     def words(self, left: str) -> str:
         done = len(self.results) + len(self.shorter)

@@ -31,8 +31,10 @@ def decide(gain: float, *changes: str, **options: object) -> tuple[int, str]:
         return {name: Cost(0.0, step, 0.0) for name in found}
 
     study = StudySpec(variants={"b": ("dim=8",)}).model_copy(update=options)
-    costs, stack, why = Sharing(study, timed).decide(arms(*changes), 2)
-    expected = 1.0 if stack == 1 else 1 / (1 + gain * stack)
+    sharing = Sharing(study, timed)
+    costs, stack, why = sharing.decide(arms(*changes), 2)
+    usual = sharing.usual(2, 2, stack)
+    expected = 1.0 if usual == 1 else 1 / (1 + gain * usual)
     assert {cost.step for cost in costs.values()} == {expected}
     return stack, why
 
@@ -64,3 +66,15 @@ def test_a_stack_leaves_no_core_without_work() -> None:
     assert sharing.sizes(2, 2) == [2, 4]
     assert sharing.sizes(2, 4) == [2]
     assert sharing.sizes(2, 8) == []
+
+
+def test_time_is_estimated_by_the_stacks_that_most_runs_are_in() -> None:
+    study = StudySpec(variants={"b": ("dim=8",)})
+    sharing = Sharing(study, lambda found, workers, stack=1: {})
+    assert sharing.usual(2, 2, 8) == 2  # three rates on two workers
+    assert sharing.usual(3, 2, 8) == 3
+    assert sharing.usual(3, 2, 2) == 2
+    assert sharing.usual(2, 4, 8) == 1
+    for other in ({"early_stopping": False}, {"tune_lr": False}, {"procedure": "sweep"}):
+        sharing.study = study.model_copy(update=other)
+        assert sharing.usual(2, 2, 8) == 8, other
