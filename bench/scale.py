@@ -302,40 +302,65 @@ def _worst(row: list[list[float]] | None, alone: list[list[float]]) -> str:
     return f"{worst:.1e}" if worst else "0"
 
 
+EXPERTS = (
+    *("model.feedforward.kind=experts", "model.feedforward.num_experts=8"),
+    *("model.feedforward.top_k=2", "model.feedforward.expert.hidden_dim=256"),
+)
+ONE = "one process of two threads"
+WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "dense": (
+        (),
+        {
+            "two copies of one thread": "scale.shard=1",
+            "two shards": "scale.shard=2",
+            "a tensor group of two": "scale.tensor=2",
+            "a context group of two": "scale.context=2",
+        },
+    ),
+    "dense, 8 parts a batch": (
+        ("grad_accum_steps=8",),
+        {
+            "two shards": "scale.shard=2",
+            "a pipeline of two": "scale.pipeline=2",
+            "a pipeline of two, interleaved": "scale.pipeline=2 scale.pipeline_schedule=interleaved_1f1b",
+        },
+    ),
+    "8 experts, 2 a token": (
+        EXPERTS,
+        {"two shards": "scale.shard=2", "an expert group of two": "scale.shard=2 scale.expert=2"},
+    ),
+}
+"""Of each model that is timed, what it is made of, and how two processes of one thread share it."""
+
+
 def overhead(repeats: int, steps: int) -> str:
     """Return a table of tokens/s: one process of two threads, and two of one, in turns."""
     words = (
-        *(
-            "train",
-            "modern",
-            f"data.text={ROOT / 'docs' / 'decisions.md'}",
-            "data.tokenizer.kind=bytes",
-        ),
+        *("train", "modern", f"data.text={ROOT / 'docs' / 'decisions.md'}"),
+        "data.tokenizer.kind=bytes",
         *("model.dim=256", "model.num_layers=6", "model.context_length=256", "batch_size=16"),
         *(f"budget={steps}steps", "evaluate.every=1000000", "evaluate.final_max_tokens=1000"),
         *("machine.threads=2", "machine.precision=fp32", "machine.kernel=sdpa", "--quiet"),
     )
-    ways = {
-        "one process of two threads": ([sys.executable], ()),
-        "two copies of one thread": (torchrun(2), ("scale.shard=1",)),
-        "two shards of one thread": (torchrun(2), ("scale.shard=2",)),
-        "a tensor group of two of one thread": (torchrun(2), ("scale.tensor=2",)),
-    }
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, (start, more) in ways.items():
-            with tempfile.TemporaryDirectory() as folder:
-                out = Path(folder) / "run"
-                command = [*start, "-m", "archwright", *words, *more, "--out", str(out)]
-                subprocess.run(command, check=True, cwd=ROOT, env=environment())
-                records = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    lines = ["| model | | tokens/s | beside one process |", "|---|---|---|---|"]
+    for model, (more, shared) in WAYS.items():
+        ways = {ONE: ([sys.executable], "")}
+        ways |= {name: (torchrun(2), how) for name, how in shared.items()}
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repeats):
+            for name, (start, how) in ways.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    out = Path(folder) / "run"
+                    command = [*start, "-m", "archwright", *words, *more, *how.split()]
+                    command += ["--out", str(out)]
+                    subprocess.run(command, check=True, cwd=ROOT, env=environment())
+                    records = [json.loads(line) for line in (out / "metrics.jsonl").open()]
                 trained = [r["tokens_per_second"] for r in records if r["kind"] == "train"]
                 speeds[name].append(statistics.median(trained[5:]))
-    first = statistics.median(next(iter(speeds.values())))
-    lines = ["| | tokens/s | beside one process |", "|---|---|---|"]
-    for name, found in speeds.items():
-        middle = statistics.median(found)
-        lines.append(f"| {name} | {middle:,.0f} | {middle / first:.2f} |")
+        first = statistics.median(speeds[ONE])
+        for name, found in speeds.items():
+            middle = statistics.median(found)
+            lines.append(f"| {model} | {name} | {middle:,.0f} | {middle / first:.2f} |")
     return "\n".join(lines)
 
 
