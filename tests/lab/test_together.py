@@ -22,9 +22,14 @@ STACKED = OPTIONS | {"parallelism": "ensemble", "seeds": 4}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder to work in, with a text."""
+    """A folder to work in, with a text, and two cores at most: with more of them than runs nothing is stacked."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if cores:
+        os.sched_setaffinity(0, cores[:2])
     with working_in(tmp_path_factory.mktemp("stacks")) as folder:
         yield folder
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +54,7 @@ def test_runs_in_stacks_are_what_they_are_alone(stacked: StudyResults, place: Pa
 def test_each_run_says_with_whom_it_was_trained(stacked: StudyResults, place: Path) -> None:
     found = [RunFolder(place / "studies" / "runs" / r.key).environment() for r in stacked.runs]
     ways = {told["decisions"]["together"]["value"] for told in found}
-    assert "stacked with 2 others" in ways
+    assert ways & {"stacked with 1 other", "stacked with 2 others"}
     for run, told in zip(stacked.runs, found, strict=True):
         assert not told["stack"] or run.key in told["stack"]
         assert told["decisions"]["together"]["reason"] == "stacks were asked for"
@@ -66,7 +71,7 @@ def test_a_stack_that_fails_lets_each_of_its_runs_go_on_alone(
     shutil.copytree(place / "study", place / "failing")
     shutil.copytree(place / "studies" / "runs", place / "failing-runs")
     folders = [RunFolder(place / "failing-runs" / r.key) for r in stacked.runs]
-    members = next(names for names in map(stack_of, folders) if len(names) == 3)
+    members = next(names for names in map(stack_of, folders) if len(names) > 1)
     broken = RunFolder(place / "failing-runs" / members[0])
     for key in members:
         RunFolder(place / "failing-runs" / key).metrics_file.unlink()
@@ -78,10 +83,10 @@ def test_a_stack_that_fails_lets_each_of_its_runs_go_on_alone(
         )
     assert [r.key for r in found.runs if r.failed] == [broken.path.name]
     told = [RunFolder(place / "failing-runs" / key).environment() for key in members]
-    assert [t["decisions"]["together"]["value"] for t in told] == ["alone"] * 3
+    assert [t["decisions"]["together"]["value"] for t in told] == ["alone"] * len(members)
     before = losses(stacked)
     again = [r for r in found.runs if r.key in members and not r.failed]
-    assert len(again) == 2
+    assert len(again) == len(members) - 1
     for run in again:
         expected = before[run.variant, run.seed, run.lr]
         assert run.loss == pytest.approx(expected, rel=1e-5)
