@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,9 @@ def sentences(request: pytest.FixtureRequest) -> Sentences:
     return Sentences(renew=request.config.getoption("--renew-sentences"))
 
 
-@pytest.fixture
-def visitors() -> Iterator[None]:
-    """Let a test add choices and parts; they leave with it."""
+@contextmanager
+def _choices_as_they_are() -> Iterator[None]:
+    """Inside, choices and parts may be added; they leave at the end."""
     from archwright.plugins import REGISTRIES
     from archwright.spec.choice import Choice
 
@@ -82,6 +83,20 @@ def visitors() -> Iterator[None]:
     for table, contents in zip(tables, before, strict=True):
         table.clear()
         table.update(contents)
+
+
+@pytest.fixture
+def visitors() -> Iterator[None]:
+    """Let a test add choices and parts; they leave with it."""
+    with _choices_as_they_are():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _visitors_of_a_file() -> Iterator[None]:
+    """No choice outlives the file whose commands loaded it: with one of them, listings are made anew each time."""
+    with _choices_as_they_are():
+        yield
 
 
 QUIET = (

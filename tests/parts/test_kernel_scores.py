@@ -163,7 +163,7 @@ def test_values(mask: str, narrowed: str) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.sampled(fast=3)
+@pytest.mark.sampled(fast=3, full=32)
 @pytest.mark.parametrize("narrowed", NARROWED)
 @pytest.mark.parametrize("mask", CHOICES)
 def test_some_queries_among_all_keys(mask: str, narrowed: str) -> None:
