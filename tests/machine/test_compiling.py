@@ -116,7 +116,7 @@ for ours, theirs in zip(torch.autograd.grad(logits.sin().sum(), list(model.param
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is here")
 def test_narrow_gradients_are_those_of_the_model_as_it_stands(tmp_path: Path) -> None:
     """In a process of its own, where no shape checks stand between the compiler and the model, and with nothing
