@@ -14,7 +14,6 @@ from archwright.files import atomic_write
 from archwright.lab import run_cache
 from archwright.lab.baseline import (
     RATIOS,
-    SMALL_STACKS,
     Axis,
     Search,
     Setting,
@@ -130,7 +129,7 @@ def tune(
     """
     plan, before = tuner.study_plan, tuner.spent
     if until is not None:
-        work = SMALL_STACKS * tuner.expected * plan.run_seconds(plan.baseline.name)
+        work = tuner.expected * plan.run_seconds(plan.baseline.name)
         tuner.allowed = before + OVERTIME * work / plan.workers
     if not tuner.run(workers, show, interrupt):
         return plan

@@ -8,7 +8,7 @@ from pathlib import Path
 from archwright.data.task_text import TaskText
 from archwright.files import atomic_write
 from archwright.lab import plan_file
-from archwright.lab.baseline import Tuning, expected_runs, expected_work
+from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.matching import Counts
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.procedure import PAIRS
@@ -127,7 +127,7 @@ class Plan:
             * sum(self.run_seconds(name, share) for share in horizons(self.study))
             for name in self.arms
         )
-        tuning = expected_work(self.tuning, self.study.lr_grid_size)
+        tuning = expected_runs(self.tuning, self.study.lr_grid_size)
         work += tuning * self.run_seconds(self.baseline.name)
         spent = self.tuning.seconds if self.tuning else 0.0
         return spent + work / min(self.workers, max(1, self.num_runs))

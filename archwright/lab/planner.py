@@ -13,7 +13,7 @@ import torch
 from archwright.checkpoint.started import StartRecord
 from archwright.data.eval_windows import Windows
 from archwright.lab import run_cache
-from archwright.lab.baseline import Tuning, expected_runs, expected_work
+from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.baseline_runs import open_axes, remembered, tuned_plan
 from archwright.lab.concurrency import Sharing
 from archwright.lab.identical import refuse_identical, unscaled
@@ -304,7 +304,7 @@ class Planner:
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
-        first = expected_work(self._tuning(baseline.run), self.study.lr_grid_size)
+        first = expected_runs(self._tuning(baseline.run), self.study.lr_grid_size)
         each = seconds * USED * workers / (_wholes(self.study) * len(found) + first)
 
         def fits(size: float) -> bool:
@@ -334,7 +334,7 @@ class Planner:
         number = runs_each(self.study) + min(PAIRS, self.study.seeds) * len(horizons(self.study))
         fixed = sum(cost.run(0, tokens) for cost in costs.values()) * number
         step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
-        first = expected_work(tuning, self.study.lr_grid_size)
+        first = expected_runs(tuning, self.study.lr_grid_size)
         fixed = (fixed + first * costs[baseline].run(0, tokens)) / workers
         step = (step + first * costs[baseline].step) / workers
         planning = self._spent + ENDING
