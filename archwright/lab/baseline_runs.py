@@ -133,10 +133,16 @@ def tune(
         tuner.allowed = before + OVERTIME * work / plan.workers
     if not tuner.run(workers, show, interrupt):
         return plan
-    tuning = tuner.found(tuner.spent - before)
+    took = tuner.spent - before
+    tuning = tuner.found(took)
     remember(tuner.runs_folder, plan, tuning)
-    left = None if until is None else until - before - tuning.seconds
-    return tuned_plan(plan, tuning, left)
+    if until is None:
+        return tuned_plan(plan, tuning)
+    new = tuned_plan(plan, tuning, until - before - tuning.seconds)
+    if new.tokens_per_run >= SHORTER * plan.tokens_per_run:
+        return new
+    # Of other steps, the comparison has no run in common with the search.
+    return tuned_plan(plan, tuning.model_copy(update={"seconds": took}), until - before - took)
 
 
 @dataclass
@@ -190,7 +196,12 @@ class Tuner(Runner):
     def found(self, seconds: float) -> Tuning:
         """Return what was found, in so many seconds of wall time."""
         found = self.search()
-        own = [r for c, r in self.results.items() if self._settings[c.variant] == found.chosen]
+        # The comparison reads those of the first seed, as the second tunes only where losses are steep.
+        own = [
+            run
+            for cell, run in self.results.items()
+            if self._settings[cell.variant] == found.chosen and cell.seed == self.tuning.seeds[0]
+        ]
         trials = [self._trial(setting, valley) for setting, valley in found.tried.items()]
         return self.tuning.model_copy(
             update={
@@ -222,6 +233,10 @@ class Tuner(Runner):
     def remaining(self) -> float:
         left = max(self.expected - len(self.results), len(self.wanted()))
         return left * self.run_seconds(self._name(Setting())) / self.plan.workers
+
+    def workers_for(self, cell: Cell) -> int:
+        """Return how many workers are there for runs of a setting: all for the first, which is tried alone."""
+        return self.plan.workers if len(self._arms) == 1 else 1
 
     def words(self, left: str) -> str:
         total = max(self.expected, len(self.results) + len(self.wanted()))

@@ -4,13 +4,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from archwright.lab.baseline import FURTHEST, Search, Setting, search
-from archwright.lab.baseline_runs import at, of_steps, open_axes, remembered, tuned_plan
+from archwright.lab.baseline_runs import at, of_steps, open_axes, remembered, tune, tuned_plan
 from archwright.lab.compare import compare, plan
 from archwright.lab.plan import Plan
 from archwright.lab.plan_file import PLAN
@@ -273,6 +274,30 @@ def test_where_time_is_short_runs_are(near: Plan) -> None:
     given = asked.baseline.run.schedule.warmup
     assert run.schedule.warmup == pytest.approx(half.steps / 400 * int(given), rel=0.05)
     assert tuned_plan(asked, near.tuning, left=whole.seconds) == whole
+
+
+@pytest.mark.slow
+def test_time_is_shared_with_the_comparison_only_where_it_reads_the_same_runs(
+    near: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of 10 seconds, 4 of which went into runs that a comparison of as many steps reads."""
+    assert near.tuning
+    asked, found = as_given(near, steps=400), near.tuning.model_copy(update={"seconds": 6.0})
+    monkeypatch.setattr("archwright.lab.baseline_runs.remember", lambda *_: None)
+    whole = replace(tuned_plan(asked, found), tuning=None).seconds
+    for left, spent, shorter in ((whole + 1, 6.0, False), (0.5 * whole, 10.0, True)):
+        searcher: Any = SimpleNamespace(
+            study_plan=asked, spent=5.0, expected=10, runs_folder=Path("runs")
+        )
+        searcher.run = lambda *_, of=searcher: setattr(of, "spent", 15.0) is None
+        searcher.found = lambda seconds: found
+        nothing: Any = None
+        plan = tune(searcher, nothing, nothing, nothing, until=5.0 + 6.0 + left)
+        assert plan.tuning
+        assert plan.tuning.seconds == spent
+        assert (plan.tokens_per_run < 0.9 * asked.tokens_per_run) == shorter
+        if shorter:  # what is left is what the clock left
+            assert replace(plan, tuning=None).seconds == pytest.approx(left - 4.0, rel=0.05)
 
 
 def as_given(found: Plan, steps: int = 12) -> Plan:
