@@ -129,7 +129,7 @@ def tune(
     """
     plan, before = tuner.study_plan, tuner.spent
     if until is not None:
-        work = tuner.expected * plan.run_seconds(plan.baseline.name)
+        work = tuner.expected * plan.run_seconds(plan.baseline.name, tunes=True)
         tuner.allowed = before + OVERTIME * work / plan.workers
     if not tuner.run(workers, show, interrupt):
         return plan
@@ -188,7 +188,7 @@ class Tuner(Runner):
         if not runs or self._cut_short:
             return []
         started = any(cell in self._started or self._folder(cell).started for cell in runs)
-        each = self.run_seconds(runs[0].variant)
+        each = self.cell_seconds(runs[0])
         if not started and self.spent + each * len(runs) / self.plan.workers > self.allowed:
             self._cut_short = bool(found.tried)
         return [] if self._cut_short else runs
@@ -232,7 +232,7 @@ class Tuner(Runner):
 
     def remaining(self) -> float:
         left = max(self.expected - len(self.results), len(self.wanted()))
-        return left * self.run_seconds(self._name(Setting())) / self.plan.workers
+        return left * self.run_seconds(self._name(Setting()), tunes=True) / self.plan.workers
 
     def workers_for(self, cell: Cell) -> int:
         """Return how many workers are there for runs of a setting: all for the first, which is tried alone."""

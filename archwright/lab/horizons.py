@@ -8,7 +8,7 @@ import numpy as np
 
 from archwright.lab.multiplier import drops, horizon, multiplier_in_tokens, rise_before
 from archwright.lab.plan import horizons
-from archwright.lab.results import Effect, Horizon, Multiplier, Replicate
+from archwright.lab.results import Effect, Horizon, Multiplier, Replicate, compared_of
 from archwright.lab.scheduler import Execution
 
 
@@ -66,5 +66,6 @@ def multiplier_of(
 
 def _tokens_per_second(name: str, execution: Execution) -> float:
     """Return the median over a variant's runs, of the processor."""
-    runs = (run for cell, run in execution.results.items() if cell.variant == name)
-    return median([r.tokens_per_second for r in runs if r.tokens_per_second > 0] or [math.nan])
+    runs = [run for cell, run in execution.results.items() if cell.variant == name]
+    speeds = [r.tokens_per_second for r in compared_of(runs, execution.plan.study)]
+    return median([speed for speed in speeds if speed > 0] or [math.nan])

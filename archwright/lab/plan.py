@@ -10,7 +10,7 @@ from archwright.files import atomic_write
 from archwright.lab import plan_file
 from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.matching import Counts
-from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
+from archwright.lab.plan_file import PLAN, ArmRecord, Cost, Curves, PlanRecord
 from archwright.lab.procedure import PAIRS
 from archwright.lab.results import Unit, Variant
 from archwright.lab.variants import with_lr
@@ -20,7 +20,7 @@ from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.training.data import Material, reload_data
-from archwright.training.resolve import with_steps
+from archwright.training.resolve import EVALUATIONS, with_steps
 
 STUDY = "study.toml"
 """The study as it was asked for, in its folder."""
@@ -73,6 +73,8 @@ class Plan:
     """Pairs that are trained again for shares of the steps, at most."""
     tuning: Tuning | None = None
     """What is known of the baseline's batch and weight decay, where they are tuned; runs have what was found."""
+    curves: Curves = "compared"
+    """Which runs are evaluated on their way, too: of those that place a rate or are shorter, only the end counts."""
 
     @property
     def baseline(self) -> Arm:
@@ -111,24 +113,29 @@ class Plan:
         tuning = expected_runs(self.tuning, self.study.lr_grid_size)
         return round((runs_each(self.study) + shorter) * len(self.arms) + tuning)
 
-    def run_seconds(self, name: str, share: float = 1.0) -> float:
-        """Return the seconds that a run of a variant takes, or one of a share of its steps."""
-        return self.costs[name].run(
-            self.steps_of(share), evaluated(self.baseline.run, self.evaluation_tokens)
-        )
+    def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
+        """Return the seconds that a run of a variant takes, one of a share of its steps, or one that tunes."""
+        has_curve = self.curves == "all" or not (tunes or share < 1)
+        tokens = evaluated(self.baseline.run, self.evaluation_tokens, has_curve=has_curve)
+        return self.costs[name].run(self.steps_of(share), tokens)
+
+    def tunes(self, seed: int) -> bool:
+        """Tell whether the runs of a seed place learning rates and are not compared."""
+        return seed in self.study.tuning_seed_numbers
 
     @property
     def seconds(self) -> float:
         """Wall time of all runs."""
-        number = runs_each(self.study)
+        tuning, compared = tuning_runs_each(self.study), compared_runs_each(self.study)
         work = sum(
-            number * self.run_seconds(name)
+            tuning * self.run_seconds(name, tunes=True)
+            + compared * self.run_seconds(name)
             + min(self.shorter_pairs, self.study.seeds)
             * sum(self.run_seconds(name, share) for share in horizons(self.study))
             for name in self.arms
         )
-        tuning = expected_runs(self.tuning, self.study.lr_grid_size)
-        work += tuning * self.run_seconds(self.baseline.name)
+        searched = expected_runs(self.tuning, self.study.lr_grid_size)
+        work += searched * self.run_seconds(self.baseline.name, tunes=True)
         spent = self.tuning.seconds if self.tuning else 0.0
         return spent + work / min(self.workers, max(1, self.num_runs))
 
@@ -139,17 +146,21 @@ class Plan:
     def run(self, name: str, seed: int, k: float, share: float = 1.0) -> RunSpec:
         """Return one run of the study, of all its steps or of a share of them, which the warm-up has, too."""
         run = with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
-        if share == 1.0:
-            return run
+        if share < 1:
+            run = self._shorter(run, share)
+        if self.curves == "compared" and (share < 1 or self.tunes(seed)):
+            at_the_end = run.evaluate.model_copy(update={"every": run.machine.num_steps})
+            run = run.model_copy(update={"evaluate": at_the_end})
+        return run
+
+    def _shorter(self, run: RunSpec, share: float) -> RunSpec:
         assert isinstance(run.schedule.warmup, int)
         warmup = max(1, round(share * run.schedule.warmup)) if run.schedule.warmup else 0
-        run = run.model_copy(
-            update={
-                "schedule": run.schedule.model_copy(update={"warmup": warmup}),
-                "evaluate": run.evaluate.model_copy(update={"every": 0}),
-            }
-        )
-        return with_steps(run, self.steps_of(share))
+        update = {
+            "schedule": run.schedule.model_copy(update={"warmup": warmup}),
+            "evaluate": run.evaluate.model_copy(update={"every": 0}),
+        }
+        return with_steps(run.model_copy(update=update), self.steps_of(share))
 
     def steps_of(self, share: float) -> int:
         """Return the steps of runs that have a share of them."""
@@ -187,14 +198,24 @@ def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
 def runs_each(study: StudySpec) -> float:
     """Return how many runs each variant of a study has, about, in the mean over all and the baseline, where nothing is
     decided early."""
-    if not study.tune_lr:
-        return study.seeds
-    if study.procedure == "sweep":
-        return study.seeds * study.lr_grid_size + EXTRA_LRS
+    return tuning_runs_each(study) + compared_runs_each(study)
+
+
+def tuning_runs_each(study: StudySpec) -> float:
+    """Return how many of them place learning rates and are not compared."""
+    if not study.tuning_seed_numbers:
+        return 0.0
     variants = len(study.variants)
     moves = (FINER_LRS + variants * MOVED_LRS) / (1 + variants)
     more = STEEP_SHARE * (len(study.tuning_seed_numbers) - 1) * study.lr_grid_size
-    return len(study.seed_numbers) + study.lr_grid_size + moves + more
+    return study.lr_grid_size + moves + more
+
+
+def compared_runs_each(study: StudySpec) -> float:
+    """Return how many of them are compared; where each seed sweeps, all."""
+    if study.tune_lr and study.procedure == "sweep":
+        return study.seeds * study.lr_grid_size + EXTRA_LRS
+    return len(study.seed_numbers)
 
 
 def workers_each(study: StudySpec, workers: int, arms: int) -> int:
@@ -209,9 +230,10 @@ def horizons(study: StudySpec) -> tuple[float, ...]:
     return study.horizons if study.procedure == "confirm" else ()
 
 
-def evaluated(run: RunSpec, final: int) -> int:
-    """Return the tokens that a run evaluates on, on the way and at its end."""
-    return 10 * run.evaluate.max_tokens + final * (1 + len(run.evaluate.lengths))
+def evaluated(run: RunSpec, final: int, *, has_curve: bool = True) -> int:
+    """Return the tokens that a run evaluates on: the sample of its curve, else once at its end, and all of them."""
+    points = EVALUATIONS if has_curve else 1
+    return points * run.evaluate.max_tokens + final * (1 + len(run.evaluate.lengths))
 
 
 def save(plan: Plan, folder: RunFolder) -> None:
@@ -237,6 +259,7 @@ def save(plan: Plan, folder: RunFolder) -> None:
         shorter_pairs=plan.shorter_pairs,
         ends=plan.study.ends,
         tuning=plan.tuning,
+        curves=plan.curves,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
@@ -298,6 +321,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         why=record.why,
         shorter_pairs=record.shorter_pairs,
         tuning=record.tuning,
+        curves=record.curves,
     )
 
 

@@ -18,6 +18,9 @@ from archwright.spec.errors import UserError
 
 PLAN = "plan.json"
 
+Curves = Literal["all", "compared"]
+"""Which runs are evaluated on their way, too: all, or those of all steps that are compared."""
+
 FORMAT = 1
 """Number of the layout of a study's folder."""
 
@@ -61,6 +64,7 @@ class PlanRecord(Spec):
     shorter_pairs: int = Field(PAIRS, ge=0)
     ends: tuple[int, ...] = ()
     tuning: Tuning | None = None  # of batch and weight decay, where it was asked for
+    curves: Curves = "all"  # what plans have that do not say
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)

@@ -22,9 +22,11 @@ from archwright.lab.plan import (
     TOKENIZERS,
     Arm,
     Plan,
+    compared_runs_each,
     evaluated,
     horizons,
     runs_each,
+    tuning_runs_each,
 )
 from archwright.lab.plan_file import Cost
 from archwright.lab.procedure import PAIRS
@@ -330,12 +332,16 @@ class Planner:
         if seconds is None:
             parameters = next(iter(found.values())).counts.parameters
             return self.study.budget.steps(run.tokens_per_step, 1.0, 1.0, num_parameters=parameters)
-        tokens = evaluated(run, self._evaluation_tokens(found))
-        number = runs_each(self.study) + min(PAIRS, self.study.seeds) * len(horizons(self.study))
-        fixed = sum(cost.run(0, tokens) for cost in costs.values()) * number
+        final = self._evaluation_tokens(found)
+        whole, at_the_end = (evaluated(run, final, has_curve=curve) for curve in (True, False))
+        shorter = min(PAIRS, self.study.seeds) * len(horizons(self.study))
+        curves, ends = compared_runs_each(self.study), tuning_runs_each(self.study) + shorter
+        fixed = sum(
+            curves * cost.run(0, whole) + ends * cost.run(0, at_the_end) for cost in costs.values()
+        )
         step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
         first = expected_runs(tuning, self.study.lr_grid_size)
-        fixed = (fixed + first * costs[baseline].run(0, tokens)) / workers
+        fixed = (fixed + first * costs[baseline].run(0, at_the_end)) / workers
         step = (step + first * costs[baseline].step) / workers
         planning = self._spent + ENDING
         steps = int((seconds * USED - planning - fixed) / step)

@@ -68,8 +68,7 @@ def described(run: RunResult) -> str:
 def left(runner: Runner, running: Mapping[Cell, RunFolder]) -> str:
     """Say how many runs are done and how long the others take."""
     started = sum(
-        _done(runner, cell, folder) * runner.run_seconds(cell.variant)
-        for cell, folder in running.items()
+        _done(runner, cell, folder) * runner.cell_seconds(cell) for cell, folder in running.items()
     )
     seconds = max(0.0, runner.remaining() - started / runner.plan.workers)
     return runner.words(duration(seconds))

@@ -85,6 +85,12 @@ class RunResult:
     """Share of right answers at the end, of a run on a task."""
 
 
+def compared_of(runs: Sequence[RunResult], study: StudySpec) -> list[RunResult]:
+    """Return those of runs that are compared, as others are evaluated less often; all where there are none."""
+    tuning = study.tuning_seed_numbers
+    return [run for run in runs if run.seed not in tuning] or [*runs]
+
+
 @dataclass(frozen=True)
 class Variant:
     """One architecture of a study as it was built. The first variant of a study is its baseline."""

@@ -16,6 +16,7 @@ from archwright.runs.records import Record
 from archwright.spec.fingerprint import differing
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
+from archwright.training.resolve import EVALUATIONS
 
 POOL = Path("studies/runs")
 """Where runs are kept when the user names no folder; studies share them."""
@@ -158,6 +159,7 @@ def read(
             float(environment.get("flops_per_token", math.nan)),
             unit,
             scale,
+            folder.spec.machine.num_steps,
         ),
         lengths={int(r["name"]): _loss(r, unit) for r in records if r["kind"] == "length"},
         command=command,
@@ -207,10 +209,13 @@ def _curve(
     flops_per_token: float,
     unit: Unit,
     scale: float,
+    num_steps: int | str,
 ) -> list[Point]:
-    """Return the evaluations on the way, each with the mean training loss of the steps since the one before, times
-    `scale`."""
+    """Return the evaluations, each with the mean training loss of the steps since the one before, times `scale`; of the
+    last tenth of a run that is evaluated at its end alone."""
     points, before = [], 0
+    if isinstance(num_steps, int) and [r["step"] for r in evaluations] == [num_steps]:
+        before = num_steps - max(1, num_steps // EVALUATIONS)
     for record in evaluations:
         since = [_number(r.get("loss")) for r in steps if before < r["step"] <= record["step"]]
         before = record["step"]

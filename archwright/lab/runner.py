@@ -109,10 +109,10 @@ class Runner(ABC):
         ]:
             for cell in found:
                 self._read(cell)
-                self.spent += self.run_seconds(cell.variant, cell.share) / self.plan.workers
+                self.spent += self.cell_seconds(cell) / self.plan.workers
 
     def command(self, cell: Cell) -> str:
-        """Return what trains one run alone, with weights, samples and a page of its own."""
+        """Return what trains one run alone, with weights, samples, a page of its own and the curve on it."""
         file = file_of(self.plan, self.folder, cell.variant)
         words = ["archwright", "train", str(file), f"seed={cell.seed}"]
         lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
@@ -121,23 +121,31 @@ class Runner(ABC):
             run = self.plan.run(*cell)
             words += [f"machine.num_steps={run.machine.num_steps}"]
             words += [f"schedule.warmup={run.schedule.warmup}"]
-            words += [f"evaluate.every={run.evaluate.every}"]
         words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
         for part in self.plan.study.parts:
             words += ["--parts", part.name]
         return shlex.join(words)
 
-    def run_seconds(self, name: str, share: float = 1.0) -> float:
-        """Return the wall time that a run of a variant takes, or one of a share of its steps: as measured, else as
-        estimated."""
-        took = [r.seconds for r in self.results.values() if r.variant == name and r.seconds > 0]
-        estimated = self.plan.run_seconds(name, share)
+    def cell_seconds(self, cell: Cell) -> float:
+        """Return the wall time that a run takes."""
+        return self.run_seconds(cell.variant, cell.share, tunes=self.plan.tunes(cell.seed))
+
+    def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
+        """Return the wall time that a run of a variant takes, one of a share of its steps, or one that tunes: as
+        measured, else as estimated."""
+        estimated = self.plan.run_seconds(name, share, tunes=tunes)
+        on_the_way = self.plan.run_seconds(name) - self.plan.run_seconds(name, tunes=True)
+        took = [
+            run.seconds - on_the_way * (not self.plan.tunes(cell.seed))
+            for cell, run in self.results.items()
+            if cell.variant == name and run.seconds > 0
+        ]
         overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(share)
         return statistics.fmean(took) * share + max(0.0, overhead) if len(took) > 2 else estimated
 
     def steps(self, cell: Cell) -> int:
-        """Return the steps by which the progress of a run is measured."""
-        return self.plan.steps
+        """Return the steps of a run."""
+        return self.plan.steps_of(cell.share)
 
     def workers_for(self, cell: Cell) -> int:
         """Return how many workers are there for a run and those like it, as others have enough without them."""

@@ -97,7 +97,7 @@ class Execution(Runner):
             runs = [c for c in self._shorter(len(self.seeds)) if c not in self.shorter]
         runs = [cell for cell in runs if cell.seed == runs[0].seed]
         # Together they take as long as the slowest worker, which has the most of them.
-        each = max((self.run_seconds(c.variant, c.share) for c in runs), default=0.0)
+        each = max(map(self.cell_seconds, runs), default=0.0)
         rounds = math.ceil(len(runs) / self.plan.workers)
         fits = self.spent + each * rounds + ENDING <= (study.wall_seconds or 0.0)
         started = any(self._folder(cell).started for cell in runs)
@@ -142,16 +142,23 @@ class Execution(Runner):
         started; what is left of the budget where that is being used up."""
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
-        outstanding = self.outstanding()
-        work = sum(self.run_seconds(name) * n for name, n in outstanding.items())
-        shared = (work + self._shorter_seconds(self.shorter_pairs)) / self.plan.workers
+        outstanding = {name: runs for name, runs in self.outstanding().items() if runs}
+        work = {name: self._seconds_of(name, runs) for name, runs in outstanding.items()}
+        shared = sum(work.values()) + self._shorter_seconds(self.shorter_pairs)
         # Runs of a variant that are stacked for few workers are trained by these, though others have nothing to do.
         alone = (
-            self.run_seconds(name) * n / min(self.plan.workers, self._stacks(name, n))
-            for name, n in outstanding.items()
-            if n
+            work[name] / min(self.plan.workers, self._stacks(name, runs))
+            for name, runs in outstanding.items()
         )
-        return max(shared, max(alone, default=0.0))
+        return max(shared / self.plan.workers, max(alone, default=0.0))
+
+    def _seconds_of(self, name: str, runs: int) -> float:
+        """Return the processor time of so many runs of a variant, those first that place its rate."""
+        places = self.plan.study.tuning_seed_numbers
+        tuning = min(runs, len(self.standing().sweeps[name].wanted)) if places else 0
+        return tuning * self.run_seconds(name, tunes=True) + (runs - tuning) * self.run_seconds(
+            name
+        )
 
     def workers_for(self, cell: Cell) -> int:
         """Return how many workers are there for runs of a variant: all while the baseline is tuned, then those that are
@@ -193,7 +200,7 @@ class Execution(Runner):
             for name in self.plan.arms
             for share in horizons(self.plan.study)
         )
-        return max(0.0, whole - sum(self.run_seconds(c.variant, c.share) for c in self.shorter))
+        return max(0.0, whole - sum(map(self.cell_seconds, self.shorter)))
 
     def _standing(self, may_shift: bool, *, fill: bool = False) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}

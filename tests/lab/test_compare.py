@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +19,7 @@ import pytest
 
 import archwright as aw
 from archwright.lab.compare import compare, plan
+from archwright.lab.plan import STUDY, saved
 from archwright.lab.results import StudyResults
 from archwright.lab.scheduler import Execution
 from archwright.lab.summary import announcement
@@ -27,6 +29,7 @@ from archwright.lab.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Hidden
+from archwright.spec.read import read_study
 from tests.lab.small import (
     OPTIONS,
     killed_twice_and_finished,
@@ -96,11 +99,9 @@ def test_a_run_trained_alone_reaches_the_same_loss_bit_for_bit(
 
 def test_variants_differ_in_what_was_asked_alone(results: StudyResults, place: Path) -> None:
     specs = [RunFolder(place / "studies" / "runs" / r.key).spec for r in results.runs]
-    alike = {
-        (s.batch_size, s.schedule, s.data, s.evaluate, s.machine, s.model.context_length)
-        for s in specs
-    }
+    alike = {(s.batch_size, s.schedule, s.data, s.machine, s.model.context_length) for s in specs}
     assert len(alike) == 1
+    assert len({s.evaluate.model_copy(update={"every": 1}) for s in specs}) == 1
     assert results.variants[1].changes[0].startswith("model.norm.kind:")
     sizes = [v.non_embedding for v in results.variants]
     assert abs(sizes[1] / sizes[0] - 1) <= 0.005
@@ -123,14 +124,36 @@ def test_a_finished_study_trains_nothing_again(results: StudyResults, place: Pat
 
 def test_studies_share_runs(results: StudyResults, place: Path) -> None:
     before = set((place / "studies" / "runs").iterdir())
-    other = compare(
-        *words("text.txt", ":feedforward.kind=gelu"), quiet=True, tune_lr=False, **OPTIONS
-    )
-    assert len(other.runs) == 4
-    shared = {r.key for r in other.runs} & {r.key for r in results.runs}
-    assert 1 <= len(shared) <= 2  # of modern: the rate where the first seed's sweep began
+    other = compare(*words("text.txt", ":feedforward.kind=gelu"), quiet=True, **OPTIONS)
+    both = [
+        {r.key for r in (*s.runs, *s.shorter_runs) if r.variant == "modern"}
+        for s in (results, other)
+    ]
+    assert len(both[0]) >= 3 + 2 + 4
+    assert both[0] == both[1]
     new = set((place / "studies" / "runs").iterdir()) - before
-    assert len(new) == 4 - len(shared) + len(other.shorter_runs)
+    assert len(new) == len(other.runs) + len(other.shorter_runs) - len(both[1])
+
+
+def test_runs_are_evaluated_on_their_way_only_where_that_is_shown(
+    results: StudyResults, place: Path
+) -> None:
+    """The rate is placed, and what compute is worth is told, by the losses at the end."""
+    for run in (*results.runs, *results.shorter_runs):
+        compared = run.seed > 1 and run.tokens == results.tokens_per_run
+        steps = [p.tokens / results.tokens_per_run for p in run.curve]
+        assert steps == ([0.5, 1.0] if compared else [run.tokens / results.tokens_per_run])
+    # A study that was planned before there was a difference has the runs that it had.
+    study = place / "study"
+    study_spec = read_study(study / STUDY)
+    planned = saved(study_spec, RunFolder(study))
+    assert planned is not None
+    before = replace(planned, curves="all")
+    assert before.run("modern", 0, 0.0).evaluate.every == 10
+    assert planned.run("modern", 0, 0.0).evaluate.every == 20
+    assert before.run("modern", 2, 0.0) == planned.run("modern", 2, 0.0)
+    assert before.run("modern", 2, 0.0, 0.5).evaluate.every == 1
+    assert before.seconds > planned.seconds
 
 
 def test_the_first_pairs_are_trained_for_shorter_horizons(results: StudyResults) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from archwright.lab.page import study_page, write_page, write_tables
+from archwright.lab.page.curves import runs_at_best
 from archwright.lab.page.learning_rates import best_lr
 from archwright.lab.results import Interaction, StudyResults
 from archwright.lab.sweep import replicate
@@ -239,11 +240,27 @@ def test_a_huge_interval_does_not_hide_the_rest() -> None:
 def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
     results = made.two_variants()
     mean = chart(study_page(results), "loss").traces[2]
-    assert best_lr(results, "modern") == 3e-3
-    runs = [run for run in results.runs if run.variant == "modern" and run.lr == 3e-3]
+    found = [run for run in results.runs if run.variant == "modern"]
+    assert best_lr(found) == 3e-3
+    runs = [run for run in found if run.lr == 3e-3]
     for i, value in enumerate(mean["y"]):
         assert value == pytest.approx(sum(run.curve[i].loss for run in runs) / 5)
     assert mean["along"]["seconds"][-1] == pytest.approx(sum(r.curve[-1].seconds for r in runs) / 5)
+
+
+def test_curves_are_of_the_runs_that_are_compared() -> None:
+    """Those that place the rate are evaluated at their ends alone: a mean over both would jump there."""
+    results = made.two_variants()
+    study = results.study.model_copy(update={"procedure": "confirm", "tuning_seeds": 2})
+    assert [*study.tuning_seed_numbers] == [0, 1]
+    mean = chart(study_page(replace(results, study=study)), "loss").traces[2]
+    at = [run for run in results.runs if run.variant == "modern" and run.lr == 3e-3]
+    runs = [run for run in at if run.seed > 1]
+    assert len(runs) == 3
+    assert mean["y"][-1] == pytest.approx(sum(run.curve[-1].loss for run in runs) / 3)
+    # A variant that has no others shows these.
+    alone = replace(results, study=study, runs=[run for run in results.runs if run.seed <= 1])
+    assert len(runs_at_best(alone, "modern")) == 2
 
 
 def test_training_losses_stand_beside_held_out_ones() -> None:

@@ -66,10 +66,11 @@ def test_a_plan_is_read_as_it_was_written(study: Path) -> None:
 def test_plans_without_a_checksum_open_still(study: Path) -> None:
     file = study / "plan.json"
     values = json.loads(file.read_text())
-    for key in ("checksum", "files", "stack", "why"):
+    for key in ("checksum", "files", "stack", "why", "curves"):
         del values[key]
     file.write_text(json.dumps(values, indent=2))
     assert again("copy").complete
+    assert plan_file.read(study).curves == "all"
     values["workers"] = "two"
     file.write_text(json.dumps(values))
     assert complaint(study).startswith("copy/plan.json: cut short or changed")

@@ -125,6 +125,30 @@ def test_a_point_has_the_training_loss_of_the_steps_since_the_one_before(
     assert [point.train_loss for point in curve] == pytest.approx([5.0 * scale, 2.5 * scale])
 
 
+def test_the_only_point_of_a_run_has_the_training_loss_of_its_last_tenth(tmp_path: Path) -> None:
+    """Losses 20, 19, ... 1: the last two have a mean of 1.5."""
+    spec = tiny_run("text.txt")
+    update = {
+        "model": spec.model.resolved(300),
+        "machine": spec.machine.model_copy(update={"num_steps": 20}),
+    }
+    folder = RunFolder.create(tmp_path / "run", spec.model_copy(update=update))
+    for step in range(1, 21):
+        at = {"step": step, "tokens": 8 * step, "seconds": float(step)}
+        folder.append({"kind": "train", **at, "loss": 21.0 - step})
+    end = {
+        "nats_per_token": 2.0,
+        "perplexity": 7.4,
+        "bits_per_byte": 1.4,
+        "num_tokens": 50,
+        "num_bytes": 100,
+    }
+    folder.append({"kind": "eval", **at, **end})
+    folder.append({"kind": "event", "step": 20, "name": "finished"})
+    [point] = run_cache.read(folder, "modern", 0, 1e-3, "").curve
+    assert (point.step, point.train_loss) == (20, 1.5)
+
+
 def test_a_failure_has_no_numbers() -> None:
     failed = run_cache.failure("a", 1, 0.1, "key", "no memory", "archwright train a")
     assert math.isnan(failed.loss)

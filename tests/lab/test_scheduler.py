@@ -35,7 +35,8 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
         shorter_pairs=4,
         own_starts=frozenset(),
         costs={name: SimpleNamespace(step=seconds / 100) for name in ("modern", "b")},
-        run_seconds=lambda name, share=1.0: seconds * share,
+        run_seconds=lambda name, share=1.0, tunes=False: seconds * share,
+        tunes=lambda seed: seed in study.tuning_seed_numbers,
         steps_of=lambda share: round(100 * share),
     )
     return Execution(plan, Path("study"), Path("runs"))  # type: ignore[arg-type]
@@ -250,7 +251,7 @@ def test_seeds_and_horizons_are_left_out_by_turns_and_seeds_come_back(
     while found._late(Crew()):  # type: ignore[arg-type]
         pass
     assert (len(found.seeds), found.shorter_pairs) == (kept, pairs)
-    found.plan.run_seconds = lambda name, share=1.0: 10.0 * share  # type: ignore[method-assign]
+    found.plan.run_seconds = lambda name, share=1.0, tunes=False: 10.0 * share  # type: ignore[method-assign]
     while found._late(Crew()):  # type: ignore[arg-type]
         pass
     assert (len(found.seeds), found.shorter_pairs) == (9, 4)

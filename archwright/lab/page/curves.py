@@ -8,7 +8,7 @@ from typing import Any
 
 from archwright import format as fmt
 from archwright.lab.page.learning_rates import best_lr
-from archwright.lab.results import Point, RunResult, StudyResults, Unit
+from archwright.lab.results import Point, RunResult, StudyResults, Unit, compared_of
 from archwright.reporting.curves import axes_up_to
 from archwright.reporting.document import Axis, Chart, Key, Section, Series
 from archwright.reporting.styles import FEW, short_names, shortened, trace
@@ -97,9 +97,10 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
 
 
 def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
-    """Return a variant's runs at the learning rate that is best over seeds."""
-    lr = best_lr(results, variant)
-    return [run for run in results.runs if run.variant == variant and run.lr == lr]
+    """Return a variant's runs at the learning rate that is best over seeds, of those that are compared if any is."""
+    runs = compared_of([r for r in results.runs if r.variant == variant], results.study)
+    lr = best_lr(runs)
+    return [run for run in runs if run.lr == lr]
 
 
 def _loss_chart(

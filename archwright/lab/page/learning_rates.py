@@ -34,9 +34,9 @@ def learning_rates_section(results: StudyResults, series: dict[str, Series]) -> 
     return Section("Learning rates", blocks)
 
 
-def best_lr(results: StudyResults, variant: str) -> float:
+def best_lr(runs: Sequence[RunResult]) -> float:
     """Return the learning rate with the lowest mean loss, among those that most seeds came to an end with."""
-    losses = losses_by_lr([r for r in results.runs if r.variant == variant and not r.failed])
+    losses = losses_by_lr([run for run in runs if not run.failed])
     most = max(map(len, losses.values()), default=0)
     known = {lr: fmean(found) for lr, found in losses.items() if 2 * len(found) > most}
     return min(known, key=known.__getitem__, default=math.nan)
@@ -222,8 +222,9 @@ def _table(results: StudyResults) -> Table:
 
 
 def _row(results: StudyResults, name: str) -> Row:
-    replicates, best = _replicates(results, name), best_lr(results, name)
+    replicates = _replicates(results, name)
     runs = [run for run in results.runs if run.variant == name]
+    best = best_lr(runs)
     lrs = [replicate.lr for replicate in replicates]
     return Row(
         (

@@ -7,7 +7,7 @@ from statistics import median
 
 from archwright import format as fmt
 from archwright.lab.page.csv_files import state, tables
-from archwright.lab.results import ControlledVariable, RunResult, StudyResults
+from archwright.lab.results import ControlledVariable, RunResult, StudyResults, compared_of
 from archwright.reporting.document import (
     Block,
     Fact,
@@ -98,10 +98,10 @@ def reproduce_section(results: StudyResults) -> Section:
 
 
 def _cost_rows(results: StudyResults) -> list[Row]:
-    speeds = {
-        v.name: _median(r.tokens_per_second for r in _ended(results, v.name))
-        for v in results.variants
+    compared = {
+        v.name: compared_of(_ended(results, v.name), results.study) for v in results.variants
     }
+    speeds = {name: _median(r.tokens_per_second for r in runs) for name, runs in compared.items()}
     memory = {
         v.name: _finite(r.memory_bytes for r in _ended(results, v.name)) for v in results.variants
     }
@@ -112,7 +112,7 @@ def _cost_rows(results: StudyResults) -> list[Row]:
                 variant.name,
                 _known(speeds[variant.name], fmt.count),
                 _known(speeds[variant.name] / (baseline or math.nan), fmt.percent),
-                _known(_median(r.seconds for r in _ended(results, variant.name)), fmt.duration),
+                _known(_median(r.seconds for r in compared[variant.name]), fmt.duration),
                 _known(max(memory[variant.name], default=math.nan), fmt.size),
                 fmt.exact(variant.non_embedding),
                 fmt.exact(variant.parameters),
