@@ -96,7 +96,7 @@ def _beyond_seeds(effect: Effect, execution: Execution) -> str:
     if effect.text_error <= max(least, effect.placing_error):
         return f"too close to call, {MANY} more seeds would not tell either"
     asked, there = execution.plan.study.evaluation_tokens, execution.plan.evaluation_tokens
-    more = "a longer text" if there < asked else f"--evaluation-tokens {4 * asked}"
+    more = "a longer text" if there < asked else f"--evaluation-tokens {4 * asked} --out DIR"
     return (
         f"too close to call on {there:,} held-out tokens, whatever the seeds; more may tell: {more}"
     )
@@ -120,7 +120,7 @@ def _longer(execution: Execution) -> str:
         budget = f"{steps}steps"
     else:
         budget = f"{math.ceil(times * plan.tokens_per_run / 1e6)}Mtokens"
-    return f"{plan.steps:,} steps were too few, try about {steps:,}: --budget {budget}"
+    return f"{plan.steps:,} steps were too few, try about {steps:,}: --budget {budget} --out DIR"
 
 
 def _other_rate(name: str, execution: Execution) -> str:

@@ -86,8 +86,8 @@ def _sentence(names: tuple[str, str, str, str], mean: float, interval: Interval,
     if math.isnan(mean) or interval.low <= 0 <= interval.high:
         return f"The interaction of {first} and {second} is inconclusive."
     near, far = sorted((abs(interval.low), abs(interval.high)))
-    how, share = ("help each other", "more") if mean < 0 else ("get in each other's way", "less")
+    how, where = ("help each other", "lower") if mean < 0 else ("get in each other's way", "higher")
     return (
-        f"{first} and {second} {how}: together they lower the loss by {abs(mean):.3g} {unit} {share} (95 % interval "
-        f"{near:.3g} to {far:.3g}) than the sum of what each does alone."
+        f"{first} and {second} {how}: with both, the loss is {abs(mean):.3g} {unit} {where} (95 % interval "
+        f"{near:.3g} to {far:.3g}) than what each does alone adds up to."
     )

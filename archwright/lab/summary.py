@@ -375,9 +375,12 @@ def held(plan: Plan) -> list[ControlledVariable]:
 
 def _judged_on(plan: Plan) -> str:
     final_bytes = plan.baseline.run.evaluate.final_bytes
+    shared = (
+        ", half of which place the rates and half judge" if plan.study.tuning_seed_numbers else ""
+    )
     if final_bytes is not None:
-        return f"{final_bytes:,} held-out bytes"
-    return f"{plan.evaluation_tokens:,} held-out tokens"
+        return f"{final_bytes:,} held-out bytes{shared}"
+    return f"{plan.evaluation_tokens:,} held-out tokens{shared}"
 
 
 def _text_sizes(plan: Plan) -> dict[str, str]:

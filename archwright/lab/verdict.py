@@ -359,8 +359,8 @@ def seeds_needed(effect: Effect) -> int:
 
 
 def _numbers(effect: Effect, baseline: str) -> str:
-    digits, direction = _digits(effect), "less" if effect.mean < 0 else "more"
-    parts = [f"{abs(effect.mean):.{digits}f} {effect.unit} {direction}"]
+    digits, where = _digits(effect), "lower" if effect.mean < 0 else "higher"
+    parts = [f"the loss of {effect.variant} is {abs(effect.mean):.{digits}f} {effect.unit} {where}"]
     if len(effect.seeds) > 1:
         parts[0] += f" (95 % interval {_range(effect)}, {len(effect.seeds)} seeds)"
     if effect.multiplier:
@@ -400,7 +400,7 @@ def _range(effect: Effect) -> str:
     """Return the interval, without signs: in the direction of the mean where it has only one."""
     digits, low, high = _digits(effect), effect.interval.low, effect.interval.high
     if low < 0 < high:
-        return f"{-low:.{digits}f} less to {high:.{digits}f} more"
+        return f"{-low:.{digits}f} lower to {high:.{digits}f} higher"
     near, far = sorted((abs(low), abs(high)))
     return f"{near:.{digits}f} to {far:.{digits}f}"
 
@@ -412,10 +412,10 @@ def _member(effect: Effect, brief: bool) -> str:
     if brief:
         return f"{effect.variant} ({signed(effect.mean, _digits(effect))})"
     amount = f"{abs(effect.mean):.{_digits(effect)}f} {effect.unit}"
-    direction = "less" if effect.mean < 0 else "more"
+    where = "lower" if effect.mean < 0 else "higher"
     compute = f"worth {compute_words(effect.multiplier)}; " if effect.multiplier else ""
     alone = AT_EQUAL_TOKENS * is_at_odds(effect)
-    return f"{effect.variant} ({compute}{amount} {direction}{alone}, {_range(effect)})"
+    return f"{effect.variant} ({compute}{amount} {where}{alone}, {_range(effect)})"
 
 
 def _digits(effect: Effect) -> int:

@@ -66,7 +66,7 @@ def test_to_solve_a_task_that_another_does_not_is_a_result(made: StudyResults) -
         return found
 
     assert outcome(2.0, guessing=3.0).outcome == "worse"
-    assert " nats per answer more" in outcome(2.0, guessing=3.0).sentence
+    assert " nats per answer higher" in outcome(2.0, guessing=3.0).sentence
     assert outcome(2.0, guessing=3.0, unit="nats per token").outcome == "inconclusive"
     assert "% of the loss" in outcome(2.0, guessing=3.0).sentence
     assert "% of the loss" not in outcome(30.0, guessing=3.0).sentence

@@ -102,8 +102,16 @@ def test_ten_seeds_are_bootstrapped():
 @pytest.mark.parametrize(
     ("differences", "outcome", "words"),
     [
-        ((-0.21, -0.22, -0.20, -0.23, -0.20), "better", "new is better than old: 0.212 nats"),
-        ((0.21, 0.22, 0.20, 0.23, 0.20), "worse", "new is worse than old: 0.212 nats"),
+        (
+            (-0.21, -0.22, -0.20, -0.23, -0.20),
+            "better",
+            "new is better than old: the loss of new is 0.212 nats",
+        ),
+        (
+            (0.21, 0.22, 0.20, 0.23, 0.20),
+            "worse",
+            "new is worse than old: the loss of new is 0.212 nats",
+        ),
         (
             (-0.021, -0.02, -0.02, -0.021, -0.02),
             "better",
@@ -218,7 +226,7 @@ def test_reservations_conclude_nothing_and_say_why(more, reason):
     assert effect.sentence.startswith("The comparison of new with old is inconclusive because ")
     assert reason in effect.sentence
     # What is inconclusive has no number to be read.
-    assert "nats per token less" not in effect.sentence
+    assert "nats per token lower" not in effect.sentence
 
 
 def test_what_neither_learnt_is_said_once_and_divergence_by_its_name():
@@ -297,9 +305,9 @@ def test_the_verdict_of_one_variant():
     effect = found((-0.21, -0.22, -0.20, -0.23, -0.20))
     scale = {"parameters": 200_000, "tokens": 614_400, "device": "one thread of Intel Xeon"}
     assert verdict([effect], "old", **scale) == (
-        "new is better than old: 0.212 nats per token less (95 % interval 0.196 to 0.228, 5 seeds), "
-        "0.085 bits per byte, 6.1 % of the loss, at 200k parameters and 614k tokens on one thread of "
-        "Intel Xeon."
+        "new is better than old: the loss of new is 0.212 nats per token lower (95 % interval "
+        "0.196 to 0.228, 5 seeds), 0.085 bits per byte, 6.1 % of the loss, at 200k parameters and "
+        "614k tokens on one thread of Intel Xeon."
     )
     small = found((-0.001, -0.0011, -0.001, -0.0009, -0.001))
     assert verdict([small], "old", **scale).endswith("moves the mean as much (0.010000).")
@@ -319,8 +327,8 @@ def test_the_verdict_of_several_variants():
     losses = {n: [b + d for b, d in zip(BASE, ds, strict=True)] for n, ds in by.items()}
     got = effects(replicates(old=BASE, **losses), study(*by), "old")
     assert verdict(got[1:], "old", **tell) == (
-        "Against old, b (0.112 nats per token less, 0.096 to 0.128) is better, "
-        "c (0.312 nats per token more, 0.296 to 0.328) is worse, "
+        "Against old, b (0.112 nats per token lower, 0.096 to 0.128) is better, "
+        "c (0.312 nats per token higher, 0.296 to 0.328) is worse, "
         "d is inconclusive, at 200k parameters and 600k tokens on a CPU."
     )
     assert verdict(got, "old", **tell) == (
