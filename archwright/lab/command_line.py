@@ -90,8 +90,8 @@ def command_of(
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
             else:
-                several = isinstance(value, tuple)
-                words += [f"--{flag}", ",".join(map(str, value)) if several else str(value)]
+                listed = ",".join(map(str, value)) or "none" if isinstance(value, tuple) else value
+                words += [f"--{flag}", str(listed)]
     for file in parts:
         words += ["--parts", str(file)]
     if out:

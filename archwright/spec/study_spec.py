@@ -52,7 +52,9 @@ def _checked_study_budget(value: object) -> Any:
 
 
 def _as_numbers(value: object) -> Any:
-    """Read `2,4` as the command line has it."""
+    """Read `2,4` or `none` as the command line has it."""
+    if value == "none":
+        return ()
     if isinstance(value, str):
         words = value.strip("[] ").split(",")
         if not all(word.strip().isdecimal() for word in words):

@@ -42,6 +42,8 @@ def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path)
         "archwright compare modern :norm.kind=layer modern:norm.kind=rms:norm.eps=0.1 model.dim=64 --budget 20m",
         "archwright compare norm-kind --seeds 7 --match flops --lengths 2,4",
         "archwright compare positions data.text=a.txt --no-tune-lr --size 0.5M",
+        "archwright compare textbook modern --budget 400steps --horizons none",
+        "archwright compare positions --lengths none",
     ],
 )
 def test_a_command_asks_for_the_study_that_it_came_from(line: str) -> None:
