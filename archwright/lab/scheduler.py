@@ -143,7 +143,11 @@ class Execution(Runner):
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         outstanding = {name: runs for name, runs in self.outstanding().items() if runs}
-        work = {name: self._seconds_of(name, runs) for name, runs in outstanding.items()}
+        sweeps = self.standing().sweeps
+        work = {
+            name: self._seconds_of(name, runs, len(sweeps[name].wanted))
+            for name, runs in outstanding.items()
+        }
         shared = sum(work.values()) + self._shorter_seconds(self.shorter_pairs)
         # Runs of a variant that are stacked for few workers are trained by these, though others have nothing to do.
         alone = (
@@ -152,13 +156,11 @@ class Execution(Runner):
         )
         return max(shared / self.plan.workers, max(alone, default=0.0))
 
-    def _seconds_of(self, name: str, runs: int) -> float:
-        """Return the processor time of so many runs of a variant, those first that place its rate."""
-        places = self.plan.study.tuning_seed_numbers
-        tuning = min(runs, len(self.standing().sweeps[name].wanted)) if places else 0
-        return tuning * self.run_seconds(name, tunes=True) + (runs - tuning) * self.run_seconds(
-            name
-        )
+    def _seconds_of(self, name: str, runs: int, swept: int) -> float:
+        """Return the processor time of so many runs of a variant, of which so many are of sweeps."""
+        tuning = min(runs, swept) if self.plan.study.tuning_seed_numbers else 0
+        tuned = tuning * self.run_seconds(name, tunes=True)
+        return tuned + (runs - tuning) * self.run_seconds(name)
 
     def workers_for(self, cell: Cell) -> int:
         """Return how many workers are there for runs of a variant: all while the baseline is tuned, then those that are

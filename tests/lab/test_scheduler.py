@@ -125,6 +125,25 @@ def test_runs_that_fit_into_one_stack_take_one_worker() -> None:
     assert found.remaining() == pytest.approx(30.0)
 
 
+def test_what_is_left_counts_runs_that_place_a_rate_as_cheaper() -> None:
+    """They are evaluated at their end alone; what compared runs took is what they cost beside their curve."""
+    found = execution(10.0, procedure="confirm", budget="10m", seeds=6)
+    found.shorter_pairs = 0
+    wanted = {name: len(s.wanted) for name, s in found.standing().sweeps.items()}
+    runs = found.outstanding()
+    assert 3 <= wanted["modern"] < runs["modern"]
+    whole = found.remaining()
+    found.plan.run_seconds = lambda name, share=1.0, tunes=False: 8.0 if tunes else 10.0  # type: ignore[method-assign]
+    assert found.remaining() == pytest.approx(whole - 2.0 * sum(wanted.values()) / 2)
+    # Measured: 9 seconds of steps and curve, of which 2 are the curve's; beside 6 of steps, 2 or 4 were estimated.
+    found.plan.costs["b"].step = 0.06  # type: ignore[misc]
+    for seed in (2, 3, 4):
+        run = RunResult("", "b", seed, 1.0, 3.0, 1.0, 6.0, seconds=9.0)
+        found.results[Cell("b", seed, 0.0)] = run
+    assert found.run_seconds("b", tunes=True) == pytest.approx(7.0 + 2.0)
+    assert found.run_seconds("b") == pytest.approx(7.0 + 4.0)
+
+
 def test_a_seed_that_has_begun_is_not_left_out() -> None:
     found = execution(900.0)
     finish(found, Cell("b", 4, 0))
