@@ -3,6 +3,7 @@
     python -m bench.scale               losses of 15 steps in one process and in groups of 2 and 4; makes the table of
                                         docs/scale.md anew
     python -m bench.scale --pipeline    the same of pipelines, beside one process with the same parts of a batch
+    python -m bench.scale --float64     the largest of both in float64, where what rounding turns is a billionth as wide
     python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
 
 Parity: tiny models on the text of LICENSE, fp32, AdamW, the gradient's norm clipped. A number is the largest difference
@@ -34,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- made by python -m bench.scale -->", "<!-- to here -->"
 BEGIN_PIPELINES = "<!-- made by python -m bench.scale --pipeline -->"
+BEGIN_FLOAT64 = "<!-- made by python -m bench.scale --float64 -->"
 STEPS = 15
 MODELS = {
     "textbook (ReLU)": ("textbook",),
@@ -96,6 +98,8 @@ class Case(NamedTuple):
     name: str
     words: tuple[str, ...]
     text: str
+    float64: bool = False
+    """Weights, moments and products in float64, not float32."""
 
 
 def run_of(case: Case, *more: str) -> "RunSpec":
@@ -127,8 +131,15 @@ def started(case: Case, *more: str, processes: "Processes | None" = None) -> "It
         decide(run.machine)
         model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
         group = processes or ALONE
+        if case.float64:
+            model.double()
         group.cut(model)
-        yield Session(run, model, make_batches(run, material), group)
+        session = Session(run, model, make_batches(run, material), group)
+        for optimizer in session.optimizers.values():
+            for parameters in optimizer.param_groups:
+                if case.float64 and "dtype" in parameters:
+                    parameters["dtype"] = "float64"  # of Muon's products
+        yield session
 
 
 def trained(
@@ -242,6 +253,27 @@ def pipelines(cases: Sequence[Case], steps: int) -> str:
         if any(rows):
             cells = " | ".join(_worst(row, alone) for row in rows)
             lines.append(f"| {case.name} | {alone[0][0]:.3f}, {alone[-1][0]:.3f} | {cells} |")
+    return "\n".join(lines)
+
+
+def in_float64(cases: Sequence[Case], steps: int) -> str:
+    """Return the table of the largest difference from one process over all grids, and over all pipelines."""
+    lines = [
+        "| model | groups that train it | largest difference | pipelines that train it | largest difference |",
+        "|---|---|---|---|---|",
+    ]
+    alone = {case.name: trained(case, steps) for case in cases}
+    in_parts = {case.name: trained(case, steps, IN_PARTS) for case in cases}
+    groups, piped = of_all(cases, steps, GRIDS), of_all(cases, steps, PIPELINES)
+    for case in cases:
+        cells = []
+        for many, one in ((groups, alone), (piped, in_parts)):
+            rows = [row for name, row in many.items() if name.startswith(f"{case.name}/")]
+            off = [
+                abs(a[0] - b[0]) for row in rows for a, b in zip(row, one[case.name], strict=True)
+            ]
+            cells += [str(len(rows)), f"{max(off):.1e}" if off else ""]
+        lines.append(f"| {case.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -364,9 +396,9 @@ def overhead(repeats: int, steps: int) -> str:
     return "\n".join(lines)
 
 
-def cases_of(names: Sequence[str], text: str) -> list[Case]:
+def cases_of(names: Sequence[str], text: str, *, float64: bool = False) -> list[Case]:
     """Return rows by name."""
-    return [Case(name, MODELS[name], text) for name in names]
+    return [Case(name, MODELS[name], text, float64) for name in names]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -375,6 +407,7 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pipeline", action="store_true", help="losses of pipelines")
+    parser.add_argument("--float64", action="store_true", help="losses of both in float64")
     parser.add_argument("--overhead", action="store_true", help="measure speed in place of losses")
     parser.add_argument("--repeats", type=int, default=5, help="turns of --overhead")
     parser.add_argument("--steps", type=int, default=60, help="steps of each turn of --overhead")
@@ -382,18 +415,23 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     if options.in_group:
         asked = json.loads(options.in_group)
-        cases = [Case(name, tuple(words), text) for name, words, text in asked["cases"]]
+        cases = [Case(name, tuple(words), *rest) for name, words, *rest in asked["cases"]]
         in_group(cases, asked["steps"], asked["grids"], Path(asked["out"]))
         sys.stdout.flush()
         os._exit(0)  # as archwright's command ends where several processes train
     if options.overhead:
         print(overhead(options.repeats, options.steps))
         return
-    started, cases = time.perf_counter(), cases_of([*MODELS], str(ROOT / "LICENSE"))
-    table = (pipelines if options.pipeline else parity)(cases, STEPS)
+    started = time.perf_counter()
+    cases = cases_of([*MODELS], str(ROOT / "LICENSE"), float64=options.float64)
+    table = (pipelines if options.pipeline else in_float64 if options.float64 else parity)(
+        cases, STEPS
+    )
     print(table)
     print(f"\n{time.perf_counter() - started:.0f} s", file=sys.stderr)
-    begin = BEGIN_PIPELINES if options.pipeline else BEGIN
+    begin = BEGIN
+    if options.pipeline or options.float64:
+        begin = BEGIN_PIPELINES if options.pipeline else BEGIN_FLOAT64
     before, _, rest = PAGE.read_text().partition(begin)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{begin}\n{table}\n{END}{after}")
