@@ -101,6 +101,12 @@ class Case(NamedTuple):
     float64: bool = False
     """Weights, moments and products in float64, not float32."""
 
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> "Case":
+        """Return a row that went through JSON."""
+        name, words, *rest = values
+        return cls(name, tuple(words), *rest)
+
 
 def run_of(case: Case, *more: str) -> "RunSpec":
     """Return the run of a row: tiny, without dropout."""
@@ -415,7 +421,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     if options.in_group:
         asked = json.loads(options.in_group)
-        cases = [Case(name, tuple(words), *rest) for name, words, *rest in asked["cases"]]
+        cases = [Case.read(values) for values in asked["cases"]]
         in_group(cases, asked["steps"], asked["grids"], Path(asked["out"]))
         sys.stdout.flush()
         os._exit(0)  # as archwright's command ends where several processes train
