@@ -105,13 +105,13 @@ def test_time_is_charged_to_who_spends_it(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_function_within_a_module_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model, meter = aw.build(SPEC), StepMeter(CPU)
     kernel = model.layers[0].attention.kernel  # type: ignore[union-attr]
-    model.layers[0].attention.kernel = lambda *a: time.sleep(0.02) or kernel(*a)  # type: ignore[union-attr]
+    model.layers[0].attention.kernel = lambda *a: time.sleep(0.1) or kernel(*a)  # type: ignore[union-attr]
     with metered(model, meter):
         meter.begin()
         model(torch.zeros(1, 24, dtype=torch.long))
         times = meter.times()
     # On a busy machine all parts take longer, so that they are compared with one another.
-    assert times["attention kernel", "forward"] >= 0.02
+    assert times["attention kernel", "forward"] >= 0.1
     assert times["attention projections", "forward"] < times["attention kernel", "forward"]
     assert {part for part, _ in times} >= {
         "embedding",
