@@ -147,7 +147,9 @@ def model(*changes: str, seed: int = 0) -> Decoder:
 
 def test_a_further_stream_knows_one_token_less() -> None:
     built = model()
-    for parameter in built.parameters():  # with larger ones a place may see itself by rounding alone
+    for (
+        parameter
+    ) in built.parameters():  # with larger ones a place may see itself by rounding alone
         parameter.data *= 0.5
     tokens = torch.randint(32, (1, 9))
     for changed in range(9):
