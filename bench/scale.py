@@ -275,10 +275,9 @@ def in_float64(cases: Sequence[Case], steps: int) -> str:
         cells = []
         for many, one in ((groups, alone), (piped, in_parts)):
             rows = [row for name, row in many.items() if name.startswith(f"{case.name}/")]
-            off = [
-                abs(a[0] - b[0]) for row in rows for a, b in zip(row, one[case.name], strict=True)
-            ]
-            cells += [str(len(rows)), f"{max(off):.1e}" if off else ""]
+            steps_of_all = [step for row in rows for step in row]
+            worst = _worst(steps_of_all, one[case.name] * len(rows)) if rows else ""
+            cells += [str(len(rows)), worst]
         lines.append(f"| {case.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -430,14 +429,14 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     started = time.perf_counter()
     cases = cases_of([*MODELS], str(ROOT / "LICENSE"), float64=options.float64)
-    table = (pipelines if options.pipeline else in_float64 if options.float64 else parity)(
-        cases, STEPS
-    )
+    begin, table_of = BEGIN, parity
+    if options.pipeline:
+        begin, table_of = BEGIN_PIPELINES, pipelines
+    elif options.float64:
+        begin, table_of = BEGIN_FLOAT64, in_float64
+    table = table_of(cases, STEPS)
     print(table)
     print(f"\n{time.perf_counter() - started:.0f} s", file=sys.stderr)
-    begin = BEGIN
-    if options.pipeline or options.float64:
-        begin = BEGIN_PIPELINES if options.pipeline else BEGIN_FLOAT64
     before, _, rest = PAGE.read_text().partition(begin)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{begin}\n{table}\n{END}{after}")
