@@ -70,4 +70,4 @@ def test_the_first_process_holds_no_more_than_the_others(
     command = ("-m", "archwright", *tiny_words(text, *words, scale), "--quiet")
     first, second = peaks([*torchrun(2), *command, "--out", str(tmp_path / "run")])
     assert first.anonymous > 3e8, "it was looked at while it trained"
-    assert first.anonymous - second.anonymous < 8e7  # on a busy machine, 5.5e7 was seen
+    assert first.anonymous - second.anonymous < 5e7
