@@ -1,9 +1,11 @@
 """How often the lab errs: its procedure on simulated losses of variants whose truth is known.
 
     python -m bench.replay --draws 1000
+    python -m bench.replay --draws 1000 --many
 
 Two variants are equally good, each at its best learning rate, or differ by a planted share of the loss; their
-best rates lie anywhere between those of a grid, and losses rise as they do in no two variants alike. Which
+best rates lie anywhere between those of a grid, and losses rise as they do in no two variants alike. With --many,
+several are compared with one baseline. Which
 runs are wanted, where rates are placed, looks and outcomes come from the code that judges real studies
 (`archwright.lab.simulate`).
 """
@@ -84,6 +86,24 @@ class Scenario:
     """Degrees of freedom of Student's t, as which what a run has for itself is distributed."""
     effect: float = 0.0
     """Share of the loss by which the other is better."""
+    variants: int = 1
+    """How many others are compared with the one, each with a bottom and noise of its own."""
+    better: int | None = None
+    """How many of them, the first, have the effect; None: all."""
+    noises: tuple[float, ...] = ()
+    """How many times as much noise the runs of the last of them have."""
+
+    @property
+    def effects(self) -> list[float]:
+        """The effect of each other variant."""
+        better = self.variants if self.better is None else self.better
+        return [self.effect] * better + [0.0] * (self.variants - better)
+
+    @property
+    def noise(self) -> list[float]:
+        """The standard deviation of what a run has for itself, in nats: of the one, and of each other variant."""
+        usual = 1 + self.variants - len(self.noises)
+        return [RUN_NOISE * times for times in ([1.0] * usual + [*self.noises])]
 
 
 def even(rise: float, at: float | None = None) -> Valley:
@@ -134,14 +154,36 @@ SCENARIOS = (
     Scenario("2.8 %, 2 % better", *BOTH, effect=0.02),
 )
 
+MANY = (
+    Scenario("ten, all equally good", *BOTH, variants=10),
+    Scenario("ten, steep valleys of 10 %", even(0.10), even(0.10), variants=10),
+    Scenario("ten, seeds not correlated", *BOTH, correlation=0.0, variants=10),
+    Scenario("ten, seeds correlated by 0.9", *BOTH, correlation=0.9, variants=10),
+    Scenario("ten, noise with heavy tails (t, 3 degrees)", *BOTH, freedom=3.0, variants=10),
+    Scenario("ten, one of them ten times as noisy", *BOTH, variants=10, noises=(10.0,)),
+    Scenario("ten, three of them three times as noisy", *BOTH, variants=10, noises=(3.0, 3.0, 3.0)),
+    Scenario(
+        "ten, each noisier than the one before, up to nine times",
+        *BOTH,
+        variants=10,
+        noises=tuple(3 ** (i / 4.5) for i in range(10)),
+    ),
+    Scenario("four, one of them ten times as noisy", *BOTH, variants=4, noises=(10.0,)),
+    Scenario("four, all equally good", *BOTH, variants=4),
+    Scenario("ten, five 1 % better: the others", *BOTH, effect=0.01, variants=10, better=5),
+    Scenario("ten, all 1 % better: the first", *BOTH, effect=0.01, variants=10),
+    Scenario("four, all 1 % better: the first", *BOTH, effect=0.01, variants=4),
+)
+"""Studies of several variants."""
+
 
 @dataclass(frozen=True)
 class Finding:
     """The outcome of one draw."""
 
-    effect: Effect
+    effects: tuple[Effect, ...]
     runs: int
-    """Runs of both variants."""
+    """Runs of all variants."""
 
 
 def findings(
@@ -159,32 +201,36 @@ def _finding(scenario: Scenario, study: StudySpec, draw: int) -> Finding:
     rng = np.random.default_rng(draw)
     # What a seed brings is drawn for more seeds than a study has.
     number = study.seed_numbers.stop
-    c = scenario.correlation
-    shared = SEED_NOISE * rng.multivariate_normal([0, 0], [[1, c], [c, 1]], number)
-    anywhere = rng.uniform(-0.5, 0.5, 2)
+    arms = 1 + scenario.variants
+    covariance = np.full((arms, arms), scenario.correlation)
+    np.fill_diagonal(covariance, 1.0)
+    shared = SEED_NOISE * rng.multivariate_normal(np.zeros(arms), covariance, number)
+    anywhere = rng.uniform(-0.5, 0.5, arms)
     surfaces = {}
-    for i, valley in enumerate((scenario.one, scenario.other)):
+    for i, (effect, noise) in enumerate(zip([0.0, *scenario.effects], scenario.noise, strict=True)):
+        valley = scenario.other if i else scenario.one
         bottom = anywhere[0 if scenario.together else i] if valley.at is None else valley.at
         bottoms = bottom + rng.normal(0, JITTER, number)
-        level = LOWEST * (1 - scenario.effect * i) - lowest_mean(replace(valley, at=None))
-        surfaces[("one", "other")[i]] = _surface(
-            valley, bottoms, level + shared[:, i], scenario.freedom, rng
+        level = LOWEST * (1 - effect) - lowest_mean(replace(valley, at=None))
+        surfaces[f"{i}"] = _surface(
+            valley, bottoms, level + shared[:, i], noise, scenario.freedom, rng
         )
     found = simulate(surfaces, study, plateau=LEARNT)
-    return Finding(found.effects[0], found.runs)
+    return Finding(tuple(found.effects), found.runs)
 
 
 def _surface(
     valley: Valley,
     bottoms: NDArray[np.float64],
     levels: NDArray[np.float64],
+    noise: float,
     freedom: float,
     rng: np.random.Generator,
 ) -> Surface:
     def loss(seed: int, k: float) -> float:
-        noise = rng.normal() if math.isinf(freedom) else rng.standard_t(freedom) / freedom**0.5
+        own = rng.normal() if math.isinf(freedom) else rng.standard_t(freedom) / freedom**0.5
         plain = float(valley.losses(np.asarray(k - bottoms[seed])))
-        return min(plain + float(levels[seed]) + RUN_NOISE * float(noise), INITIAL)
+        return min(plain + float(levels[seed]) + noise * float(own), INITIAL)
 
     return loss
 
@@ -213,8 +259,10 @@ def table(
 def _line(scenario: Scenario, found: Sequence[Finding]) -> str:
     hits = wins(scenario, found)
     low, high = binomial_interval(hits, len(found))
-    errors = np.array([f.effect.mean for f in found]) / LOWEST + scenario.effect
-    holds = [not excludes(f.effect.interval, -scenario.effect * LOWEST) for f in found]
+    # Of several variants, these columns are of the last, which is the noisiest.
+    last, effect = [f.effects[-1] for f in found], scenario.effects[-1]
+    errors = np.array([one.mean for one in last]) / LOWEST + effect
+    holds = [not excludes(one.interval, -effect * LOWEST) for one in last]
     cells = [
         scenario.name,
         f"{len(found):,}",
@@ -222,17 +270,20 @@ def _line(scenario: Scenario, found: Sequence[Finding]) -> str:
         f"{low:.1%} to {high:.1%}",
         f"{np.mean(holds):.1%}",
         f"{errors.mean():+.2%}",
-        f"{np.mean([f.effect.outcome == 'inconclusive' for f in found]):.0%}",
-        f"{np.mean([len(f.effect.seeds) for f in found]):.1f}",
+        f"{np.mean([one.outcome == 'inconclusive' for one in last]):.0%}",
+        f"{np.mean([len(one.seeds) for one in last]):.1f}",
         f"{np.mean([f.runs for f in found]):.1f}",
     ]
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def wins(scenario: Scenario, found: Sequence[Finding]) -> int:
-    """Return how many draws ended in a verdict of better or worse where nothing is, or found what is there."""
-    right = ("better",) if scenario.effect else ("better", "worse")
-    return sum(f.effect.outcome in right for f in found)
+    """Return how many draws ended in a verdict of better or worse of any variant that is as good as the baseline; where
+    none is, how many found the first to be better."""
+    equal = [i for i, effect in enumerate(scenario.effects) if not effect]
+    if not equal:
+        return sum(f.effects[0].outcome == "better" for f in found)
+    return sum(any(f.effects[i].outcome in ("better", "worse") for i in equal) for f in found)
 
 
 def main() -> None:
@@ -250,6 +301,9 @@ def main() -> None:
         metavar="PAIRS",
         help="after how many pairs the study ends, and ends again with pairs that are added, as 9 15 24",
     )
+    parser.add_argument(
+        "--many", action="store_true", help="studies of several variants instead of one"
+    )
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     study = STUDIES[options.procedure]
@@ -257,7 +311,8 @@ def main() -> None:
         study = study.model_copy(update={"seeds": options.seeds})
     if options.ends:
         study = study.model_copy(update={"seeds": options.ends[0], "ends": tuple(options.ends)})
-    for line in table(options.draws, study, processes=options.processes):
+    scenarios = MANY if options.many else SCENARIOS
+    for line in table(options.draws, study, scenarios, processes=options.processes):
         print(line, flush=True)
 
 

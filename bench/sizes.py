@@ -11,7 +11,7 @@ import argparse
 import csv
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -45,6 +45,8 @@ class Study:
     """By how much the loss of each variant may be too high for where its rate was placed."""
     core_hours: float
     runs: int
+    tuning: dict[str, dict[float, float]] = field(default_factory=dict)
+    """Of each variant, by rising rate, the mean loss over seeds that only place the rate."""
 
     @classmethod
     def read(cls, folder: Path) -> "Study":
@@ -72,7 +74,8 @@ class Study:
         found = {name: math.exp(fmean(map(math.log, values))) for name, values in lrs.items()}
         hours = sum(filter(math.isfinite, seconds)) / 3600
         placing = {name: _placing(name, runs, compared) for name, compared in losses.items()}
-        return cls(losses, found, outcomes, placing, hours, len(runs))
+        tuning = {name: _by_rate(name, runs, compared) for name, compared in losses.items()}
+        return cls(losses, found, outcomes, placing, hours, len(runs), tuning)
 
     def pairs(self, names: Sequence[str]) -> tuple[Matrix, Matrix]:
         """Return, for each two variants, the sign of the mean difference over the seeds that both have, and the same
@@ -101,6 +104,17 @@ def _placing(name: str, runs: Sequence[Mapping[str, str]], compared: Collection[
     if not seeds:
         return 0.0
     return placing_error(tuning, Sweep(window, [], seeds, at_boundary=False))
+
+
+def _by_rate(
+    name: str, runs: Sequence[Mapping[str, str]], compared: Collection[int]
+) -> dict[float, float]:
+    """Return the mean loss of the seeds that are not compared, at each of their rates."""
+    found: dict[float, list[float]] = {}
+    for run in runs:
+        if run["variant"] == name and int(run["seed"]) not in compared:
+            found.setdefault(float(run["lr"]), []).append(float(run["loss"]))
+    return {lr: fmean(losses) for lr, losses in sorted(found.items())}
 
 
 def _lines(file: Path) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -66,7 +66,7 @@ class Looks:
     ends: tuple[int, ...] = ()
     """Pairs at which it ended, and at which it does with those that were added, each time."""
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[int, ...]:
         """After how many pairs; the last is the end."""
         end, *later = self.ends or (self.seeds,)

@@ -14,9 +14,6 @@ SLIDES = 2
 FINER = {1.0: 0.02, 0.5: 0.05}
 """Of the step between rates the rise of the pooled loss beside its lowest, as a share, above which rates are tried half
 as far apart."""
-WIDER = 0.25
-"""Share of these, of the step twice as large, below which both rises let rates that started finer be tried twice as far
-apart: so little does a parabola rise at half the step that would not have been halved."""
 START = 64
 """Rates of a variant start at a multiple of 1/64 of a step, so that their powers are exact sums of binary fractions."""
 RISE = 0.05
@@ -110,8 +107,7 @@ def pooled_sweep(
     below `plateau`, and that of the lowest rate is no more than RISE above them, on a plateau, the window moves to
     lower rates. A window of finer than whole steps moves by its own step once, and after that each time by one twice
     as large, up to a whole one. Then it becomes one of rates half as far apart around the lowest where the loss rises
-    by more than FINER says to either side of it, or, if it started finer than whole steps, one of rates twice as far
-    apart where both rises are below WIDER.
+    by more than FINER says to either side of it.
 
     The first seed is the only one, unless `all_seeds` are wanted, or it ends with its lowest loss at an end or with
     quarter steps: where a valley is that steep, or a cliff is near, its bottom is not where one seed has it. Then all
@@ -135,8 +131,7 @@ def pooled_sweep(
 
 
 def _settled(losses: Losses, seeds: Sequence[int], window: Window, slides: int) -> Sweep:
-    """Return the window of some seeds after it has slid, and become finer or wider, by their mean."""
-    widened = refined = False
+    """Return the window of some seeds after it has slid, and become finer, by their mean."""
     while True:
         slides_left = slides
         while True:
@@ -152,13 +147,9 @@ def _settled(losses: Losses, seeds: Sequence[int], window: Window, slides: int) 
                 return Sweep(window, [], finished, at_boundary=True)
             window, slides_left = moved, slides_left - 1
         step = _step(window)
-        flat = step < 1 and not is_sharp(means, WIDER * FINER[2 * step])
-        if not widened and is_sharp(means, FINER.get(step, math.inf)):
-            window, refined = _around(window, means, step / 2), True
-        elif flat and not (widened or refined):
-            window, widened = _around(window, means, 2 * step), True
-        else:
+        if not is_sharp(means, FINER.get(step, math.inf)):
             return Sweep(window, [], finished, at_boundary=False)
+        window = _halved(window, means)
 
 
 def around_vertex(losses: Losses, sweep: Sweep) -> Window:
@@ -282,11 +273,7 @@ def _rises(losses: Sequence[float], best: int) -> tuple[float, float]:
 
 def _halved(window: Window, losses: Sequence[float]) -> Window:
     """Return a window of as many rates half as far apart, around the best."""
-    return _around(window, losses, _step(window) / 2)
-
-
-def _around(window: Window, losses: Sequence[float], step: float) -> Window:
-    """Return a window of as many rates, so far apart, around the best."""
+    step = _step(window) / 2
     first = window[lowest(losses)] - (len(window) // 2) * step
     return tuple(first + i * step for i in range(len(window)))
 

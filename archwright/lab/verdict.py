@@ -95,8 +95,9 @@ def effects(
         for name in names
     ]
     adjusted = holm([effect.p_value for effect in measured])
-    superior = _superior(measured)
-    if decisions is not None:
+    if decisions is None:
+        superior = _superior(measured)
+    else:
         superior = {
             name for name in names if name in decisions and decisions[name].outcome == "superior"
         }
