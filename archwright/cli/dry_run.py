@@ -10,6 +10,7 @@ from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import cache_bytes_per_token, least_memory
 from archwright.planning.training_memory import split_one
 from archwright.reporting.terminal import print_resolved
+from archwright.scale.layout import ONE, Layout
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.read import collapse_uniform, even_tables
@@ -33,8 +34,11 @@ OFTEN = {
 """Keys whose 0 is shown as a word."""
 
 
-def dry_run(run: RunSpec) -> None:
+def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
     """Print a run, resolved as far as that needs no measurement and no text.
+
+    Args:
+        layout: of the processes that it asks for.
 
     Raises:
         UserError: a tokenizer that is not there.
@@ -52,6 +56,8 @@ def dry_run(run: RunSpec) -> None:
     print()
     print_resolved(_pairs(run))
     print_resolved(_cost(run, model, num_steps, text))
+    if layout.size > 1:
+        print_resolved([("processes", str(layout))])
     print("Nothing was trained.")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright.cli.parser import Parser, check_parts
-from archwright.scale.launch import LostError, is_first, launched
+from archwright.scale.launch import LostError, check_launch, is_first, launched
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,13 +59,17 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--verbose", action="store_true", help="say why the machine decides as it does"
     )
+    check_launch()
     if not is_first():
         return _follow(parser, words)
     options, parts = parser.parse_with_parts(words)
     if options.resume:
         if options.what or options.out or options.dry_run or options.tiny:
+            given = [options.what or "", *options.assignments]
+            grid = any(word.startswith("scale.") for word in given)
             raise UserError(
                 "--resume takes the run as it was started: leave out other words, --out, --tiny and --dry-run"
+                + ", or give the whole command again with another scale" * grid
             )
         from archwright.runs import RunFolder
 
@@ -75,8 +79,10 @@ def run(words: Sequence[str]) -> int:
     spec = _requested(options, parts)
     if options.dry_run:
         from archwright.cli.dry_run import dry_run
+        from archwright.scale.layout import check_layout, planned_layout
 
-        dry_run(spec)
+        check_layout(spec, layout := planned_layout(spec.scale, launched()))
+        dry_run(spec, layout)
         return 0
     return _train(spec, options, parts, since)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ from archwright.scale.launch import Launch, LostError
 from archwright.scale.layout import ONE, Layout
 from archwright.scale.processes import Passes, Processes, stretch_of
 from archwright.scale.shards import ModelShards
+from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
     from archwright.scale.pipeline import Pipeline
@@ -55,9 +56,9 @@ class Group(Processes):
         self.busy = False
         """Whether processes are at work together, so that an order would not be heard."""
         store, _, _ = next(rendezvous("env://", timeout=START))
-        # Processes that torchrun starts again may meet the store of those before them.
+        # Processes that torchrun starts again may meet the store of those before them, and a script may train twice.
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"archwright/{restarts}", store)
+        self._store = PrefixStore(f"archwright/{restarts}/{next(_GROUPS)}", store)
         self._shards: ModelShards | None = None
         self._stage: dist.ProcessGroup | None = None
         """Those that compute the same layers; None: all."""
@@ -315,6 +316,19 @@ class Group(Processes):
         return self.shards.norm(own)
 
 
+def check_gpus(launch: Launch, there: int) -> None:
+    """Refuse more processes on a machine than it has GPUs.
+
+    Raises:
+        UserError: it has fewer.
+    """
+    if launch.local_size > there:
+        raise UserError(
+            f"--nproc-per-node: found {launch.local_size} processes on a machine of {there} GPU{'s' * (there != 1)}; "
+            f"expected at most {there}"
+        )
+
+
 def is_lost(error: BaseException) -> bool:
     """Tell whether an error says that another process does not answer."""
     text = str(error).lower()
@@ -322,12 +336,17 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _what(error: Exception) -> str:
-    minutes = PATIENCE.total_seconds() / 60
-    silent = "timed out waiting" in str(error).lower()
-    return f"does not answer for {minutes:.0f} minutes" if silent else "has ended"
+    minutes, text = PATIENCE.total_seconds() / 60, str(error)
+    if "timed out waiting" in text.lower():
+        return f"does not answer for {minutes:.0f} minutes"
+    # NCCL says so of what else goes wrong between GPUs, too.
+    said = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
+    return f"has ended{said}"
 
 
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 _BEGIN, _REPORTED = "begin", "reported"
+_GROUPS = count()
+"""Numbers of the groups that this process has been in, which are those of the others, too."""
 LEAVE = "leave"
 """The order to part."""

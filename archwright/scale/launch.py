@@ -6,6 +6,8 @@ import time
 from functools import cache
 from typing import NamedTuple
 
+from archwright.spec.errors import UserError
+
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in the environment of each process."""
 
@@ -39,11 +41,36 @@ class Launch(NamedTuple):
 
 
 def launched() -> Launch | None:
-    """Return the place of this process among several; None where it was started alone."""
+    """Return the place of this process among several; None where it was started alone.
+
+    Raises:
+        UserError: what torchrun sets is no number.
+    """
     if any(name not in os.environ for name in VARIABLES):
         return None
-    found = Launch(*(int(os.environ[name]) for name in VARIABLES[:4]))
+    found = Launch(*map(_number, VARIABLES[:4]))
     return found if found.size > 1 else None
+
+
+def check_launch() -> None:
+    """Refuse processes that another launcher started, each of which would train the whole run for itself.
+
+    Raises:
+        UserError: there are several of them, and what torchrun sets is not there.
+    """
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing and "WORLD_SIZE" in os.environ and (size := _number("WORLD_SIZE")) > 1:
+        raise UserError(
+            f"WORLD_SIZE: found {size} without {missing[0]}; start the processes by torchrun: torchrun "
+            f"--nproc-per-node {size} -m archwright train ..., or unset WORLD_SIZE to train with this one alone"
+        )
+
+
+def _number(name: str) -> int:
+    value = os.environ[name]
+    if not value.isdecimal():
+        raise UserError(f'{name}: found "{value}"; expected a number, as torchrun sets it')
+    return int(value)
 
 
 def is_first() -> bool:

@@ -1,5 +1,6 @@
 """What each process holds, and what cannot be trained by several. Imports no torch."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -129,27 +130,41 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
     divides = found.num_shards % found.expert == 0
     if found.size == size and divides:
         return found
-    if not divides and (size > 1 or "shard" in asked):
+    if not divides and (found.size == size > 1 or "shard" in asked):
         raise UserError(
             f"scale.expert: found {found.expert}; expected a divisor of scale.shard times scale.context = "
             f"{found.num_shards}"
         )
     further = {name: n for name in AXES[2:] if (n := getattr(scale, name)) > 1}
     asked |= further
-    if not divides:
+    if not divides and size == 1:
         asked["expert"], found = found.expert, found._replace(shard=found.expert)
     *first, last = (f"scale.{name}={number}" for name, number in asked.items())
     wanted = f"{', '.join(first)} and {last}" if first else last
     if size > 1:
         product = "scale.replicate times scale.shard"
         product += "".join(f" times scale.{name}" for name in further)
+        fixed = math.prod(number for name, number in asked.items() if name != "expert")
+        start = f"{fixed}" if asked.keys() >= {*AXES[:2]} else f"a multiple of {fixed}"
         raise UserError(
-            f"scale: found {wanted} of {size} processes; expected {product} to be {size}"
+            f"scale: found {wanted} of {size} processes; expected {product} to be {size}, or {start} processes"
         )
     raise UserError(
         f"scale: found {wanted} of one process; start {found.size}: "
         f"torchrun --nproc-per-node {found.size} -m archwright train ..."
     )
+
+
+def planned_layout(scale: ScaleSpec, launch: Launch | None) -> Layout:
+    """Return how processes would share a run: those that were started, or as many as are asked for."""
+    if launch is None:
+        asked = (getattr(scale, name) for name in AXES)
+        size = math.prod(number for number in asked if number != "auto")
+        launch = Launch(0, size, 0, size)
+        if scale.shard == "auto" and scale.expert > 1:
+            scale = scale.model_copy(update={"shard": scale.expert})
+            launch = Launch(0, size * scale.expert, 0, size * scale.expert)
+    return layout_of(scale, launch)
 
 
 def kept_layout(scale: ScaleSpec, launch: Launch | None) -> Layout:

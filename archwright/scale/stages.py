@@ -180,9 +180,10 @@ def refusals(model: LanguageModel, layout: Layout) -> Iterator[str]:
         yield f"model.{name}: found one, whose layers are not in one row with the others; expected none, {otherwise}"
         return
     if spec.num_layers < layout.num_stages:
+        each = ", of which each process has two, as they are interleaved" * layout.is_interleaved
         yield (
             f"model.num_layers: found {spec.num_layers}; expected at least {layout.num_stages}, one for each stage of "
-            f"scale.pipeline = {layout.pipeline}"
+            f"scale.pipeline = {layout.pipeline}{each}"
         )
     for path, found, none in beside_the_stream(spec):
         yield f"{path}: found {found}, which layers read beside the stream; expected {none}, {otherwise}"

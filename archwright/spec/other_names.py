@@ -23,6 +23,14 @@ KEYS = {
     **dict.fromkeys(("warmup_steps", "warmup_iters"), "schedule.warmup"),
     **dict.fromkeys(("data", "dataset", "corpus", "train_file"), "data.text"),
     **dict.fromkeys(("eval_every", "eval_interval", "eval_steps"), "evaluate.every"),
+    **dict.fromkeys(
+        ("scale.dp", "scale.ddp", "scale.data", "scale.dp_replicate"), "scale.replicate"
+    ),
+    **dict.fromkeys(("scale.fsdp", "scale.zero", "scale.dp_shard"), "scale.shard"),
+    **dict.fromkeys(("scale.tp", "tensor_parallel", "tensor_parallel_size"), "scale.tensor"),
+    **dict.fromkeys(("scale.cp", "context_parallel", "context_parallel_size"), "scale.context"),
+    **dict.fromkeys(("scale.pp", "pipeline_parallel", "pipeline_parallel_size"), "scale.pipeline"),
+    **dict.fromkeys(("scale.ep", "expert_parallel", "expert_parallel_size"), "scale.expert"),
     "gradient_accumulation_steps": "grad_accum_steps",
     "dtype": "machine.precision",
 }

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from archwright import checkpoint
+from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.model.build import build_uninitialized, initial_values
 from archwright.model.language_model import LanguageModel
 from archwright.runs import RunFolder
@@ -283,10 +284,12 @@ def distributed(
     if launch is None:
         yield session
         return
-    from archwright.scale.group import LEAVE, Group
+    from archwright.scale.group import LEAVE, Group, check_gpus
 
-    group = Group(launch)
     device = session.run.machine.device
+    if device == "cuda":
+        check_gpus(launch, torch.cuda.device_count())
+    group = Group(launch)
     path = str(folder.path.resolve())
     group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
     try:
@@ -328,14 +331,15 @@ def follow() -> RunFolder:
     with warnings.catch_warnings(), _undisturbed():
         warnings.simplefilter("ignore")  # the first process has warned
         try:
-            if order["do"] != LEAVE:
-                folder = RunFolder.open(begin["folder"])
-                rank = Rank.of(group, folder, reload_data(folder.spec, folder))
-            while order["do"] != LEAVE:
-                order = group.next_order()
-                rank.execute(order)
-            if begin["do"] != LEAVE:
-                rank.settle()
+            with explain_out_of_memory():
+                if order["do"] != LEAVE:
+                    folder = RunFolder.open(begin["folder"])
+                    rank = Rank.of(group, folder, reload_data(folder.spec, folder))
+                while order["do"] != LEAVE:
+                    order = group.next_order()
+                    rank.execute(order)
+                if begin["do"] != LEAVE:
+                    rank.settle()
         except LostError:
             raise
         except UserError as error:

@@ -5,8 +5,16 @@ from typing import Literal
 import pytest
 
 from archwright.cli.main import main
-from archwright.scale.launch import Launch, is_first, launched
-from archwright.scale.layout import Layout, check_layout, dropouts, kept_layout, layout_of
+from archwright.scale.group import check_gpus
+from archwright.scale.launch import Launch, check_launch, is_first, launched
+from archwright.scale.layout import (
+    Layout,
+    check_layout,
+    dropouts,
+    kept_layout,
+    layout_of,
+    planned_layout,
+)
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import Optimizer
@@ -47,6 +55,7 @@ def test_what_is_left_open_follows(
         ({"replicate": 3}, FOUR, "found scale.replicate=3 of 4 processes"),
         ({"replicate": 2, "shard": 4}, FOUR, "found scale.replicate=2 and scale.shard=4 of 4"),
         ({"shard": 8}, FOUR, "found scale.shard=8 of 4 processes"),
+        ({"tensor": 8, "expert": 2}, FOUR, "found scale.tensor=8 of 4 processes; expected"),
         ({"tensor": 2}, None, "found scale.tensor=2 of one process; start 2: torchrun"),
         ({"expert": 2}, None, "found scale.expert=2 of one process; start 2: torchrun"),
         (
@@ -58,13 +67,13 @@ def test_what_is_left_open_follows(
             {"replicate": 2, "shard": 2, "tensor": 2},
             FOUR,
             "scale.replicate=2, scale.shard=2 and scale.tensor=2 of 4 processes; expected scale.replicate times "
-            "scale.shard times scale.tensor to be 4",
+            "scale.shard times scale.tensor to be 4, or 8 processes",
         ),
         (
             {"replicate": 2, "context": 4},
             FOUR,
             "scale.replicate=2 and scale.context=4 of 4 processes; expected scale.replicate times scale.shard times "
-            "scale.context to be 4",
+            "scale.context to be 4, or a multiple of 8 processes",
         ),
     ],
 )
@@ -168,6 +177,59 @@ def test_torchrun_is_known_by_what_it_sets(monkeypatch: pytest.MonkeyPatch) -> N
     assert not is_first()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert launched() is None
+
+
+def test_another_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would train the whole run for itself."""
+    for name in (*STARTED, *PLACE):
+        monkeypatch.delenv(name, raising=False)
+    check_launch()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    check_launch()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    line = "WORLD_SIZE: found 4 without RANK; start the processes by torchrun: torchrun --nproc-per-node 4"
+    with pytest.raises(UserError, match=line):
+        check_launch()
+    for name, value in (STARTED | PLACE).items():
+        monkeypatch.setenv(name, value)
+    check_launch()
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(UserError, match='RANK: found "one"; expected a number, as torchrun sets'):
+        launched()
+
+
+def test_more_processes_than_gpus_are_refused() -> None:
+    check_gpus(Launch(0, 8, 0, 4), 4)
+    line = "--nproc-per-node: found 8 processes on a machine of 4 GPUs; expected at most 4"
+    with pytest.raises(UserError, match=line):
+        check_gpus(Launch(0, 8, 0, 8), 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        ({}, 1),
+        ({"shard": 2, "tensor": 2}, 4),
+        ({"replicate": 2, "context": 3}, 6),
+        ({"expert": 4}, 4),
+    ],
+)
+def test_without_torchrun_a_plan_is_for_as_many_as_are_asked_for(
+    asked: dict[str, int], size: int
+) -> None:
+    assert planned_layout(ScaleSpec(**asked), None).size == size
+    with pytest.raises(UserError):
+        planned_layout(ScaleSpec(**asked, pipeline=7), FOUR)
+
+
+def test_a_dry_run_refuses_what_training_would(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "modern", "--tiny", "--dry-run", "scale.shard=2")
+    assert main([*words, "batch_size=3"]) == 2
+    assert "batch_size: found 3; expected a multiple of 2" in capsys.readouterr().err
+    assert main([*words, "batch_size=4"]) == 0
+    assert "2 processes, scale.replicate = 1, scale.shard = 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
