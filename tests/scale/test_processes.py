@@ -17,7 +17,7 @@ from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
 from tests.scale.together import assert_close, events, gone_back
-from tests.tiny import ROOT, tiny_run
+from tests.tiny import ROOT, tiny_run, tiny_words
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +129,30 @@ def test_a_killed_process_costs_what_came_since_the_last_checkpoint(
         p for p in psutil.process_iter(["cmdline"]) if str(folder.path) in (p.info["cmdline"] or [])
     ]
     assert left == []
+
+
+def test_a_script_trains_one_run_after_another(text: Path, tmp_path: Path) -> None:
+    """The second run is not taken for the first one by processes that have trained that."""
+    script = tmp_path / "two.py"
+    words = tiny_words(text, "budget=3steps")[1:]
+    script.write_text(
+        "import archwright\n"
+        'for out in ("first", "second"):\n'
+        f"    found = archwright.train(*{words!r}, out=out, quiet=True)\n"
+        "    print(found.folder.path.name, found.folder.finished)\n"
+    )
+    command = [*torchrun(2), str(script)]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", *["first True"] * 2, *["second True"] * 2]
 
 
 def test_files_are_those_of_one_process(
