@@ -18,8 +18,10 @@ def exchanged(
     Each of n devices that exchange what makes N bytes in all sends N (n - 1) / n to gather it, and as much to add it up
     and keep a share (Rajbhandari et al., 2019, section 7); adding up what all keep takes both.
 
-        data      DDP and ZeRO add gradients up, 4 bytes each, and give the sums or the new weights back; FSDP gathers
-                  weights in 16 bits before each forward and each backward pass, and adds gradients up once a step
+        data      DDP and ZeRO-1 add gradients up once a step, 4 bytes each, and give the sums or the new weights back;
+                  ZeRO-2 adds them up behind each text, as it keeps sharded sums alone (Rajbhandari et al., 2019,
+                  section 5.2), and gives the new weights back once; FSDP, too, adds them up behind each text, and
+                  gathers weights in 16 bits before each forward and each backward pass
         tensor    for each branch two sums of s h, of activations and of their gradients (Shoeybi et al., 2019, figure
                   4); with sequence parallelism as many bytes, and one gathering more (Korthikanti et al., 2022,
                   section 4.2.2)
@@ -52,9 +54,10 @@ def exchanged(
 
 
 def _data(stage: Stage, split: Split, passes: float) -> float:
-    per_weight = 2.0 * PER_WEIGHT
-    if split.data == "fsdp":
-        per_weight = 2 * PER_WEIGHT_SENT * passes + PER_WEIGHT
+    # Gradients that are kept in shards have no whole to be summed in, so that each text's are added up at once.
+    gradients = PER_WEIGHT * (passes if split.data in ("zero2", "fsdp") else 1.0)
+    weights = 2 * PER_WEIGHT_SENT * passes if split.data == "fsdp" else PER_WEIGHT
+    per_weight = gradients + weights
     return sum(
         per_weight
         * number

@@ -178,11 +178,11 @@ def bytes_sent(needs: Needs, split: Split, checkpointing: str = "none", passes: 
 
 
 def test_gradients_are_added_up_between_devices(llama: Needs) -> None:
-    """A ring of n sends 2 (n - 1) / n of what is added up; FSDP gathers 2 bytes twice a text and adds up once."""
-    parameters = llama.parameters
-    assert bytes_sent(llama, Split(8)) == {"data": pytest.approx(8 * parameters * 7 / 8)}
-    gathered = {"data": pytest.approx((4 * 3 + 4) * parameters * 7 / 8)}
-    assert bytes_sent(llama, Split(8, "fsdp")) == gathered
+    """A ring of n sends 2 (n - 1) / n of what is added up. What is kept in shards is added up behind each of three
+    texts: ZeRO-2 gives weights back once, FSDP gathers 2 bytes of them twice a text."""
+    for data, each in (("ddp", 8), ("zero1", 8), ("zero2", 4 * 3 + 4), ("fsdp", (4 + 4) * 3)):
+        sent = bytes_sent(llama, parse_split(data, 8))
+        assert sent == {"data": pytest.approx(each * llama.parameters * 7 / 8)}, data
 
 
 def test_four_sums_of_activations_for_each_layer(gpt: Needs) -> None:
