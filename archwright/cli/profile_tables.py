@@ -23,7 +23,10 @@ def counted(name: str, run: "RunSpec", batch_size: int, length: int | None) -> I
     length = length or run.model.context_length
     refuse_positions(run.model, length)
     model = build(run.model, device="meta")
-    found = operators(model, "training", texts=batch_size, length=length)
+    target_length = run.objective.target_length(length)
+    found = operators(
+        model, "training", texts=batch_size, length=length, target_length=target_length
+    )
     whole = Operator("all", sum(o.flops for o in found), sum(o.num_bytes for o in found))
     yield (
         f"{name}: {fmt.count(model.num_parameters())} parameters, {batch_size} rows of {length:,} tokens; "

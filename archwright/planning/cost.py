@@ -74,15 +74,23 @@ def forward_flops(
     return by_part
 
 
+def prefill_flops(model: LanguageModel, length: int) -> float:
+    """Return the FLOPs of reading a text of `length` tokens, of which the head gives the last one's logits alone; of
+    two stacks, those of reading a source as long, and the first token of a text."""
+    is_decoder = model.spec.encoder_model is None
+    by_part = forward_flops(model, length, None if is_decoder else 1, cached=True)
+    head = sum(n for part, n in by_part.items() if part == "head" or part.startswith("head."))
+    unread = head * (1 - 1 / length) if is_decoder else 0.0
+    return length * (sum(by_part.values()) - unread)
+
+
 def next_token_flops(model: LanguageModel, length: int) -> float:
     """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, the others being cached; of
     two stacks, on the last token that the decoder reads beside a source as long, which was read before."""
     streams = streams_of(model, cached=True)
-    read_before = {id(module) for module in model.source_maps}
     products = sum(
-        number
-        for name, number in _products(model, length, None, streams)
-        if id(model.get_submodule(name)) not in read_before
+        read * m.active_fraction * m.weight.numel()
+        for _, m, read in next_vectors_read(model, streams)
     )
     now, before = (_all_branches(model, length, n, streams) for n in (length, length - 1))
     return 2.0 * products + now - before
@@ -187,6 +195,14 @@ def _products(
     model: LanguageModel, length: int, target_length: int | None, streams: int
 ) -> Iterator[tuple[str, float]]:
     """Yield the multiplications for a token of each matrix product."""
+    for name, m, read in vectors_read(model, length, target_length, streams):
+        yield name, read * m.active_fraction * m.weight.numel()
+
+
+def vectors_read(
+    model: LanguageModel, length: int, target_length: int | None, streams: int
+) -> Iterator[tuple[str, Linear, float]]:
+    """Yield each map and how many vectors it reads for each token of a text, or of a source."""
     share = (target_length or length) / length
     of_source, of_both = {*model.source_maps}, {*model.shared_maps}
     # A layer that is shared is gone through more than once.
@@ -198,4 +214,16 @@ def _products(
             read = 1.0 if m in of_source else 1.0 + share if m in of_both else share
             read *= vectors.get(m, 1)
             read = 1 / length if m in of_row else read + more.get(m, 0) / length
-            yield name, read * m.active_fraction * m.weight.numel() * max(1, times[m])
+            yield name, m, read * max(1, times[m])
+
+
+def next_vectors_read(model: LanguageModel, streams: int) -> Iterator[tuple[str, Linear, int]]:
+    """Yield each map that reads the next token of a text, whose others are cached, and how many vectors it reads."""
+    before = {*model.source_maps}  # what reads a source, or a row's first token, has done so
+    if model.sequence_head is not None:
+        before |= {m for m in model.sequence_head.modules() if isinstance(m, Linear)}
+    times = Counter(module for layer in model.all_layers for module in layer.modules())
+    vectors = stream_vectors(model, streams)
+    for name, m in model.named_modules():
+        if isinstance(m, Linear) and m not in before:
+            yield name, m, vectors.get(m, 1) * max(1, times[m])

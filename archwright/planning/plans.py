@@ -116,7 +116,8 @@ class Plan:
     suspicions: tuple[Suspicion, ...]
     """Numbers that are unusual by rules of thumb, the strongest evidence first."""
     operators: dict[Phase, list[Operator]]
-    """What each part computes and moves for one text of the context, or for the token behind it."""
+    """What each part computes and moves for one text of the context, or for its last token behind the cached others; of
+    two stacks in training for a source and its target, and in prefill for a source and the first token of a text."""
 
     @property
     def flops_per_token(self) -> float:
@@ -246,7 +247,14 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         serving=serving(model, work.hardware, context, work.precision, work.devices),
         suspicions=tuple(suspicions(run, model, _tokens(work, counts))),
         operators={
-            phase: operators(model, phase, texts=1, length=context, itemsize=BYTES[work.precision])
+            phase: operators(
+                model,
+                phase,
+                texts=1,
+                length=context,
+                target_length=target_length,
+                itemsize=BYTES[work.precision],
+            )
             for phase in PHASES
         },
     )

@@ -11,10 +11,10 @@ from archwright.parts.mixers import AttentionMixer, Mixer
 from archwright.planning.cost import (
     BACKWARD,
     global_tokens,
-    global_tokens_read,
+    next_vectors_read,
     stream_flops,
-    stream_vectors,
     streams_of,
+    vectors_read,
 )
 from archwright.planning.counts import part_of
 from archwright.spec.hardware import Hardware
@@ -57,6 +57,7 @@ def operators(
     *,
     texts: int,
     length: int,
+    target_length: int | None = None,
     itemsize: float = 2.0,
     keeps_scores: bool = False,
 ) -> list[Operator]:
@@ -64,20 +65,27 @@ def operators(
 
     A product reads both factors and writes its result; of experts those are read that the tokens meet together.
     Attention reads queries, keys and values, and writes what it mixes; in decoding it reads the cache. Training does
-    all of it forward and twice backward. Of two stacks both read `length` tokens.
+    all of it forward and twice backward. Prefill asks the head for the last token alone. Of two stacks, prefill reads a
+    source of `length` tokens and the first token of a text, and decoding goes on with a text as long as the source.
 
     Args:
+        target_length: tokens that the decoder of two stacks reads beside each source in training, by default as many.
         itemsize: bytes of a number.
         keeps_scores: whether attention writes its scores and reads them again, as without a fused kernel.
     """
-    tokens = texts * (1 if phase == "decode" else length)
     streams = streams_of(model, cached=phase != "training")
+    if model.spec.encoder_model is None:
+        target_length = length
+    elif phase == "prefill":
+        target_length = 1
+    elif phase == "decode" or target_length is None:
+        target_length = length
     passes = 1 + BACKWARD if phase == "training" else 1
     found: dict[str, list[float]] = {}
     for name, flops, numbers in (
-        *_products(model, tokens, texts if phase != "decode" else 0, streams),
-        *_between(model, phase, texts, length, keeps_scores, streams),
-        *_norms(model, tokens, streams),
+        *_products(model, phase, texts, length, target_length, streams),
+        *_between(model, phase, texts, length, target_length, keeps_scores, streams),
+        *_norms(model, phase, texts, length, target_length, streams),
     ):
         sums = found.setdefault(name, [0.0, 0.0])
         sums[0] += passes * flops
@@ -86,38 +94,57 @@ def operators(
 
 
 def _products(
-    model: LanguageModel, tokens: int, texts: int, streams: int
+    model: LanguageModel, phase: Phase, texts: int, length: int, target_length: int, streams: int
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield each map's part, FLOPs, and numbers that it moves, for so many tokens and those before `texts`."""
-    more, vectors = global_tokens_read(model), stream_vectors(model, streams)
-    for name, m in model.named_modules():
-        if isinstance(m, Linear):
-            weight, share = m.weight.numel(), m.active_fraction
-            number = tokens * vectors.get(m, 1) + texts * more.get(m, 0)
-            read = weight * (1 - (1 - share) ** number)
-            rows = number * share * weight / (m.d_in * m.d_out)
-            part = part_of(".".join(word for word in name.split(".") if not word.isdigit()))
-            yield part, 2.0 * number * share * weight, read + rows * (m.d_in + m.d_out)
+    """Yield each map's part, FLOPs, and numbers that it moves."""
+    for name, m, number in _vectors(model, phase, texts, length, target_length, streams):
+        weight, share = m.weight.numel(), m.active_fraction
+        read = weight * (1 - (1 - share) ** number)
+        rows = number * share * weight / (m.d_in * m.d_out)
+        part = part_of(".".join(word for word in name.split(".") if not word.isdigit()))
+        yield part, 2.0 * number * share * weight, read + rows * (m.d_in + m.d_out)
+
+
+def _vectors(
+    model: LanguageModel, phase: Phase, texts: int, length: int, target_length: int, streams: int
+) -> Iterator[tuple[str, Linear, float]]:
+    """Yield each map and how many vectors it reads in a pass."""
+    if phase == "decode":
+        for name, m, each in next_vectors_read(model, streams):
+            yield name, m, float(texts * each)
+        return
+    head = {*model.head.modules()} if phase == "prefill" else set()
+    for name, m, number in vectors_read(model, length, target_length, streams):
+        yield name, m, texts * (1.0 if m in head else length * number)
 
 
 def _between(
-    model: LanguageModel, phase: Phase, texts: int, length: int, keeps_scores: bool, streams: int
+    model: LanguageModel,
+    phase: Phase,
+    texts: int,
+    length: int,
+    target_length: int,
+    keeps_scores: bool,
+    streams: int,
 ) -> Iterator[tuple[str, float, float]]:
     decoder, more = {*model.stack}, global_tokens(model)
+    beside = "encoder: " if model.spec.generator.is_none else "generator: "
     for layer in model.all_layers:
-        if phase == "decode" and layer not in decoder:
+        in_decoder = layer in decoder
+        if phase == "decode" and not in_decoder:
             continue  # the source was read before
-        of_stack = "" if layer in decoder else "encoder: "
+        text, vectors = (target_length, streams) if in_decoder else (length, 0)
+        text += more[layer]
         for name, mixer in layer.mixers().items():
-            text, vectors = length + more[layer], streams if layer in decoder else 0
             flops = texts * _of_text(mixer, text, length, vectors)
-            if phase == "decode" and length > 1:
-                flops -= texts * _of_text(mixer, length - 1, length - 1, vectors)
-            numbers = _numbers(mixer, phase, texts, text, vectors)
+            if phase == "decode" and text > 1:
+                flops -= texts * _of_text(mixer, text - 1, length, vectors)
+            numbers = texts * _numbers(mixer, phase, text, length, vectors)
             if keeps_scores and isinstance(mixer, AttentionMixer):
                 # Written, read by the softmax, written, and read to mix.
                 numbers += 4 * mixer.num_heads * flops / mixer.flops_per_pair
-            yield f"{of_stack}{name.replace('_', '-')} between tokens", flops, numbers
+            part = f"{'' if in_decoder else beside}{name.replace('_', '-')} between tokens"
+            yield part, flops, numbers
 
 
 def _of_text(mixer: Mixer, text: int, source: int, streams: int) -> float:
@@ -128,24 +155,34 @@ def _of_text(mixer: Mixer, text: int, source: int, streams: int) -> float:
     return text * mixer.flops_per_token(text) + stream_flops(mixer, text, streams)
 
 
-def _numbers(mixer: Mixer, phase: Phase, texts: int, length: int, streams: int) -> float:
-    """Return the numbers that a mixer reads and writes between its maps."""
+def _numbers(mixer: Mixer, phase: Phase, text: int, source: int, streams: int) -> float:
+    """Return the numbers that a mixer reads and writes between its maps, of one text."""
+    new = 1 if phase == "decode" else text
+    if mixer.source_maps:
+        # Keys and values of the source; queries, and what is mixed: as wide as a product for each pair takes FLOPs.
+        return mixer.state_bytes(source, 1) + (1 + streams) * new * mixer.flops_per_token(1) / 2
     if not isinstance(mixer, AttentionMixer):
-        return texts * float(mixer.state_bytes(length, 1))
+        return float(mixer.state_bytes(text, 1))
     own = (
         mixer.flops_per_pair / 2
     )  # queries, and what is mixed: heads times the widths of a key and a value
     beside = streams * (own + mixer.kept_per_token)  # of streams, keys and values as well
     if phase == "decode":
-        return texts * (own + mixer.state_bytes(length, 1) + beside)
-    return texts * length * (own + mixer.kept_per_token + beside)
+        return own + mixer.state_bytes(text, 1) + beside
+    return text * (own + mixer.kept_per_token + beside)
 
 
-def _norms(model: LanguageModel, tokens: int, streams: int) -> Iterator[tuple[str, float, float]]:
+def _norms(
+    model: LanguageModel, phase: Phase, texts: int, length: int, target_length: int, streams: int
+) -> Iterator[tuple[str, float, float]]:
     decoder = {*model.stack}
     for layer in model.all_layers:
-        vectors = 1 + streams if layer in decoder else 1
-        numbers = float(tokens * vectors * model.spec.dim * len(layer.branches))
+        in_decoder = layer in decoder
+        if phase == "decode" and not in_decoder:
+            continue  # the source was read before
+        tokens = 1 if phase == "decode" else target_length if in_decoder else length
+        vectors = 1 + streams if in_decoder else 1
+        numbers = float(texts * tokens * vectors * model.spec.dim * len(layer.branches))
         yield "norms and sums", PER_NORM * numbers, MOVED_BY_NORM * numbers
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
-from archwright.planning.cost import forward_flops, next_token_flops
+from archwright.planning.cost import next_token_flops, prefill_flops
 from archwright.planning.memory import cache_bytes
 from archwright.planning.training_memory import USABLE
 from archwright.spec.hardware import Hardware
@@ -57,14 +57,12 @@ def serving(
         return None
     size = BYTES[precision]
     largest = LARGEST if not cache else min(LARGEST, int((devices * memory - weights) / cache))
-    target_length = None if model.spec.encoder_model is None else 1
     peak = devices * hardware.peak(precision)
     bandwidth = devices * hardware.memory_bandwidth
 
     def prefill(tokens: int) -> float:
         """Return the seconds that a text is read in, or a source before the first token of a text."""
-        flops = forward_flops(model, tokens, target_length, cached=True)
-        computed = sum(flops.values()) * tokens / peak
+        computed = prefill_flops(model, tokens) / peak
         return max(computed, size * weights_read(model, tokens) / bandwidth)
 
     def step(batch: int, tokens: int = length) -> float:

@@ -5,6 +5,8 @@ from itertools import product
 import pytest
 
 from archwright.model import build
+from archwright.model.language_model import LanguageModel
+from archwright.planning.cost import flops_per_token, next_token_flops, prefill_flops
 from archwright.planning.roofline import Operator, Phase, operators, ridge
 from archwright.spec.hardware import load_hardware
 from archwright.spec.model_spec import ModelSpec
@@ -64,14 +66,57 @@ def test_writing_is_bound_by_bandwidth_and_training_is_not() -> None:
         assert found["norms and sums"].intensity < 2
 
 
-def test_all_that_is_computed_is_an_operators() -> None:
-    """By the FLOPs of the plan, whose norms count nothing."""
-    from archwright.planning.cost import flops_per_token
+def computed(model: LanguageModel, phase: Phase, **asked: int) -> float:
+    """Return the FLOPs of all operators but the norms, of which a plan counts none."""
+    found = operators(model, phase, **asked)  # type: ignore[arg-type]
+    return sum(each.flops for each in found if each.name != "norms and sums")
 
-    model = build(load("mixtral-8x7b"), device="meta")
-    found = operators(model, "training", texts=2, length=1024)
-    without_norms = sum(o.flops for o in found if o.name != "norms and sums")
-    assert without_norms == pytest.approx(2048 * flops_per_token(model, 1024), rel=1e-12)
+
+MODELS = ["mixtral-8x7b", "albert-base", "bert-base", "electra-base", "prophetnet-large", "t5-small"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_that_is_computed_is_an_operators(name: str) -> None:
+    """By the FLOPs of the plan, of two stacks with a target of another length."""
+    model = build(load(name), device="meta")
+    target = 96 if name == "t5-small" else None
+    asked = {} if target is None else {"target_length": target}
+    found = computed(model, "training", texts=2, length=512, **asked)
+    assert found == pytest.approx(1024 * flops_per_token(model, 512, target), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-1b", "mixtral-8x7b", "t5-small", "bart-base"])
+def test_what_is_read_before_is_not_computed_in_writing(name: str) -> None:
+    """The FLOPs of one more token of each text are those of the plan; of two stacks neither the encoder nor the maps of
+    keys and values that the decoder has of the source are among them."""
+    model = build(load(name), device="meta")
+    found = computed(model, "decode", texts=3, length=512)
+    assert found == pytest.approx(3 * next_token_flops(model, 512), rel=1e-12)
+    names = [each.name for each in operators(model, "decode", texts=3, length=512)]
+    assert not any(each.startswith("encoder") for each in names)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-1b", "mixtral-8x7b", "t5-small", "bart-base"])
+def test_prefill_reads_all_and_asks_for_one_token(name: str) -> None:
+    """The head reads one token of a text, and so does the decoder of two stacks with all its layers."""
+    model = build(load(name), device="meta")
+    prefill = computed(model, "prefill", texts=3, length=512)
+    assert prefill == pytest.approx(3 * prefill_flops(model, 512), rel=1e-12)
+    found = {each.name: each for each in operators(model, "prefill", texts=3, length=512)}
+    assert found["head"].flops == 3 * 2 * model.head.weight.numel()
+    if model.spec.encoder_model is not None:
+        of_source, layers = model.spec.dim**2, model.spec.num_layers  # keys, and values as many
+        maps = 2 * 3 * layers * (2 * 512 * of_source + 2 * of_source)
+        assert found["cross-attention"].flops == maps
+
+
+def test_a_token_behind_a_source_reads_keys_and_values_of_both() -> None:
+    model = build(load("t5-small"), device="meta")
+    found = {each.name: each for each in operators(model, "decode", texts=1, length=512)}
+    cache = 6 * 512 * 2 * 512  # of 6 layers, keys and values
+    for name in ("attention between tokens", "cross-attention between tokens"):
+        assert 1 <= found[name].num_bytes / (2 * cache) < 1.01, name
+        assert found[name].flops == pytest.approx(2 * cache, rel=0.01)  # product and sum of each
 
 
 def test_one_token_reads_its_experts_and_many_read_all() -> None:
