@@ -55,6 +55,15 @@ def _fit(found: Plan) -> Iterator[str]:
         )
     elif setup.checkpointing == "full":
         yield (
-            "memory: whole layers are computed again, which takes up to a third more FLOPs than are counted; more "
-            "devices, or texts that are shorter, would spare that"
+            "memory: whole layers are computed again, which takes up to a third more FLOPs than are counted; "
+            f"{_instead(found)}"
         )
+
+
+def _instead(found: Plan) -> str:
+    """Say what would spare whole layers that are computed again."""
+    for checkpointing, how in (("none", "nothing"), ("selective", "norms and gates alone")):
+        for way in found.ways:
+            if way.checkpointing == checkpointing and found.fits(way):
+                return f'of the ways to split, "{way.split.name}" fits with {how} computed again'
+    return "more devices, or texts that are shorter, would spare that"

@@ -52,9 +52,9 @@ def serving(
     cache = cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
     devices, memory = min(SERVER, most_devices), USABLE * hardware.memory_bytes
     while devices * memory < weights + cache:
-        devices *= 2
-    if devices > most_devices:
-        return None
+        if devices == most_devices:
+            return None
+        devices = min(2 * devices, most_devices)
     size = BYTES[precision]
     largest = LARGEST if not cache else min(LARGEST, int((devices * memory - weights) / cache))
     peak = devices * hardware.peak(precision)

@@ -114,8 +114,9 @@ class Degrees:
 
 
 def splits(devices: int, degrees: Degrees) -> Iterator[Split]:
-    """Yield ways to split, those first that exchange least or ask for least: devices that hold all; groups inside one
-    server, of experts or of matrices; shards of everything (FSDP); both; stages; and last parts of a text."""
+    """Yield ways to split, the simple ones first, whatever they exchange: devices that hold all (DDP); these in groups
+    inside one server, of experts, then of matrices; shards of everything (FSDP); these with experts, then with
+    matrices, then with stages besides; and last with parts of a text."""
     yield Split(devices)
     if devices == 1:
         return

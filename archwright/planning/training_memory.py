@@ -59,7 +59,7 @@ def split_one(run: RunSpec, model: LanguageModel, checkpointing: str) -> float:
 
 
 def setups(needs: Needs, devices: int, texts: float) -> Iterator[Setup]:
-    """Yield ways to train on steps of `texts` texts, those first that exchange and compute least."""
+    """Yield ways to train on steps of `texts` texts, in the order of `splits`, each with least computed again first."""
     for split in splits(devices, needs.degrees):
         yield from setups_of(needs, split, texts)
 

@@ -213,6 +213,15 @@ def test_more_devices_are_found_where_they_suffice() -> None:
     assert half.setup is None
 
 
+def test_what_spares_layers_that_are_computed_again() -> None:
+    """A way that is listed and fits without, or else more devices."""
+    asked = {"hardware": "h200", "devices": 64, "context": 8192}
+    (line,) = (each for each in advice(planned("llama-3-70b", **asked)) if "again" in each)
+    assert line.endswith('of the ways to split, "FSDP, tensor 2" fits with nothing computed again')
+    (line,) = (each for each in advice(planned("llama-3-8b", devices=2)) if "again" in each)
+    assert line.endswith("more devices, or texts that are shorter, would spare that")
+
+
 def test_a_batch_with_too_few_texts() -> None:
     found = planned("llama-3.2-1b", devices=64, context=8192, batch="16k")
     assert found.setup is None
@@ -233,6 +242,13 @@ def test_the_roofline_by_hand() -> None:
     assert found.serving.prefill_tokens_per_second == pytest.approx(prefill)
     batch = int((72e9 - 2 * found.counts.total) / (8192 * 128 * 1024))
     assert found.serving.largest_batch == batch
+
+
+def test_a_copy_takes_the_devices_there_are_before_it_is_given_up() -> None:
+    """Llama 3 405B takes 812 GB, and 4 GB for a text: more than 8 devices of 80 GB hold, and less than 12 do."""
+    for devices, taken in ((8, None), (11, None), (12, 12), (15, 15), (16, 16), (64, 16)):
+        found = planned("llama-3-405b", devices=devices, context=8192).serving
+        assert (None if found is None else found.devices) == taken, devices
 
 
 def test_a_decoder_behind_a_source_by_hand() -> None:

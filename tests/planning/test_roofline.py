@@ -72,7 +72,14 @@ def computed(model: LanguageModel, phase: Phase, **asked: int) -> float:
     return sum(each.flops for each in found if each.name != "norms and sums")
 
 
-MODELS = ["mixtral-8x7b", "albert-base", "bert-base", "electra-base", "prophetnet-large", "t5-small"]
+MODELS = [
+    "mixtral-8x7b",
+    "albert-base",
+    "bert-base",
+    "electra-base",
+    "prophetnet-large",
+    "t5-small",
+]
 
 
 @pytest.mark.parametrize("name", MODELS)
