@@ -3,7 +3,7 @@
 import argparse
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -93,7 +93,24 @@ class Parser(argparse.ArgumentParser):
         """
         if [*words] == [DESCRIBE]:
             raise Described(self)
-        return self.parse_intermixed_args(words)
+        return self.parse_intermixed_args([*self._joined(words)])
+
+    def _joined(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield the words, an option and a value such as -1T as one, which argparse takes for another option else."""
+        option = ""
+        for word in words:
+            if option and re.match("-[0-9]", word):
+                yield f"{option}={word}"
+                option = ""
+                continue
+            if option:
+                yield option
+            action = self._option_string_actions.get(word)
+            option = word if action is not None and action.nargs is None else ""
+            if not option:
+                yield word
+        if option:
+            yield option
 
     def parse_with_parts(self, words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         """Run files of choices from outside, too; return the hash of each by its name, which a run records.

@@ -129,7 +129,7 @@ def _parser() -> Parser:
     add("--devices", type=int, metavar="N", help="how many of them (default: 8)")
     add("--precision", default="bf16", metavar="P", help="of matrix products (default: bf16)")
     add("--tokens", default="20xparams", metavar="N", help="15T, 300B (default: 20xparams)")
-    add("--batch", default="4M", metavar="N", help="tokens of a step (default: 4M)")
+    add("--batch", metavar="N", help="tokens of a step (default: 4M, or a text)")
     add("--context", type=int, metavar="N", help="tokens of a text (default: the model's)")
     add("--mfu", default="0.3-0.5", metavar="X", help="share of the peak (default: 0.3-0.5)")
     add("--price", type=float, metavar="X", help="of a device for an hour")

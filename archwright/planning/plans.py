@@ -131,7 +131,7 @@ class Plan:
 
     def fits(self, way: Setup) -> bool:
         """Tell whether a way to train fits."""
-        return fits(way, self.workload, max(1.0, self.workload.batch_tokens / self.context))
+        return fits(way, self.workload, self.workload.batch_tokens / self.context)
 
     def exchange(self, way: Setup) -> float | None:
         """Return the seconds of a step in which a device sends what others need, if all links are full; None where
@@ -211,7 +211,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     """Return what the model of a run costs.
 
     Raises:
-        UserError: a model that breaks rules, or a context that its positions forbid.
+        UserError: a model that breaks rules, a context that its positions forbid, or a batch without a whole text.
     """
     spec = run.model
     context = work.context or spec.context_length
@@ -223,7 +223,8 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     counts, forward = counted(model), forward_flops_by_part(model, context, target_length)
     if work.split is not None:
         refuse_split(work.split, model, context)
-    needs, texts = Needs(run, model, context), max(1.0, work.batch_tokens / context)
+    work = _with_a_text(work, context)
+    needs, texts = Needs(run, model, context), work.batch_tokens / context
     ways = [*_ways(needs, work, work.devices, texts)]
     fitting = next((way for way in ways if fits(way, work, texts)), None)
     smallest = min(ways, key=lambda way: way.memory.total)
@@ -278,6 +279,19 @@ def refuse_positions(spec: ModelSpec, context: int) -> None:
                 f"context: found {context}; expected at most {stack.context_length}, where the "
                 f"{ends.pop()} positions of {spec.name or 'the model'} end"
             )
+
+
+def _with_a_text(work: Workload, context: int) -> Workload:
+    """Return what is planned, with a whole text of the context in each step.
+
+    Raises:
+        UserError: fewer tokens are asked for.
+    """
+    if work.batch_tokens >= context:
+        return work
+    if work.batch is not None:
+        raise UserError(f'batch: found "{work.batch}"; expected at least the context, {context:,}')
+    return replace(work, batch_tokens=float(context))
 
 
 def _first_by_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Setup, ...]:

@@ -11,6 +11,8 @@ from archwright.spec.hardware import Hardware, load_hardware
 AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)([kMBT]?)")
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 PER_PARAMETER = "xparams"
+BATCH = 4e6
+"""Tokens of a step where nobody says."""
 MOST_TOKENS = 1e16
 MOST_DEVICES = 2**24
 MOST_PRICE = 1e6
@@ -28,6 +30,8 @@ class Workload:
     per_parameter: bool
     batch_tokens: float
     """Of a step of training."""
+    batch: str | None
+    """How these were asked for; None: they were not, and are as many as a text has where that is longer."""
     context: int | None
     """Tokens of a text; None: what the model was trained on."""
     mfu: tuple[float, float]
@@ -44,7 +48,7 @@ def workload(
     devices: int = 8,
     precision: str = "bf16",
     tokens: str = "20xparams",
-    batch: str = "4M",
+    batch: str | None = None,
     context: int | None = None,
     mfu: str = "0.3-0.5",
     price: float | None = None,
@@ -65,7 +69,7 @@ def workload(
     amount = _amount(tokens.removesuffix(PER_PARAMETER))
     if not 0 < amount <= MOST_TOKENS:
         lines.append(f'tokens: found "{tokens}"; expected a number such as 15T, 300B or 20xparams')
-    batch_tokens = _amount(batch)
+    batch_tokens = BATCH if batch is None else _amount(batch)
     if not 1 <= batch_tokens <= MOST_TOKENS:
         lines.append(f'batch: found "{batch}"; expected tokens of a step, such as 4M or 512k')
     if not 1 <= devices <= MOST_DEVICES:
@@ -93,6 +97,7 @@ def workload(
         amount,
         by_parameter,
         batch_tokens,
+        batch,
         context,
         limits,
         price,

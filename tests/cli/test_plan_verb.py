@@ -200,6 +200,22 @@ def test_short_trainings_are_not_rounded_to_nothing(capsys: pytest.CaptureFixtur
             ['tokens: found "-1T"; expected a number such as 15T, 300B or 20xparams'],
         ),
         (
+            "plan modern --tokens -1T",
+            ['tokens: found "-1T"; expected a number such as 15T, 300B or 20xparams'],
+        ),
+        (
+            "plan modern --tokens --json",
+            ["--tokens: expected a value behind it. See archwright plan --help"],
+        ),
+        (
+            "plan modern --tokens",
+            ["--tokens: expected a value behind it. See archwright plan --help"],
+        ),
+        (
+            "plan gemma-3-1b --devices 8 --batch 1k --context 8192",
+            ['batch: found "1k"; expected at least the context, 8,192'],
+        ),
+        (
             "plan modern --tokens 0xparams",
             ['tokens: found "0xparams"; expected a number such as 15T, 300B or 20xparams'],
         ),

@@ -228,6 +228,18 @@ def test_a_batch_with_too_few_texts() -> None:
     assert next(iter(advice(found))).startswith("batch: 1.95 texts a step are too few for 64")
 
 
+def test_a_step_has_a_text_at_least() -> None:
+    """4M tokens where nobody says, or one text where that is longer."""
+    assert planned("modern").workload.batch_tokens == 4e6
+    longest = planned("modern", context=2**23)
+    assert longest.workload.batch_tokens == longest.context == 2**23
+    assert planned("modern", context=512, batch="512").training.steps > 0
+    with pytest.raises(
+        UserError, match='batch: found "4M"; expected at least the context, 8,388,608'
+    ):
+        planned("modern", context=2**23, batch="4M")
+
+
 def test_the_roofline_by_hand() -> None:
     """Writing alone reads all weights but the embedding, and the cache; reading is bound by FLOPs."""
     found = planned("llama-3-8b", hardware="h100", devices=1, context=8192)
