@@ -1,13 +1,13 @@
 """Output of `archwright plan`: a page on one model, or several side by side."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from archwright import format as fmt
 from archwright.cli.parser import terminal_width
 from archwright.planning.advice import advice
 from archwright.planning.cost import BACKWARD
-from archwright.planning.plans import Plan, Range
+from archwright.planning.plans import MOST_ASKED, Plan, Range
 
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
 Row = tuple[str, str, str]
@@ -38,13 +38,25 @@ def side_by_side(found: Mapping[str, Plan]) -> Iterator[str]:
     columns = {
         name: [*_model(each), *_training(each), *_serving(each)] for name, each in found.items()
     }
-    labels = list(dict.fromkeys(label for rows in columns.values() for label, _, _ in rows))
+    labels = _merged([label for label, _, _ in rows] for rows in columns.values())
     texts = {name: {label: text for label, text, _ in rows} for name, rows in columns.items()}
     table = [["", *found]]
     table += [[label, *(texts[name].get(label, "-") for name in found)] for label in labels]
     yield from fmt.columns(table, right=range(1, len(found) + 1))
     if lines := [f"{name}: {s.line}" for name, each in found.items() for s in each.suspicions]:
         yield from ("", "unusual, by rules of thumb", *_wrapped(lines))
+
+
+def _merged(columns: Iterable[Sequence[str]]) -> list[str]:
+    """Return the labels of all columns, each once, those of one alone behind what they follow there."""
+    found: list[str] = []
+    for labels in columns:
+        at = 0
+        for label in labels:
+            if label not in found:
+                found.insert(at, label)
+            at = found.index(label) + 1
+    return found
 
 
 def _title(found: Plan, name: str | None = None) -> str:
@@ -62,8 +74,9 @@ def _model(found: Plan) -> Iterator[Row]:
     if found.target_length is not None:
         yield "target", f"{found.target_length:,} tokens", "of each source, in training"
     yield "FLOPs per token", fmt.flops(found.flops_per_token), "counted, forward and backward"
-    yield "cache per token", fmt.size(found.kv_cache_bytes_per_token), "counted, in 16 bits"
-    yield "cache per text", fmt.size(found.cache_bytes_per_text), "counted, in 16 bits"
+    if found.writes:
+        yield "cache per token", fmt.size(found.kv_cache_bytes_per_token), "counted, in 16 bits"
+        yield "cache per text", fmt.size(found.cache_bytes_per_text), "counted, in 16 bits"
 
 
 def _device(found: Plan) -> Iterator[Row]:
@@ -130,10 +143,21 @@ def _fit(found: Plan) -> str:
         return f"{found.setup.split.name}, checkpointing {found.setup.checkpointing}"
     groups, texts = found.smallest.split.ranks, found.workload.batch_tokens / found.context
     if groups > texts:
-        return f"no: {groups} groups of devices for {texts:.0f} texts a step; give a larger --batch"
+        number = "one text" if texts == 1 else f"{texts:.0f} texts"
+        return f"no: {groups} groups of devices for {number} a step; give a larger --batch"
     if found.fewest_devices is None:
-        return "no, nor on more devices"
+        most = _most_tried(found)
+        more = most > found.workload.devices
+        return f"no, nor on more devices with this batch, up to {most:,}" if more else "no"
     return f"no, but on {found.fewest_devices:,} devices"
+
+
+def _most_tried(found: Plan) -> int:
+    """Return the largest number of devices for which a way to train was looked for."""
+    devices = found.workload.devices
+    while 2 * devices <= MOST_ASKED:
+        devices *= 2
+    return devices
 
 
 def _memory(found: Plan) -> Iterator[Row]:

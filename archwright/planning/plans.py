@@ -117,7 +117,8 @@ class Plan:
     """Numbers that are unusual by rules of thumb, the strongest evidence first."""
     operators: dict[Phase, list[Operator]]
     """What each part computes and moves for one text of the context, or for its last token behind the cached others; of
-    two stacks in training for a source and its target, and in prefill for a source and the first token of a text."""
+    two stacks in training for a source and its target, and in prefill for a source and the first token of a text. None
+    of decode where the objective teaches none."""
 
     @property
     def flops_per_token(self) -> float:
@@ -128,6 +129,11 @@ class Plan:
     def memory(self) -> float:
         """Bytes that a device may be filled with."""
         return USABLE * self.workload.hardware.memory_bytes
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model goes on with texts behind a cache."""
+        return self.can_cache and self.decodes
 
     def fits(self, way: Setup) -> bool:
         """Tell whether a way to train fits."""
@@ -162,8 +168,8 @@ class Plan:
             "parameters_by_part": self.counts.parts,
             "flops_per_token": self.flops_per_token,
             "forward_flops_per_token_by_part": self.forward_flops,
-            "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token,
-            "cache_bytes_per_text": self.cache_bytes_per_text,
+            "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token if self.writes else None,
+            "cache_bytes_per_text": self.cache_bytes_per_text if self.writes else None,
             "training_flops": self.training.flops,
             "fits": self.setup is not None,
             "fewest_devices": self.fewest_devices,
@@ -176,8 +182,10 @@ class Plan:
             "serving": None if self.serving is None else self._record_of_serving(self.serving),
             "suspicions": [each.record() for each in self.suspicions],
             "operators": {
-                phase: {each.name: _record_of(each) for each in found}
-                for phase, found in self.operators.items()
+                phase: None
+                if (found := self.operators.get(phase)) is None
+                else {each.name: _record_of(each) for each in found}
+                for phase in PHASES
             },
             "evidence": self.evidence,
         }
@@ -257,6 +265,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
                 itemsize=BYTES[work.precision],
             )
             for phase in PHASES
+            if phase != "decode" or run.objective.causal
         },
     )
 

@@ -82,12 +82,12 @@ def _facts(found: Mapping[str, Plan]) -> Iterator[Block]:
                 Fact("FLOPs per token", fmt.flops(each.flops_per_token), "counted, in training"),
                 Fact(
                     "Cache per token",
-                    fmt.size(each.kv_cache_bytes_per_token),
-                    "counted, in 16 bits",
+                    fmt.size(each.kv_cache_bytes_per_token) if each.writes else "-",
+                    "counted, in 16 bits" if each.writes else "none is kept",
                 ),
                 Fact(
                     "Cache per text",
-                    fmt.size(each.cache_bytes_per_text),
+                    fmt.size(each.cache_bytes_per_text) if each.writes else "-",
                     f"of {each.context:,} tokens",
                 ),
             ]
@@ -173,11 +173,12 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
                 "hovertemplate": "%{text}<br>%{x:.3s} FLOPs per byte<br>%{y:.3s}FLOP/s<extra></extra>",
             }
         )
-    slowest = max(each.operators["decode"], key=lambda o: o.seconds(hardware, precision))
+    last: Phase = "decode" if "decode" in each.operators else "prefill"
+    slowest = max(each.operators[last], key=lambda o: o.seconds(hardware, precision))
     return Chart(
         name=f"roofline-{number}",
         title=f"Roofline, {name}",
-        summary=f"The bend is at {bend:.0f} FLOPs per byte. In decoding, {slowest.name} takes longest.",
+        summary=f"The bend is at {bend:.0f} FLOPs per byte. In {last}, {slowest.name} takes longest.",
         traces=traces,
         layout={
             "xaxis": {**TOKENS, "title": {"text": "FLOPs per byte"}},

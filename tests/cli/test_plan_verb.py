@@ -104,6 +104,29 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines["cache per token"][-6:] == ["328", "kB", "2.62", "MB", "131", "kB"]
 
 
+def test_rows_of_one_column_stand_where_they_do_on_a_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = out(capsys, "plan bert-base llama-3-8b mixtral-8x7b t5-small")
+    labels = [re.split("  +", line)[0] for line in text.splitlines()[3:]]
+    assert labels[:7] == [
+        "parameters",
+        "active parameters",
+        "context",
+        "target",
+        "FLOPs per token",
+        "cache per token",
+        "cache per text",
+    ]
+    assert labels[-3:] == ["prefill", "decode", "decode, full batch"]
+
+
+def test_what_fits_nowhere_says_how_far_was_looked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3-405b --hardware rtx-4090 --devices 2 --context 8192 --batch 16384"
+    text = out(capsys, words)
+    assert re.search("fits +no, nor on more devices with this batch, up to 131,072 ", text)
+
+
 LATENT = (
     "attention.kind=latent,attention.query_rank=1536,attention.kv_rank=512,"
     "attention.nope_head_dim=128,attention.rope_head_dim=64,attention.value_head_dim=128"
@@ -141,11 +164,18 @@ def test_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> Non
     assert record["evidence"].keys() <= record.keys()
 
 
-def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_sees_what_follows_writes_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = out(capsys, "plan bert-base")
     assert re.search(r"prefill +[0-9.]+M tokens/s", found)
     assert "decode" not in found
-    serving = json.loads(out(capsys, "plan bert-base --json"))["serving"]
+    assert "cache" not in found
+    record = json.loads(out(capsys, "plan bert-base --json --html bert.html"))
+    assert (record["kv_cache_bytes_per_token"], record["cache_bytes_per_text"]) == (None, None)
+    assert record["operators"]["decode"] is None
+    assert "In prefill, " in (place / "bert.html").read_text("utf-8")
+    serving = record["serving"]
     assert serving["prefill_tokens_per_second"] > 0
     assert {key: serving[key] for key in serving if "decode" in key or key == "largest_batch"} == {
         "largest_batch": None,
