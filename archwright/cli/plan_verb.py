@@ -41,13 +41,14 @@ after colons what it changes; without a name it changes the first. KEY=VALUE hol
 
 Parameters, FLOPs and caches are counted from the model, built without memory. Activations, splits and
 times are estimated: times from the stated utilisation of published peaks (--mfu). Speeds of serving are
-bounds, by the roofline: bytes over bandwidth and FLOPs over peak. Nothing is measured.
+bounds, by the roofline: bytes over bandwidth and FLOPs over peak.
 
 Weights, gradients and moments are in 32 bits, activations in 16; a plan fills 90 % of a device's memory.
-DDP keeps all of a model on each device, FSDP its share; tensor shares out the matrices of layers, experts
-those of mixtures, pipeline the layers, context the tokens of a text. The first of these that fits is
-named, or the one of --split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1,
-zero2 and fsdp for the devices that are left, and no-sequence where norms are not shared by tokens.
+DDP keeps all of a model on each device, FSDP its share; experts shares out those of mixtures, tensor the
+matrices of layers, pipeline the layers, context the tokens of a text. The first way that fits is named: of
+DDP, DDP with experts or tensor, FSDP, FSDP with experts, with tensor, with pipeline, with context. Or the
+one of --split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1, zero2 and fsdp
+for the devices that are left, and no-sequence where norms are not shared by tokens.
 Checkpointing computes again: selective norms, activations and gates, full whole layers. Keys of --json:
 docs/planning.md
 
