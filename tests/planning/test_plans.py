@@ -24,10 +24,11 @@ from archwright.planning.cost import (
 from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes
 from archwright.planning.plans import Plan, plan
-from archwright.planning.serving import weights_read
+from archwright.planning.serving import serving, weights_read
 from archwright.planning.stages import optimizer_bytes
 from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
+from archwright.spec.hardware import load_hardware
 from archwright.spec.read import load, load_run, preset_names
 from tests.tiny import ROOT, surroundings
 
@@ -258,8 +259,9 @@ def test_the_roofline_by_hand() -> None:
 
 def test_a_copy_takes_the_devices_there_are_before_it_is_given_up() -> None:
     """Llama 3 405B takes 812 GB, and 4 GB for a text: more than 8 devices of 80 GB hold, and less than 12 do."""
+    model, hardware = build(load("llama-3-405b"), device="meta"), load_hardware("h100")
     for devices, taken in ((8, None), (11, None), (12, 12), (15, 15), (16, 16), (64, 16)):
-        found = planned("llama-3-405b", devices=devices, context=8192).serving
+        found = serving(model, hardware, 8192, "bf16", devices)
         assert (None if found is None else found.devices) == taken, devices
 
 
