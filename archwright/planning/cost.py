@@ -205,8 +205,7 @@ def vectors_read(
     """Yield each map and how many vectors it reads for each token of a text, or of a source."""
     share = (target_length or length) / length
     of_source, of_both = {*model.source_maps}, {*model.shared_maps}
-    # A layer that is shared is gone through more than once.
-    times = Counter(module for layer in model.all_layers for module in layer.modules())
+    times = _times(model)
     of_row = set() if model.sequence_head is None else {*model.sequence_head.modules()}
     more, vectors = global_tokens_read(model), stream_vectors(model, streams)
     for name, m in model.named_modules():
@@ -222,8 +221,13 @@ def next_vectors_read(model: LanguageModel, streams: int) -> Iterator[tuple[str,
     before = {*model.source_maps}  # what reads a source, or a row's first token, has done so
     if model.sequence_head is not None:
         before |= {m for m in model.sequence_head.modules() if isinstance(m, Linear)}
-    times = Counter(module for layer in model.all_layers for module in layer.modules())
+    times = _times(model)
     vectors = stream_vectors(model, streams)
     for name, m in model.named_modules():
         if isinstance(m, Linear) and m not in before:
             yield name, m, vectors.get(m, 1) * max(1, times[m])
+
+
+def _times(model: LanguageModel) -> Counter[nn.Module]:
+    """Return how often each module of a layer is gone through: that of a shared layer more than once."""
+    return Counter(module for layer in model.all_layers for module in layer.modules())
