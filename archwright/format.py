@@ -62,6 +62,11 @@ def count(value: float) -> str:
     return f"{number}{prefix}"
 
 
+def amount(value: float) -> str:
+    """Return what need not be whole, in three digits: 6_310_000 is `6.31M`, 0.1462 is `0.146`."""
+    return count(value) if value >= 100 else significant(value)
+
+
 def exact(value: float) -> str:
     """Return a whole number with its thousands set apart: `3,412,992`."""
     return f"{value:,.0f}"

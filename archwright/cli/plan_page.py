@@ -129,12 +129,12 @@ def _training(found: Plan) -> Iterator[Row]:
         yield "stages wait", fmt.percent(training.bubble), "estimated, of the time they compute"
     yield "step", _between(training.step, fmt.duration), f"{at} of the {peak}"
     yield "days", _between(training.days, fmt.significant), "estimated"
-    yield "device hours", _between(training.device_hours, _number), "estimated"
+    yield "device hours", _between(training.device_hours, fmt.amount), "estimated"
     if training.energy is not None:
         text = _between(training.energy.times(1000), fmt.energy)
         yield "energy", text, "estimated, of devices alone at full power"
     if training.cost is not None:
-        yield "price", _between(training.cost, _number), f"estimated, at {work.price:g} an hour"
+        yield "price", _between(training.cost, fmt.amount), f"estimated, at {work.price:g} an hour"
     yield "fits", _fit(found), "estimated"
 
 
@@ -223,10 +223,6 @@ def _serving(found: Plan) -> Iterator[Row]:
         if name != "prefill" and not found.decodes:
             continue
         yield name, f"{fmt.count(speed)} tokens/s", f"{bound}: {of}"
-
-
-def _number(value: float) -> str:
-    return fmt.count(value) if value >= 100 else fmt.significant(value)
 
 
 def _between(found: Range, text: Callable[[float], str]) -> str:

@@ -1,6 +1,7 @@
 """The page of `archwright plan --html`: what bounds each part, what fills a device, and speed by batch and context."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +33,9 @@ MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS: tuple[Symbol, ...] = ("circle", "square", "diamond", "triangle-up")
 FROM_ZERO = {"rangemode": "tozero"}
-TOKENS = {"type": "log", "dtick": 1}
+INTENSITY = {"type": "log", "dtick": 1}
+SHORT = 100
+"""An axis is short whose end is less than so many times its beginning."""
 
 
 def cost_page(found: Mapping[str, Plan], here: Sequence[Here] = ()) -> Page:
@@ -67,7 +70,7 @@ def _verdict(found: Mapping[str, Plan]) -> tuple[str, str]:
         return f"{len(fits)} of {len(found)} fit", "while they are trained on these devices."
     (each,) = found.values()
     hours = each.training.device_hours
-    span = f"{fmt.count(hours.least)} to {fmt.count(hours.most)} device hours"
+    span = f"{fmt.amount(hours.least)} to {fmt.amount(hours.most)} device hours"
     if each.setup is None:
         return "Does not fit", "while it is trained on these devices."
     return span, f"for {fmt.count(each.training.tokens)} tokens, with {each.setup.split.name}."
@@ -181,7 +184,7 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
         summary=f"The bend is at {bend:.0f} FLOPs per byte. In {last}, {slowest.name} takes longest.",
         traces=traces,
         layout={
-            "xaxis": {**TOKENS, "title": {"text": "FLOPs per byte"}},
+            "xaxis": {**INTENSITY, "title": {"text": "FLOPs per byte"}},
             "yaxis": {"type": "log", "dtick": 1, "tickformat": ".0s"},
             "showlegend": True,
         },
@@ -225,12 +228,23 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
             summary=f"Tokens per second at best, by {summary}.",
             traces=traces,
             layout={
-                "xaxis": {**TOKENS, "title": {"text": summary}},
-                "yaxis": {"type": "log", "dtick": "D2"} if name == "by-batch" else FROM_ZERO,
+                "xaxis": {**_log_axis(traces, "x"), "title": {"text": summary}},
+                "yaxis": _log_axis(traces, "y") if name == "by-batch" else FROM_ZERO,
                 "showlegend": len(serving) > 1,
             },
             unit="tokens per second",
         )
+
+
+def _log_axis(traces: Iterable[Mapping[str, Any]], axis: str) -> dict[str, Any]:
+    """Return an axis with ticks at powers of ten, or at 1, 2 and 5 times these where it is short: those of Plotly
+    are single digits there, or none."""
+    values = [value for trace in traces for value in trace[axis]]
+    low, high = min(values), max(values)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if high < SHORT * low else (1,)
+    ticks = [digit * 10.0**power for power in powers for digit in digits]
+    return {"type": "log", "tickvals": ticks, "ticktext": [fmt.amount(tick) for tick in ticks]}
 
 
 def _suspicions(found: Mapping[str, Plan]) -> Table | None:

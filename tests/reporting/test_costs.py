@@ -77,6 +77,21 @@ def test_speeds_end_with_those_of_the_plan(found: dict[str, Plan]) -> None:
         assert trace["y"][-1] == each.serving.decode_tokens_per_second_at_largest_batch
 
 
+def test_a_small_plan_has_hours_and_ticks_that_say_something() -> None:
+    """Under one device hour, and with less than ten times between one text and many."""
+    each = plan(load_run("t5-small"), workload(hardware="h100", devices=8, context=2048))
+    page = cost_page({"t5-small": each})
+    hours = each.training.device_hours
+    assert hours.most < 1
+    assert page.verdict == f"{hours.least:.3g} to {hours.most:.3g} device hours"
+    (chart,) = [c for c in page.charts if c.name == "by-batch"]
+    axis, values = chart.layout["yaxis"], chart.traces[0]["y"]
+    assert axis["tickvals"][0] <= min(values) < max(values) <= axis["tickvals"][-1]
+    assert chart.layout["xaxis"]["ticktext"][:3] == ["1", "10", "100"]
+    assert "500k" in axis["ticktext"]
+    assert axis["tickvals"][axis["ticktext"].index("500k")] == 5e5
+
+
 def test_the_page_escapes_names(found: dict[str, Plan]) -> None:
     html = cost_page({"</script><script>x": found["llama-3-8b"]}).html()
     assert "<script>x" not in html
