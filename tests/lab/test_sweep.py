@@ -339,6 +339,16 @@ def test_the_error_of_placing_counts_a_cliff_as_a_steep_side_and_nothing_at_an_e
     assert placing_error(losses, sweep) == 0.0
 
 
+def test_with_quarter_steps_a_rise_counts_as_at_least_three_hundredths() -> None:
+    """A variant that starts with those of its baseline may stand where it is flat, at the edge of a cliff."""
+    for step, least in ((0.25, 0.03), (0.5, 0.0), (1.0, 0.0)):
+        window = (-step, 0.0, step)
+        losses = dict(zip([(0, k) for k in window], (4.01, 4.0, 4.3), strict=True))
+        found = placing_error(losses, Sweep(window, [], [0], at_boundary=False))
+        rises = max(0.01, least * 4.0) + RISE * 4.0
+        assert found == pytest.approx(PLACING * rises / 2), step
+
+
 @pytest.mark.parametrize(
     ("loss_of", "window"),
     [
