@@ -51,7 +51,7 @@ class RayWorkers(RemoteWorkers):
         if machine.device == "cuda":
             self._needs["num_gpus"] = 1
             fitting = min(fitting, there.get("GPU", 0))
-        if fitting < 1:
+        if not self._asked and fitting < 1:
             need = "a GPU" if machine.device == "cuda" else f"{threads} CPU{'s' * (threads > 1)}"
             raise UserError(f"--on ray: the cluster has not got {need}, which each run needs")
         return self._asked or int(fitting)
