@@ -1,12 +1,13 @@
 """The simulation of studies: what it draws, and that the procedure seldom finds what is not there."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bench import replay
-from bench.replay import SCENARIOS, STUDIES, Valley, findings, table, wins
+from bench.replay import MANY, RUN_NOISE, SCENARIOS, STUDIES, Valley, findings, wins
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +49,25 @@ def test_draws_repeat_whatever_the_processes() -> None:
     assert all(f.runs >= 2 * (2 * 3 + 4) for f in first)
 
 
-@pytest.mark.parametrize("procedure", STUDIES)
+@pytest.mark.parametrize("words", [*(("--procedure", name) for name in STUDIES), ("--many",)])
 def test_the_table_has_a_line_for_each_scenario(
-    procedure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["replay", "--draws", "2", "--procedure", procedure])
-    monkeypatch.setattr(
-        replay, "table", lambda *given, **named: table(*given, SCENARIOS[:2], **named)
-    )
+    monkeypatch.setattr(sys, "argv", ["replay", "--draws", "2", *words])
+    monkeypatch.setattr(replay, "SCENARIOS", SCENARIOS[:2])
+    monkeypatch.setattr(replay, "MANY", MANY[:1])
     replay.main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == [s.name for s in SCENARIOS[:2]]
+    expected = MANY[:1] if "--many" in words else SCENARIOS[:2]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == [s.name for s in expected]
+
+
+def test_of_several_variants_those_count_that_are_as_good() -> None:
+    scenario = replace(MANY[0], variants=3, better=1, effect=0.05, noises=(4.0,))
+    assert scenario.effects == [0.05, 0.0, 0.0]
+    assert scenario.noise == pytest.approx([RUN_NOISE * n for n in (1, 1, 1, 4)])
+    found = findings(scenario, STUDIES["confirm"], range(3))
+    assert all(f.effects[0].outcome == "better" for f in found)
+    false = sum(any(e.outcome in ("better", "worse") for e in f.effects[1:]) for f in found)
+    assert wins(scenario, found) == false
+    assert wins(replace(scenario, variants=1), found) == 3
