@@ -178,7 +178,8 @@ def test_stages_are_as_even_as_can_be(num_stages: int) -> None:
         (
             ("modern", "model.num_layers=3"),
             Layout(pipeline=2, schedule="interleaved_1f1b"),
-            "model.num_layers: found 3; expected at least 4, one for each stage of scale.pipeline = 2",
+            "model.num_layers: found 3; expected at least 4, one for each stage of scale.pipeline = 2, of which each "
+            "process has two, as they are interleaved",
         ),
         (
             ("modern", "grad_accum_steps=1"),
