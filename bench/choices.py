@@ -11,7 +11,6 @@ import argparse
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from archwright.lab.simulate import Surface, simulate
 from archwright.spec.study_spec import StudySpec
-from bench.replay import INITIAL, JITTER, STUDIES, Valley
+from bench.replay import INITIAL, JITTER, STUDIES, Valley, drawn
 from bench.sizes import DECIDED, Study
 
 ABOVE = 0.5
@@ -104,11 +103,7 @@ def findings(
     variants: Mapping[str, Recorded], study: StudySpec, draws: Sequence[int], *, processes: int = 1
 ) -> list[Finding]:
     """Return what a study says of draws, each of a number of its own."""
-    work = partial(_finding, variants, study)
-    if processes == 1:
-        return list(map(work, draws))
-    with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(work, draws))
+    return drawn(partial(_finding, variants, study), draws, processes)
 
 
 def _finding(variants: Mapping[str, Recorded], study: StudySpec, draw: int) -> Finding:

@@ -12,10 +12,11 @@ runs are wanted, where rates are placed, looks and outcomes come from the code t
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from archwright.lab.verdict import excludes
 from archwright.spec.study_spec import StudySpec
 from bench.calibration import binomial_interval
 
+T = TypeVar("T")
 LOWEST = 4.19
 """The loss at the bottom of every valley, in nats per token; this and the noise are those of the recorded pool."""
 INITIAL = 6.93
@@ -190,7 +192,11 @@ def findings(
     scenario: Scenario, study: StudySpec, draws: Sequence[int], *, processes: int = 1
 ) -> list[Finding]:
     """Return what the lab says of draws of a scenario, each of a number of its own."""
-    work = partial(_finding, scenario, study)
+    return drawn(partial(_finding, scenario, study), draws, processes)
+
+
+def drawn(work: Callable[[int], T], draws: Sequence[int], processes: int) -> list[T]:
+    """Return what is found in each draw, by so many processes."""
     if processes == 1:
         return list(map(work, draws))
     with ProcessPoolExecutor(processes) as pool:

@@ -16,7 +16,6 @@ import csv
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -31,6 +30,7 @@ from archwright.lab.verdict import excludes
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 from bench.calibration import binomial_interval
+from bench.replay import drawn
 
 STEP = 4
 """Rates of the lattice in one step of a study, a factor of 3."""
@@ -162,11 +162,7 @@ def findings(
     pool: Pool, row: Row, study: StudySpec, draws: Sequence[int], *, processes: int = 1
 ) -> list[Finding]:
     """Return what the lab says of draws of a row, each of a number of its own."""
-    work = partial(_finding, pool, row, study)
-    if processes == 1:
-        return list(map(work, draws))
-    with ProcessPoolExecutor(processes) as executor:
-        return list(executor.map(work, draws, chunksize=max(1, len(draws) // (8 * processes))))
+    return drawn(partial(_finding, pool, row, study), draws, processes)
 
 
 def _finding(pool: Pool, row: Row, study: StudySpec, draw: int) -> Finding:

@@ -339,9 +339,9 @@ def _what(error: Exception) -> str:
     minutes, text = PATIENCE.total_seconds() / 60, str(error)
     if "timed out waiting" in text.lower():
         return f"does not answer for {minutes:.0f} minutes"
-    # NCCL says so of what else goes wrong between GPUs, too.
-    said = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
-    return f"has ended{said}"
+    # NCCL's errors look alike whatever went wrong between GPUs: its first line tells which it was.
+    detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
+    return f"has ended{detail}"
 
 
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
