@@ -7,7 +7,7 @@ from archwright import format as fmt
 from archwright.cli.parser import terminal_width
 from archwright.planning.advice import advice
 from archwright.planning.cost import BACKWARD
-from archwright.planning.plans import MOST_ASKED, Plan, Range
+from archwright.planning.plans import Plan, Range, larger_numbers
 
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
 Row = tuple[str, str, str]
@@ -146,18 +146,9 @@ def _fit(found: Plan) -> str:
         number = "one text" if texts == 1 else f"{texts:.0f} texts"
         return f"no: {groups} groups of devices for {number} a step; give a larger --batch"
     if found.fewest_devices is None:
-        most = _most_tried(found)
-        more = most > found.workload.devices
-        return f"no, nor on more devices with this batch, up to {most:,}" if more else "no"
+        *_, most = (0, *larger_numbers(found.workload.devices))
+        return f"no, nor on more devices with this batch, up to {most:,}" if most else "no"
     return f"no, but on {found.fewest_devices:,} devices"
-
-
-def _most_tried(found: Plan) -> int:
-    """Return the largest number of devices for which a way to train was looked for."""
-    devices = found.workload.devices
-    while 2 * devices <= MOST_ASKED:
-        devices *= 2
-    return devices
 
 
 def _memory(found: Plan) -> Iterator[Row]:

@@ -335,12 +335,17 @@ def _ways(needs: Needs, work: Workload, devices: int, texts: float) -> Iterator[
 
 def _fewest(needs: Needs, work: Workload, texts: float) -> int | None:
     """Return the stated number of devices, doubled until some way to train fits."""
-    devices = 2 * work.devices
-    while devices <= MOST_ASKED:
+    for devices in larger_numbers(work.devices):
         if any(fits(way, work, texts) for way in _ways(needs, work, devices, texts)):
             return devices
-        devices *= 2
     return None
+
+
+def larger_numbers(devices: int) -> Iterator[int]:
+    """Yield the numbers of devices on which a way to train is looked for where none fits: each twice the last."""
+    while 2 * devices <= MOST_ASKED:
+        devices *= 2
+        yield devices
 
 
 def _tokens(work: Workload, counts: Counts) -> float:
