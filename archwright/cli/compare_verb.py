@@ -59,7 +59,9 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
     parser.add_argument(
-        "--json", action="store_true", help="print the results as JSON; progress goes to stderr"
+        "--json",
+        action="store_true",
+        help="print the results, or the plan, as JSON; progress goes to stderr",
     )
     options = parser.parse(words)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -67,11 +69,16 @@ def run(words: Sequence[str]) -> int:
         from archwright.lab.compare import plan
         from archwright.lab.run_cache import POOL
         from archwright.lab.summary import announcement
+        from archwright.lab.terminal import plan_as_json
 
         folders = {"out": options.out, "runs": options.runs or POOL}
         places = {**_places(options), "add_seeds": options.add_seeds}
-        print(announcement(plan(*options.what, **folders, parts=options.parts, **places, **given)))
-        print("Nothing was trained.")
+        found = plan(*options.what, **folders, parts=options.parts, **places, **given)
+        if options.json:
+            print(plan_as_json(found))
+        else:
+            print(announcement(found))
+            print("Nothing was trained.")
         return 0
     return _compare(options, given)
 

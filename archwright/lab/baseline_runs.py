@@ -24,7 +24,7 @@ from archwright.lab.baseline import (
     search,
 )
 from archwright.lab.batching import Cell
-from archwright.lab.plan import Arm, Plan
+from archwright.lab.plan import LEAST_STEPS, Arm, Plan
 from archwright.lab.plan_file import Cost
 from archwright.lab.results import RunResult
 from archwright.lab.runner import Display, Runner
@@ -35,9 +35,6 @@ from archwright.spec.run_spec import Optimizer, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.training.interrupt import Interrupt
 from archwright.training.resolve import with_steps
-
-LEAST_STEPS = 50
-"""Steps below which no larger batch is tried: too few tell nothing."""
 
 SLOWEST = 1.5
 """Times the wall time of a run of what was given, beyond which a batch is left out where the budget is time: it would

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.lab.plan import slug
+from archwright.lab.run_cache import POOL
 from archwright.lab.variants import is_variant, label, run_key, split
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.overrides import toml_value
@@ -27,6 +28,7 @@ def study_of(
     """
     names = [w for w in words if isinstance(w, StudySpec) or is_variant(w)]
     common = [str(w) for w in words if w not in names]
+    _refuse_options(common)
     study = _named_study(names, common)
     common = [run_key(word) for word in common]
     assignments = [
@@ -41,6 +43,17 @@ def study_of(
     study = _with_widths(study.override(*assignments) if assignments else study)
     name = study.name or slug("-".join([label(study.baseline), *study.variants]))
     return study.model_copy(update={"name": name, "parts": parts})
+
+
+def _refuse_options(common: Sequence[str]) -> None:
+    """Refuse an option that is written like a key of a run: `seeds=5`."""
+    for word in common:
+        key, _, value = word.partition("=")
+        name = "first_seed" if key == "seed" else key.replace("-", "_")
+        if name in OPTIONS:
+            raise UserError(
+                f"{word}: an option of the study; give --{name.replace('_', '-')} {value}"
+            )
 
 
 def _with_widths(study: StudySpec) -> StudySpec:
@@ -70,10 +83,12 @@ def command_of(
     out: str | Path | None = None,
     parts: Sequence[str | Path] = (),
     where: Sequence[str] = (),
+    runs: str | Path = POOL,
 ) -> str:
-    """Return the command line of a study, which may name the file in its folder, with words that say where it runs."""
+    """Return the command line of a study, which may name the file in its folder, with words that say where it runs and
+    where its runs are kept."""
     default, words = StudySpec(), [label(study.baseline)]
-    if study.name in study_names():
+    if study.name in study_names() and _goes_on_from(study, load_study(study.name)):
         default, words = load_study(study.name), [study.name]
     elif all(name == label(given) for name, given in study.variants.items()):
         words += [
@@ -96,8 +111,18 @@ def command_of(
         words += ["--parts", str(file)]
     if out:
         words += ["--out", str(out)]
+    if Path(runs) != POOL:
+        words += ["--runs", str(runs)]
     words += where
     return shlex.join(["archwright", "compare", *words])
+
+
+def _goes_on_from(study: StudySpec, shipped: StudySpec) -> bool:
+    """Tell whether a study is one that comes along, with options and keys of its own: no copy that was edited."""
+    free = {*OPTIONS, "common", "parts", "ends"}
+    own = {run_key(word).partition("=")[0] for word in study.common}
+    kept = {run_key(word).partition("=")[0] for word in shipped.common} <= own
+    return kept and study.model_dump(exclude=free) == shipped.model_dump(exclude=free)
 
 
 def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:

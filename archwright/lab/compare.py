@@ -102,7 +102,7 @@ def compare(
     path = Path(out) if out else STUDIES / slug(study.name)
     study = _as_planned_before(path, study)
     _check_added(add_seeds, path)
-    command = command_of(study, path, out, parts, where.words())
+    command = command_of(study, path, out, parts, where.words(), runs)
     with open_study(path, study) as folder:
         with where.start(usable_cores(), path / "log.txt", files) as pool:
             plan = plans.saved(study, folder)
@@ -114,7 +114,8 @@ def compare(
                 StartRecord(path).finish()
             else:
                 plan = _here_and_now(plan, pool)
-            execution = Execution(plan, path, Path(runs), counted=counted(plan))
+            typed = [str(file) for file in parts]
+            execution = Execution(plan, path, Path(runs), counted=counted(plan), parts=typed)
             if add_seeds:
                 execution = _extended(execution, add_seeds)
                 plans.save(execution.plan, folder)
@@ -162,8 +163,8 @@ def plan(
     path = Path(out) if out else STUDIES / slug(study.name)
     study = _as_planned_before(path, study)
     _check_added(add_seeds, path)
+    _check_place(path, study)
     if _is_planned(path):
-        _check_place(path, study)
         found = plans.saved(study, RunFolder(path))
         assert found
         if not add_seeds:

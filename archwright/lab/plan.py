@@ -28,6 +28,9 @@ STUDY = "study.toml"
 TOKENIZERS = "tokenizers"
 """Where the tokenizers of variants are that have others than the baseline's, in the folder."""
 
+LEAST_STEPS = 50
+"""Of a run; fewer tell nothing."""
+
 EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
 

@@ -19,6 +19,7 @@ from archwright.lab.concurrency import Sharing
 from archwright.lab.identical import refuse_identical, unscaled
 from archwright.lab.matching import count, matched
 from archwright.lab.plan import (
+    LEAST_STEPS,
     TOKENIZERS,
     Arm,
     Plan,
@@ -56,9 +57,6 @@ LEAST_TOKENS_PER_PARAMETER = 5.0
 STEPS_TO_GROW = 500
 """Steps of a run without which no larger model is taken: in fewer, post-norm models do not leave the plateau on which
 they know how often tokens occur."""
-
-LEAST_STEPS = 50
-"""Fewer steps tell nothing."""
 
 LEAST_EVALUATION = 8192
 """Held-out tokens below which a loss says more of the text than of the model."""

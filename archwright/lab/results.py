@@ -31,6 +31,10 @@ class Point:
     """Mean of the training steps since the evaluation before."""
 
 
+NEAR = 1e-9
+"""Share by which rounding may leave a bound."""
+
+
 @dataclass(frozen=True)
 class Halves:
     """Losses of a run on the two halves of the held-out text, in the study's unit, at most the initial one."""
@@ -184,7 +188,7 @@ class Multiplier:
     @property
     def is_bound(self) -> bool:
         """Whether `tokens` lies beyond the horizons that were measured."""
-        return not 1 / self.most < self.tokens < self.most
+        return not (1 + NEAR) / self.most < self.tokens < self.most * (1 - NEAR)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import shlex
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class Runner(ABC):
     spent: float = 0.0
     """Wall time that the user waited for this process, but for that in the queue of a cluster while none of its runs
     had begun, and that of runs which were there before it."""
+    parts: Sequence[str] = ()
+    """Files with choices, as they were given."""
 
     def __post_init__(self) -> None:
         self._groups = Groups(self.plan, self.runs_folder, self.workers_for)
@@ -122,8 +124,8 @@ class Runner(ABC):
             words += [f"machine.num_steps={run.machine.num_steps}"]
             words += [f"schedule.warmup={run.schedule.warmup}"]
         words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
-        for part in self.plan.study.parts:
-            words += ["--parts", part.name]
+        for given in self.parts or [part.name for part in self.plan.study.parts]:
+            words += ["--parts", given]
         return shlex.join(words)
 
     def cell_seconds(self, cell: Cell) -> float:

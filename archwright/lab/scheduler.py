@@ -71,11 +71,11 @@ class Execution(Runner):
 
     def replicates(self) -> list[Replicate]:
         """Return the seeds that are compared, of each variant those that have all their runs."""
-        now, halved, found = self.standing(), self.by_halves, []
+        now, found = self.standing(), []
         for name, seeds in now.compared.items():
             for seed, powers in seeds.items():
-                runs = [self.results[Cell(name, seed, k)] for k in powers]
-                one = replicate(runs if halved else [replace(r, halves=None) for r in runs])
+                runs = [self._as_judged(self.results[Cell(name, seed, k)]) for k in powers]
+                one = replicate(runs)
                 # A rate that other seeds placed is at an end where their window is.
                 edge = one.at_boundary or now.sweeps[name].at_boundary
                 found.append(replace(one, at_boundary=edge) if len(powers) == 1 else one)
@@ -106,10 +106,23 @@ class Execution(Runner):
 
     @property
     def by_halves(self) -> bool:
-        """Whether learning rates are tuned on one half of the held-out windows and variants judged on the other:
-        where all runs have both, which those of earlier versions have not."""
+        """Whether learning rates are tuned on one half of the held-out windows and variants judged on the other.
+        Without tuning all windows judge."""
+        return self.has_halves and bool(self.plan.study.tuning_seed_numbers)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether all runs have losses of both halves and of the documents of one, which those of earlier versions
+        have not."""
         confirms = self.plan.study.procedure == "confirm"
         return confirms and all(run.halves or run.failed for run in self.results.values())
+
+    def _as_judged(self, run: RunResult) -> RunResult:
+        """Return a run whose `halves` has the loss that judges, and the documents that are known of it."""
+        if self.by_halves or run.halves is None:
+            return run
+        whole = replace(run.halves, judged=run.loss) if self.has_halves else None
+        return replace(run, halves=whole)
 
     @property
     def left_out(self) -> set[int]:
@@ -216,7 +229,7 @@ class Execution(Runner):
             may_shift=may_shift,
             fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
-            text_error=self._text_error if halved else no_text_error,
+            text_error=self._text_error if self.has_halves else no_text_error,
             own_starts=self.plan.own_starts,
         )
 
@@ -228,7 +241,8 @@ class Execution(Runner):
         return run.halves.tuning if tunes else run.halves.judged
 
     def _text_error(self, variant: str, pairs: int) -> float:
-        """Return the standard error of a variant's mean from the choice of documents."""
+        """Return the standard error of a variant's mean from the choice of documents; where all windows judge, those of
+        one half say it, as the other has others of the same documents."""
         seeds, base = self.plan.study.seed_numbers[:pairs], next(iter(self.plan.arms))
         by_seed = {
             (cell.variant, cell.seed): run.halves

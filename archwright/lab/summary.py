@@ -15,7 +15,7 @@ from archwright.lab.baseline_runs import GAIN, decay_of
 from archwright.lab.horizons import multiplier_of
 from archwright.lab.interactions import interactions
 from archwright.lab.matching import mismatch
-from archwright.lab.plan import Arm, Plan, horizons
+from archwright.lab.plan import LEAST_STEPS, Arm, Plan, horizons
 from archwright.lab.results import (
     ControlledVariable,
     Drift,
@@ -167,6 +167,11 @@ def announcement(plan: Plan) -> str:
             else ", learning rates moving on towards lower loss"
         ),
     ]
+    if plan.steps < LEAST_STEPS:
+        lines.append(
+            f"  {plan.steps} step{'s' * (plan.steps != 1)} a run tell next to nothing: give {LEAST_STEPS} or more, as "
+            f"with --budget {LEAST_STEPS}steps"
+        )
     return "\n".join(lines)
 
 
@@ -282,7 +287,7 @@ def _notes(
             notes.append(f"{effect.variant} was decided after {look} of {study.seeds} seeds.")
     inconclusive = [e.variant for e in effects if e.variant not in now.decisions]
     ended = study.ends[0] if study.ends else len(execution.seeds)
-    if (number := study.seeds - ended) > 0 and inconclusive:
+    if (number := study.seeds - ended) > 0 and (inconclusive or study.widths):
         notes.append(
             f"{number} of {study.seeds} seeds {'were' if number > 1 else 'was'} left out: "
             "the budget did not pay for them."

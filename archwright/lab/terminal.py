@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from archwright.format import accuracy, duration, listed, printable
+from archwright.lab.plan import Plan
 from archwright.lab.results import Effect, StudyResults
 from archwright.lab.verdict import AT_EQUAL_TOKENS, compute_words, is_at_odds
 from archwright.lab.widths import rates_words
@@ -45,6 +46,24 @@ def as_json(results: StudyResults) -> str:
                 "compute_low": low,
                 "compute_high": high,
             }
+    return json.dumps(_finite(values), indent=2, ensure_ascii=False)
+
+
+def plan_as_json(plan: Plan) -> str:
+    """Return what is about to be run as JSON."""
+    values = {
+        "study": plan.study.model_dump(mode="json"),
+        "variants": [
+            {"name": arm.name, "words": arm.words, **asdict(arm.counts), "matched": arm.matched}
+            for arm in plan.arms.values()
+        ],
+        "num_runs": plan.num_runs,
+        "steps": plan.steps,
+        "tokens_per_run": plan.tokens_per_run,
+        "evaluation_tokens": plan.evaluation_tokens,
+        "predicted_seconds": plan.seconds,
+        "workers": plan.workers,
+    }
     return json.dumps(_finite(values), indent=2, ensure_ascii=False)
 
 

@@ -31,6 +31,17 @@ VARIED = (
 )
 """Keys in which variants may differ, beside the tokenizer's; machine only as one of them may name a recipe."""
 
+DECIDED = {
+    "budget": "--budget VALUE",
+    "seed": "--first-seed N",
+    "evaluate.lengths": "--lengths LENGTHS",
+    "evaluate.final_max_tokens": "--evaluation-tokens N",
+    "evaluate.stride": "",
+    "machine.num_steps": "--budget Nsteps",
+    "name": "",
+}
+"""Keys of a run that a study decides for all its runs, each with the option that says it."""
+
 SHAPE = ("model.dim", "model.num_layers")
 """Keys by which a user says the size."""
 
@@ -90,6 +101,8 @@ def arms(study: StudySpec, size: float | None) -> Arms:
         name: baseline if words == study.baseline else Named.of(words, baseline)
         for name, words in words_of(study).items()
     }
+    if lines := [*dict.fromkeys(_decided_otherwise(study))]:
+        raise UserError(*lines)
     if not study.variants:
         raise UserError("compare with what? Name two variants or more, or a study")
     if label(study.baseline) in study.variants:
@@ -171,6 +184,22 @@ def _named(complaints: Mapping[str, Sequence[str]], number: int) -> Iterator[str
             yield line
         else:
             yield from (line if name in line else f"{name}: {line}" for name in names)
+
+
+def _decided_otherwise(study: StudySpec) -> Iterator[str]:
+    """Refuse keys that would count for nothing: of what the study decides, and of one variant's machine."""
+    words = [*study.common, *study.baseline, *(w for v in study.variants.values() for w in v)]
+    for key in (run_key(word).partition("=")[0] for word in words if "=" in word):
+        if key in DECIDED:
+            option = f"give {DECIDED[key]}" if DECIDED[key] else "leave it out"
+            yield f"{key}: decided by the study, for all its runs; {option}"
+    for name, given in study.variants.items():
+        for key in (run_key(word).partition("=")[0] for word in given if "=" in word):
+            if key.startswith("machine.") and key not in DECIDED:
+                yield (
+                    f"{name}: {key}: all variants are trained by one machine; say it once for all, {key}=..., as a "
+                    "word of its own"
+                )
 
 
 def _ended_early(found: Mapping[str, RunSpec]) -> Iterator[str]:

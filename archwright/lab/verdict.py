@@ -8,6 +8,7 @@ from statistics import fmean
 from archwright.format import count, listed, signed
 from archwright.lab.looks import ALPHA, Decision, Looks
 from archwright.lab.results import (
+    NEAR,
     Effect,
     Interval,
     Multiplier,
@@ -35,6 +36,7 @@ GUESSED = f"has no more answers right {GUESSING}"
 DIVERGED = "diverged in all runs that are compared"
 AT_EQUAL_TOKENS = " at equal tokens, not at equal compute"
 AT_BOUNDARY = "the best learning rate of {} is at the edge of its grid"
+LATER = "pairs that were trained after the decision have moved the interval"
 SCOPE = "Measured at this size and token budget only."
 
 
@@ -62,13 +64,14 @@ def effects(
     superiority a variant is better or worse, or below the noise where the mean is smaller than the
     noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
     else inconclusive. So it also is where there are caveats: fewer than two pairs (then the intervals are endless), a
-    variant among the `edges`, whose best learning rate is at an end of its grid, half of the seeds lost to failed
-    `runs`, unmatched `variants`, or a loss that is not below what has `learnt`, that of bigrams; or of a task, losses
+    variant among the `edges`, whose best learning rate is at an end of its grid, as many pairs lost to failed `runs` as
+    are left, unmatched `variants`, or a loss that is not below what has `learnt`, that of bigrams; or of a task, losses
     of both that are not below that of guessing, as to have solved it is a result where the other has not, unless that
     diverged in every run. Where both are one run for every seed, they are identical, and nothing was compared.
 
     Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
-    then, intervals hold at all `looks` together, and the noise floor stops nothing.
+    then, intervals hold at all `looks` together, and the noise floor stops nothing. Pairs that were trained after a
+    decision narrow the interval and change no outcome, unless their mean turns its sign, which is a caveat.
 
     Args:
         learnt: the loss below which each variant has learnt; without it, all have.
@@ -95,30 +98,32 @@ def effects(
         for name in names
     ]
     adjusted = holm([effect.p_value for effect in measured])
-    if decisions is None:
-        superior = _superior(measured)
-    else:
-        superior = {
-            name for name in names if name in decisions and decisions[name].outcome == "superior"
-        }
+    superior = _superior(measured) if decisions is None else set()
     found = []
     for effect, p_value in zip(measured, adjusted, strict=True):
         pair = (effect.variant, baseline)
+        decision = (decisions or {}).get(effect.variant)
         few = {0: ["no seed has both"], 1: ["only one seed has both"]}
         caveats = [
             *few.get(len(effect.seeds), []),
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
+            *_turned(effect, decision),
             *_mismatches(variants, pair, study),
             *_unlearnt({n: by_seed[n] for n in pair}, learnt or {}, unit),
         ]
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
-        outcome = "identical" if same else _outcome(effect, effect.variant in superior, looks)
+        if same:
+            outcome: Outcome = "identical"
+        elif decisions is None:
+            outcome = _outcome(effect, effect.variant in superior)
+        else:
+            outcome = _decided(effect, decision)
         effect = replace(effect, outcome=outcome)
         known = outcome not in ("inconclusive", "identical")
         effect = replace(effect, multiplier=multiplier(effect) if known else None)
-        sentence = _claim(effect, baseline) + _remark(effect, advice)
+        sentence = _claim(effect, baseline) + _remark(effect, advice, several=len(measured) > 1)
         found.append(replace(effect, sentence=sentence + "."))
     return found
 
@@ -140,7 +145,9 @@ def verdict(
     if not effects:
         return f"{baseline} was compared with nothing{scale}."
     if len(effects) == 1:
-        return _claim(effects[0], baseline) + scale + _remark(effects[0], advice) + "."
+        return (
+            _claim(effects[0], baseline) + scale + _remark(effects[0], advice, several=False) + "."
+        )
     groups = []
     brief = len(effects) > FEW
     for outcome, words in GROUPS.items():
@@ -231,14 +238,24 @@ def _are_one(
     return bool(keys) and all(one == other != "" for one, other in keys)
 
 
-def _outcome(effect: Effect, superior: bool, looks: Looks | None) -> Outcome:
+def _outcome(effect: Effect, superior: bool) -> Outcome:
+    """Return what all pairs say at once."""
     if effect.caveats:
         return "inconclusive"
-    if superior and looks is None and abs(effect.mean) < effect.noise:
+    if superior and abs(effect.mean) < effect.noise:
         return "below the noise"
     if superior:
         return "better" if effect.mean < 0 else "worse"
     return "equivalent" if _within_margin(effect) else "inconclusive"
+
+
+def _decided(effect: Effect, decision: Decision | None) -> Outcome:
+    """Return what was decided at a look."""
+    if effect.caveats or decision is None or not decision.outcome:
+        return "inconclusive"
+    if decision.outcome == "superior":
+        return "better" if effect.mean < 0 else "worse"
+    return "equivalent"
 
 
 def excludes(interval: Interval, value: float) -> bool:
@@ -253,12 +270,27 @@ def _within_margin(effect: Effect) -> bool:
 def _failures(
     effect: Effect, runs: Sequence[RunResult], pair: Sequence[str], study: StudySpec
 ) -> Iterator[str]:
-    """A failed run takes its seed with it; with half of the seeds gone, those left are no fair sample."""
-    if len(effect.seeds) > study.seeds / 2:
+    """A failed run takes its pair with it; where as many are gone as are left, these are no fair sample. One that tunes
+    takes none, unless all fail."""
+    failed = [run for run in runs if run.failed and run.variant in pair]
+    if effect.seeds:
+        failed = [r for r in failed if r.seed in study.seed_numbers and r.seed not in effect.seeds]
+    if len({run.seed for run in failed}) < len(effect.seeds):
         return
     for name in pair:
-        if number := sum(bool(run.failed) for run in runs if run.variant == name):
+        if number := sum(run.variant == name for run in failed):
             yield f"{number} run{'s' * (number > 1)} of {name} failed"
+
+
+def _turned(effect: Effect, decision: Decision | None) -> Iterator[str]:
+    """Pairs after the look that decided do not turn what it found."""
+    if decision is None or decision.outcome != "superior":
+        return
+    then = _mean(effect.differences[: decision.look])
+    if then * effect.mean < 0:
+        yield (
+            f"the first {decision.look} pairs, which decided, say the opposite of all {len(effect.differences)}"
+        )
 
 
 def _mismatches(
@@ -327,21 +359,25 @@ def _claim(effect: Effect, baseline: str) -> str:
     return words if silent else f"{words}: {_numbers(effect, baseline)}"
 
 
-def _remark(effect: Effect, advice: Callable[[Effect], str]) -> str:
-    """Return what the outcome needs said about it, if anything."""
+def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -> str:
+    """Return what the outcome needs said about it, if anything; `several`: variants were compared."""
     digits = _digits(effect)
     margin = f"the margin of {100 * effect.margin / effect.baseline_loss:.2g} % fixed beforehand"
     if effect.outcome in ("better", "worse"):
         alone = f"; {effect.outcome}{AT_EQUAL_TOKENS}" * is_at_odds(effect)
-        return alone + f"; that is smaller than {margin}" * _within_margin(effect)
+        small = f"; that is smaller than {margin}" * _within_margin(effect)
+        return alone + small + f"; {LATER}" * (not excludes(effect.interval, 0.0))
     if effect.outcome == "equivalent":
-        return f"; the 90 % interval lies within ±{effect.margin:.{digits}f}, {margin}"
+        within = f"±{effect.margin:.{digits}f}, {margin}"
+        if _within_margin(effect):
+            return f"; the 90 % interval lies within {within}"
+        return f"; the 90 % interval lay within {within}, when this was decided; {LATER}"
     if effect.outcome == "below the noise":
         moves = "the pairs agree, but another set of seeds alone moves the mean as much"
         return f"; {moves} ({effect.noise:.{digits}f})"
     open_still = effect.outcome == "inconclusive" and not effect.caveats
     why = ""
-    if open_still and excludes(effect.interval, 0.0):
+    if open_still and several and excludes(effect.interval, 0.0):
         why = "; the interval leaves out 0, but not with Holm's correction for several variants"
     then = advice(effect) if effect.outcome == "inconclusive" else ""
     return why + (f"; {then}" if then else "")
@@ -390,9 +426,9 @@ def compute_words(found: Multiplier) -> str:
 
 def _times(tokens: float, value: float, found: Multiplier) -> str:
     """Return a factor in words; what lies beyond the horizons that were trained is a bound."""
-    if tokens >= found.most * (1 - 1e-9):
+    if tokens >= found.most * (1 - NEAR):
         return f"more than {found.most * found.flops:.2g}"
-    if tokens <= (1 + 1e-9) / found.most:
+    if tokens <= (1 + NEAR) / found.most:
         return f"less than {found.flops / found.most:.2g}"
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 

@@ -7,6 +7,7 @@ import pytest
 
 from archwright.cli.compare_verb import ABOUT
 from archwright.lab.command_line import command_of, study_of
+from archwright.spec.errors import UserError
 from archwright.spec.read import load_study, study_names
 from archwright.spec.study_spec import OPTIONS, StudySpec
 
@@ -33,6 +34,36 @@ def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path)
     assert study_of(str(file)).name == "mine"
     given = StudySpec(variants={"x": ("dim=8",)}, name="given")
     assert study_of(given, tune_lr=False) == given.override("tune_lr=false")
+
+
+def test_a_copy_that_was_edited_is_asked_for_by_its_file(tmp_path: Path) -> None:
+    """A study that comes along goes by its name, with options and keys of its own; another one does not."""
+    shipped, folder = load_study("windows"), Path("studies/windows")
+    assert command_of(shipped.override("seeds=7"), folder) == "archwright compare windows --seeds 7"
+    fewer = dict(list(shipped.variants.items())[:-1])
+    for copy in (
+        shipped.model_copy(update={"variants": fewer}),
+        shipped.model_copy(update={"common": ()}),
+        shipped.model_copy(update={"baseline": ("textbook",)}),
+    ):
+        assert command_of(copy, folder) == "archwright compare studies/windows/study.toml"
+
+
+def test_a_command_says_where_runs_are_kept_if_not_where_they_are_by_default() -> None:
+    study = study_of("textbook", "modern")
+    line = command_of(study, Path("studies/x"), runs="/shared/pool")
+    assert line == "archwright compare textbook modern --runs /shared/pool"
+    assert "--runs" not in command_of(study, Path("studies/x"), runs="studies/runs")
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [("seeds=5", "--seeds 5"), ("budget=5m", "--budget 5m"), ("seed=7", "--first-seed 7")],
+)
+def test_an_option_written_as_a_key_is_refused_with_the_option(word: str, option: str) -> None:
+    with pytest.raises(UserError) as caught:
+        study_of("modern", ":norm.kind=layer", word)
+    assert caught.value.lines == (f"{word}: an option of the study; give {option}",)
 
 
 @pytest.mark.parametrize(

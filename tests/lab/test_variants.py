@@ -104,7 +104,32 @@ def test_a_given_size_is_kept() -> None:
         (("modern", ":context_length=64"), {}, "say it once for all, model.context_length=..."),
         (("modern", ":data.text=other.txt"), {}, "say it once for all, data.text=..."),
         (("modern", ":batch_size=2"), {}, "say it once for all, batch_size=..."),
-        (("modern", ":seed=2"), {}, "say it once for all, seed=..."),
+        (
+            ("modern", ":seed=2"),
+            {},
+            "seed: decided by the study, for all its runs; give --first-seed N",
+        ),
+        (
+            ("modern", ":norm.kind=layer", "modern:dim=64:budget=3m"),
+            {},
+            "budget: decided by the study",
+        ),
+        (
+            ("modern", ":norm.kind=layer"),
+            {"common": ("evaluate.stride=8",)},
+            "evaluate.stride: decided by the study, for all its runs; leave it out",
+        ),
+        (
+            ("modern:machine.num_steps=5", ":norm.kind=layer"),
+            {},
+            "machine.num_steps: decided by the study, for all its runs; give --budget Nsteps",
+        ),
+        (
+            ("modern", ":norm.kind=layer:machine.precision=bf16"),
+            {},
+            ":norm.kind=layer:machine.precision=bf16: machine.precision: all variants are trained by one machine; "
+            "say it once for all, machine.precision=..., as a word of its own",
+        ),
         (("modern",), {}, "compare with what?"),
     ],
 )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from archwright.lab.looks import Decision, Looks
 from archwright.lab.results import Multiplier, Replicate, RunResult, Variant
 from archwright.lab.verdict import ALPHA, SCOPE, effects, verdict
 from archwright.spec.study_spec import StudySpec
@@ -266,6 +267,76 @@ def test_few_failures_cost_their_seeds_alone():
     assert (
         found((-0.21, -0.22, -0.20, -0.23, -0.20), runs=runs, options=options).outcome == "better"
     )
+
+
+@pytest.mark.parametrize(
+    ("failed", "outcome"),
+    [
+        ([("new", 0), ("old", 1)], "better"),  # of the seeds that tune
+        ([("new", 7)], "better"),  # of one compared pair, four others being there
+        ([("new", 7), ("old", 8), ("new", 9), ("new", 10)], "inconclusive"),
+    ],
+)
+def test_of_an_early_decision_failures_count_beside_the_pairs_that_were_compared(failed, outcome):
+    seeds, looks = (3, 4, 5, 6), Looks(10, 10)
+    both = {"old": 3.5, "new": 3.2}
+    pairs = [
+        Replicate(n, s, loss + s / 100, 1e-3, run(n, s, loss))
+        for n, loss in both.items()
+        for s in seeds
+    ]
+    [effect] = effects(
+        pairs,
+        study("new", seeds=10),
+        "old",
+        runs=[run(name, seed, math.nan, "no memory") for name, seed in failed],
+        decisions={"new": Decision(4, 0.001, "superior")},
+        looks=looks,
+    )
+    assert effect.outcome == outcome
+
+
+def filled(then, later, outcome):
+    """The effect of pairs that decided, and of those that were trained after that."""
+    differences = [*then, *later]
+    return found(
+        differences,
+        base=[3.5 + 0.01 * (i % 3) for i in range(len(differences))],
+        options={"seeds": 10},
+        decisions={"new": Decision(len(then), 0.01, outcome)},
+        looks=Looks(10, 10),
+    )
+
+
+def test_pairs_after_a_decision_move_the_interval_and_not_the_outcome():
+    then = (-0.021, -0.02, -0.019, -0.022)
+    as_before = filled(then, then, "superior")
+    assert as_before.outcome == "better"
+    assert "after the decision" not in as_before.sentence
+    moved = filled(then, (0.03, -0.04, 0.02, -0.02, 0.03), "superior")
+    assert moved.outcome == "better"
+    assert moved.mean < 0 < moved.interval.high
+    assert moved.sentence.endswith(
+        "; pairs that were trained after the decision have moved the interval."
+    )
+    alike = filled((0.001, -0.001, 0.002, 0.0), (0.06, -0.05, 0.07, 0.05), "equivalent")
+    assert alike.outcome == "equivalent"
+    assert alike.equivalence.high > alike.margin
+    assert "lay within ±" in alike.sentence
+    assert "when this was decided; pairs that were trained after" in alike.sentence
+
+
+def test_pairs_that_turn_what_was_decided_leave_it_open():
+    turned = filled((-0.02, -0.02, -0.02, -0.02), (0.05, 0.04, 0.06, 0.05), "superior")
+    assert turned.outcome == "inconclusive"
+    assert turned.caveats == ("the first 4 pairs, which decided, say the opposite of all 8",)
+
+
+def test_one_variant_alone_is_not_corrected_for_several():
+    effect = found((-0.02, -0.021, -0.019, -0.02, -0.02), decisions={}, looks=Looks(10, 10))
+    assert effect.outcome == "inconclusive"
+    assert effect.interval.high < 0
+    assert "Holm" not in effect.sentence
 
 
 def test_what_concerns_others_is_no_reservation():

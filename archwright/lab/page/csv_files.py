@@ -26,7 +26,14 @@ def tables(results: StudyResults) -> dict[str, str]:
     every = [*results.runs, *results.shorter_runs]
     lengths = sorted({length for run in results.runs for length in run.lengths})
     return {
-        "runs.csv": _text(RUN, [_run(run, results, lengths) for run in every]),
+        "runs.csv": _text(
+            RUN,
+            [
+                _run(run, results, lengths, role)
+                for role, runs in (("", results.runs), ("shorter", results.shorter_runs))
+                for run in runs
+            ],
+        ),
         "curves.csv": _text(POINT, [line for run in every for line in _points(run)]),
         "replicates.csv": _text(
             REPLICATE, [{**_of(r, REPLICATE), "best_key": r.best.key} for r in results.replicates]
@@ -40,6 +47,7 @@ RUN = [
     "variant",
     "seed",
     "lr",
+    "role",
     "counts",
     "state",
     "loss",
@@ -79,7 +87,7 @@ EFFECT = [
     "compute",
     "compute_low",
     "compute_high",
-    "seconds",
+    "time",
     "at_equal_seconds",
     "seeds",
     "differences",
@@ -93,11 +101,16 @@ def state(run: RunResult) -> str:
     return "failed" if run.failed else "diverged" if run.diverged else "done"
 
 
-def _run(run: RunResult, results: StudyResults, lengths: Sequence[int]) -> Line:
-    counts = run.lr in results.grids.get(run.variant, ())
+def _run(run: RunResult, results: StudyResults, lengths: Sequence[int], role: str) -> Line:
+    study = results.study
+    role = role or ("tuning" if run.seed in study.tuning_seed_numbers else "compared")
+    # Where each seed sweeps, or one tunes, rates that the grid has left behind count for nothing.
+    sweeps = role == "tuning" or (study.tune_lr and study.procedure == "sweep")
+    counts = not sweeps or run.lr in results.grids.get(run.variant, ())
     at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}
     answers = {} if results.task is None else {"accuracy": run.accuracy}
-    return {**_of(run, RUN), "counts": counts, "state": state(run), **at_lengths, **answers}
+    said = {"role": role, "counts": counts, "state": state(run)}
+    return {**_of(run, RUN), **said, **at_lengths, **answers}
 
 
 def _points(run: RunResult) -> list[Line]:
@@ -117,7 +130,7 @@ def _effect(effect: Effect, results: StudyResults) -> Line:
         **{"equivalence_low": equal.low, "equivalence_high": equal.high},
         "compute": found.compute if found else nan,
         **{"compute_low": low, "compute_high": high},
-        "seconds": found.tokens * found.seconds if found else nan,
+        "time": found.tokens * found.seconds if found else nan,
         "at_equal_seconds": found.at_equal_seconds if found else nan,
         "seeds": " ".join(map(str, effect.seeds)),
         "differences": " ".join(map(repr, map(float, effect.differences))),
