@@ -402,6 +402,9 @@ def test_tables_hold_every_number_as_it_was(
             effect.interval.high,
         )
     for line, run in zip(runs, found.runs, strict=True):
+        assert line["role"] == "compared"  # each seed sweeps for itself
+        in_grid = run.lr in found.grids.get(run.variant, ())
+        assert line["counts"] == str(in_grid or not found.study.tune_lr)
         lengths = {int(k.split("_")[-1]): float(v) for k, v in line.items() if "_at_" in k}
         assert lengths == run.lengths
 

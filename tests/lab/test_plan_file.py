@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from archwright.cli.main import main
 from archwright.lab import plan_file
 from archwright.lab.compare import compare, plan
 from archwright.spec.errors import UserError
@@ -51,6 +52,27 @@ def complaint(study: Path) -> str:
 
 def estimated(out: str):
     return plan(*words("text.txt", ":norm.kind=layer"), out=out, **ASKED)
+
+
+def test_a_dry_run_refuses_the_folders_that_a_study_does(place: Path) -> None:
+    (place / "junk").mkdir(exist_ok=True)
+    (place / "junk" / "notes.md").write_text("mine", "utf-8")
+    for out, words in (("junk", "is not a study and not empty"), ("text.txt", "is a file")):
+        with pytest.raises(UserError, match=words):
+            estimated(out)
+
+
+def test_a_plan_is_json_for_programs_and_says_that_so_few_steps_tell_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*words("text.txt", ":norm.kind=layer"), "--budget", "2steps", "--no-tune-lr"]
+    assert main(["compare", *asked, "--dry-run", "--json", "--out", "fresh"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [v["name"] for v in found["variants"]] == ["modern", "norm.kind=layer"]
+    assert (found["steps"], found["study"]["tune_lr"]) == (2, False)
+    assert found["num_runs"] >= 2 * found["study"]["seeds"]
+    assert main(["compare", *asked, "--dry-run", "--out", "fresh"]) == 0
+    assert "  2 steps a run tell next to nothing: give 50 or more" in capsys.readouterr().out
 
 
 def test_a_plan_is_read_as_it_was_written(study: Path) -> None:

@@ -1,6 +1,7 @@
 """What is run next, and what is left out when time runs short; nothing is trained here."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from archwright.lab.batching import Cell
-from archwright.lab.results import RunResult
+from archwright.lab.results import Halves, RunResult
 from archwright.lab.scheduler import LATE, Execution
 from archwright.spec.study_spec import StudySpec
 
@@ -75,6 +76,24 @@ def test_fixed_rates_need_one_run_for_each_seed() -> None:
     finish(found, *found.wanted())
     assert found.wanted() == []
     assert len(found.replicates()) == 8
+
+
+def halved(loss: float, tuning: float, judged: float) -> RunResult:
+    """A run with losses on all windows, and on either half of them."""
+    halves = Halves(tuning, judged, (60.0, 40.0), (60 * judged, 40 * judged + 1))
+    return RunResult("", "", 0, 1e-3, loss, 1.0, 6.0, halves=halves)
+
+
+def test_where_nothing_is_tuned_all_windows_judge() -> None:
+    for tune_lr, loss in ((True, 3.2), (False, 3.1)):
+        found = execution(procedure="confirm", tune_lr=tune_lr, seeds=4)
+        while wanted := found.wanted():
+            for cell in wanted:
+                run = halved(3.1 + 0.1 * cell.k**2, 3.0 + 0.1 * cell.k**2, 3.2)
+                found.results[cell] = replace(run, variant=cell.variant, seed=cell.seed)
+        assert {one.loss for one in found.replicates()} == {loss}
+        # Documents are known in either case.
+        assert all(one.best.halves and one.best.halves.sums for one in found.replicates())
 
 
 @pytest.mark.parametrize(
