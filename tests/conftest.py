@@ -33,9 +33,9 @@ settings.register_profile(
 settings.load_profile("same")
 
 
-TRAINING = {"checkpoint", "cli", "ensemble", "lab", "training"}
-"""Rooms whose tests train whole runs: checks of shapes would take a quarter of their time. Those of
-`tests/outside` train as well, and check them."""
+UNCHECKED = {"checkpoint", "cli", "ensemble", "hf", "lab", "planning", "training"}
+"""Rooms whose tests train whole runs, or build every published model: checks of shapes would take a quarter of their
+time, and other tests call the same functions with them. Those of `tests/outside` train as well, and check them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +62,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    jaxtyping.config.update("jaxtyping_disable", item.path.parent.name in TRAINING)
+    jaxtyping.config.update("jaxtyping_disable", item.path.parent.name in UNCHECKED)
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.sampled(full=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES)
 def test_each_run_of_a_stack_is_what_it_is_alone(
@@ -60,6 +61,7 @@ def test_each_run_of_a_stack_is_what_it_is_alone(
     assert_alike(run, material, loss=1e-5, weights=1e-4)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_in_bfloat16_each_run_is_what_it_is_alone_as_far_as_that_rounds(
     text: Path, material: Material

@@ -295,6 +295,7 @@ print(peak() - before, sum(p.nbytes for p in loaded.model.parameters()))
 """
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is counted otherwise")
 def test_the_peak_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None:

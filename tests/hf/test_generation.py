@@ -169,6 +169,7 @@ BEAMS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(full=6)
 def test_beams_find_what_those_of_the_published_implementation_find(
     two_stacks: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

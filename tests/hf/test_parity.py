@@ -266,7 +266,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(fast=1, full=6)
+@pytest.mark.sampled(fast=1, full=3)
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
     changes = TRAINED[name]

@@ -371,6 +371,7 @@ def test_nothing_is_trained_where_two_variants_are_one(place: Path) -> None:
     assert new == {place / "h160.toml"}
 
 
+@pytest.mark.release
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_killed_at_any_moment_a_study_ends_with_the_same_numbers(
     results: StudyResults, place: Path

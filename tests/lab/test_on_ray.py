@@ -60,6 +60,7 @@ def cluster() -> Iterator[TwoNodes]:
     found.end()
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_study_on_two_nodes_of_which_a_worker_is_killed_has_the_numbers_of_one_of_this_machine(
     cluster: TwoNodes, tmp_path: Path

@@ -37,6 +37,7 @@ def stacked(place: Path) -> StudyResults:
     return compare(*words("text.txt", VARIANT), quiet=True, out="study", **STACKED)
 
 
+@pytest.mark.release
 def test_runs_in_stacks_are_what_they_are_alone(stacked: StudyResults, place: Path) -> None:
     alone = compare(
         *words("text.txt", VARIANT),

@@ -47,6 +47,7 @@ def spec_of(name: str, *words: str) -> ModelSpec:
     return SMALL.override(*WORDS[name], *words)
 
 
+@pytest.mark.sampled(full=18)
 @pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -42,6 +42,7 @@ def test_no_two_are_alike() -> None:
     assert set(names.values()) == set(changes.values()) == {1}
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_fault_is_planted_and_noticed() -> None:
     found = subprocess.run(

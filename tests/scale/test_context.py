@@ -70,6 +70,7 @@ def together(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) ->
     return of_group(2, rows, TWO, out / "two") | of_group(4, few, FOUR, out / "four")
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_gradients_are_those_of_one_process(

@@ -48,6 +48,7 @@ def together(rows: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) ->
     return of_group(4, rows, FOUR, tmp_path_factory.mktemp("gradients") / "four")
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_gradients_are_those_of_one_process(

@@ -104,6 +104,7 @@ def test_files_are_those_of_one_process_which_goes_on_with_them(text: Path, tmp_
     two_train_as_one(text, tmp_path, "scale.tensor=2")
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_run_of_which_the_end_is_left_goes_on(text: Path, tmp_path: Path) -> None:
     """The first pass is an evaluation then."""

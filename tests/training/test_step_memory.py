@@ -65,6 +65,7 @@ def run(*changes: str) -> RunSpec:
     return found.model_copy(update={"optimizer": found.optimizer.with_lrs_resolved()})
 
 
+@pytest.mark.sampled(full=3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -163,7 +163,7 @@ def test_products_of_two_stacks(speeds: dict[str, float]) -> None:
     )
 
 
-@pytest.mark.sampled(fast=3, full=15)
+@pytest.mark.sampled(fast=3, full=5)
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_every_published_model_is_rehearsed(speeds: dict[str, float], name: str) -> None:
     """A step of each; and of those that write, a prefill and a token behind it."""
