@@ -2,14 +2,18 @@
 
 import math
 import random
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from archwright.lab.procedure import Run, Standing, standing
+from archwright.lab.results import RunResult
 from archwright.lab.simulate import simulate
-from archwright.lab.sweep import PLACING
+from archwright.lab.sweep import PLACING, replicate
+from archwright.lab.verdict import effects
 from archwright.spec.study_spec import StudySpec
 
 
@@ -208,3 +212,34 @@ def test_simulated_studies_are_judged_as_real_ones() -> None:
     assert found.effects[0].outcome == "better"
     assert found.runs == sum(map(len, found.losses.values()))
     assert found.effects[0].seeds == (2, 3, 4, 5)
+
+
+def judged(now: Standing, losses: dict[str, dict[tuple[int, float], float]]) -> str:
+    """Return the outcome of a study of two variants."""
+    replicates = [
+        replicate([RunResult("", name, seed, 3.0**k, losses[name][seed, k], 1.0, 7.0)])
+        for name, seeds in now.compared.items()
+        for seed, (k,) in seeds.items()
+    ]
+    return effects(replicates, study(), "old", **now.judged)[0].outcome
+
+
+def test_runs_that_fill_a_budget_turn_no_outcome() -> None:
+    """Of differences that are barely found, or barely none, intervals of all pairs would say otherwise."""
+    found: Counter[str] = Counter()
+    for draw in range(60):
+        drawn = np.random.default_rng(draw).normal(0, 0.02, (2, 40))
+        surfaces = {
+            name: lambda seed, k, own=own, level=level: (
+                level * (1 + 0.028 * k**2) + float(own[seed])
+            )
+            for name, own, level in zip(("old", "new"), drawn, (4.19, 4.16), strict=True)
+        }
+        early, losses = run_all(study(), surfaces, random.Random(0))
+        outcome = judged(early, losses)
+        filled, losses = run_all(study(), surfaces, random.Random(0), fill=True)
+        assert len(filled.compared["new"]) == 10
+        found[outcome] += 1
+        found["earlier"] += len(early.compared["new"]) < 10
+        assert judged(filled, losses) == outcome
+    assert min(found["better"], found["equivalent"], found["earlier"]) >= 8, found
