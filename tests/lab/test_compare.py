@@ -306,7 +306,7 @@ def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> N
     assert "optimizer.kind=lion" in done.stdout
     with (place / "outside" / "runs.csv").open(newline="", encoding="utf-8") as rows:
         assert all(
-            "--parts centered_norm.py --parts my_optimizers.py" in row["command"]
+            f"--parts {file} --parts my_optimizers.py" in row["command"]
             for row in csv.DictReader(rows)
         )
     without = archwright("compare", *asked, cwd=place)
