@@ -158,6 +158,7 @@ def announcement(plan: Plan) -> str:
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
         _each_run(plan),
+        *_too_few_steps(plan),
         f"  {batch_words(plan)}",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
@@ -167,12 +168,17 @@ def announcement(plan: Plan) -> str:
             else ", learning rates moving on towards lower loss"
         ),
     ]
-    if plan.steps < LEAST_STEPS:
-        lines.append(
-            f"  {plan.steps} step{'s' * (plan.steps != 1)} a run tell next to nothing: give {LEAST_STEPS} or more, as "
-            f"with --budget {LEAST_STEPS}steps"
-        )
     return "\n".join(lines)
+
+
+def _too_few_steps(plan: Plan) -> list[str]:
+    """Say so where runs are too short to tell anything."""
+    if plan.steps >= LEAST_STEPS:
+        return []
+    number = f"{plan.steps} step{'s' * (plan.steps != 1)} a run"
+    return [
+        f"  {number} tell next to nothing: give {LEAST_STEPS} or more, as with --budget {LEAST_STEPS}steps"
+    ]
 
 
 def tuned_words(plan: Plan) -> str:
