@@ -76,11 +76,11 @@ class ModelShards(Shards):
         for unit in (*units(model), model):
             if unit is model or gone.isdisjoint(unit.parameters()):
                 fully_shard(unit, mesh=mesh, ignored_params=numbers | gone)
-        for unit in model.modules():
-            if isinstance(unit, FSDPModule):
-                # The loss is divided by all that is counted in the batch: its gradients add up.
-                unit.set_force_sum_reduction_for_comms(True)
-                unit.set_gradient_divide_factor(1.0)
+        self._units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+        for unit in self._units:
+            # The loss is divided by all that is counted in the batch: its gradients add up.
+            unit.set_force_sum_reduction_for_comms(True)
+            unit.set_gradient_divide_factor(1.0)
         for name in OTHER_PASSES:
             calls_forward(model, name)
         if any(p.is_meta for p in model.parameters()):
@@ -244,13 +244,19 @@ class ModelShards(Shards):
             own = _local(tensor) if isinstance(tensor, DTensor) else tensor
             yield name, self.gathered(name, own)
 
-    @torch.no_grad()
     def put(self, name: str, whole: Tensor) -> None:
         """Set a parameter or a buffer to a whole value that all processes have."""
-        tensor = self.tensors[name]
-        held = _local(tensor) if isinstance(tensor, DTensor) else tensor
         if self.stages.holds(name):
-            held.copy_(self._own(name, whole))
+            self.put_own(name, self._own(name, whole))
+
+    @torch.no_grad()
+    def put_own(self, name: str, own: Tensor) -> None:
+        """Set what this process holds of a parameter or buffer."""
+        # FSDP2 keeps parameters gathered behind a forward pass without a backward pass, and the next pass would compute
+        # with these values, not with new ones.
+        for unit in self._units:
+            unit.reshard()
+        self.local(name).copy_(own)
 
 
 def _take_memory(model: nn.Module, device: str) -> None:

@@ -101,13 +101,12 @@ class Rank:
             path, metadata = Path(order["path"]), order["metadata"]
             checkpoint.write_model(path, whole.model, metadata, tensors)
 
-    @torch.no_grad()
     def _take(self, stored: checkpoint.Stored) -> None:
         """Take this process's part of weights, which the first one has found to fit."""
         shards = self.group.shards
         for name in shards.tensors:
             if name in stored:
-                shards.local(name).copy_(stored.block(name, shards.block(name)))
+                shards.put_own(name, stored.block(name, shards.block(name)))
 
     def _save(self, order: "Order", whole: "Rank0Session | None") -> None:
         """Take copies of what this process holds, and write them while training goes on; the first one hears what

@@ -30,7 +30,7 @@ def test_a_run_begins_with_the_weights_of_another(scale: str, text: Path, tmp_pa
 
 
 @pytest.mark.sampled(full=2)
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", [*SCALES, "scale.pipeline=2"])
 def test_a_run_that_ends_early_goes_back_to_its_best_weights(
     scale: str, text: Path, tmp_path: Path
 ) -> None:
@@ -38,6 +38,8 @@ def test_a_run_that_ends_early_goes_back_to_its_best_weights(
         *(*TWELVE_STEPS, "budget=40steps", "evaluate.every=2", "early_stop.patience=2"),
         *("optimizer.lr=0.3", "model.attention.num_kv_heads=2"),
     )
+    if scale == "scale.pipeline=2":  # which asks for a layer and a part of the batch for each stage
+        words += ("model.num_layers=2", "grad_accum_steps=2")
     one = archwright.train(tiny_run(text, *words), out=tmp_path / "one", quiet=True).folder
     two = trained(2, tmp_path / "two", *tiny_words(text, *words, scale))
     losses = values(one, "eval", "nats_per_token")
