@@ -186,13 +186,13 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
     if options.dry_run:
         return 0
     from archwright.machine.allocator import tune_allocator
-    from archwright.training.ranks import follow
+    from archwright.training.ranks import EndedError, follow
 
     tune_allocator(shares=True)
     try:
         follow()
-    except SystemExit as end:
-        return int(end.code or 0)
+    except EndedError:
+        return 1
     except LostError as error:
         return _lost(error)
     return 0

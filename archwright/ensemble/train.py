@@ -108,7 +108,7 @@ def _end(
             write_report(loop.folder)
     for loop in loops.values():
         if not loop.done:
-            raise Stopped(loop.folder, loop.session.standing.step, interrupt)
+            raise Stopped.at(loop.folder, loop.session.standing.step, interrupt)
 
 
 def _restore(loops: Mapping[int, Loop]) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from itertools import count, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -50,6 +50,9 @@ class Group(Processes):
         launch: the place of this process.
     """
 
+    number = 0
+    """How many groups this process has been in; all processes have been in as many."""
+
     def __init__(self, launch: Launch) -> None:
         self.launch, self.layout, self.device = launch, ONE, torch.device("cpu")
         self.is_open = False
@@ -58,7 +61,8 @@ class Group(Processes):
         store, _, _ = next(rendezvous("env://", timeout=START))
         # Processes that torchrun starts again may meet the store of those before them, and a script may train twice.
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"archwright/{restarts}/{next(_GROUPS)}", store)
+        self._store = PrefixStore(f"archwright/{restarts}/{Group.number}", store)
+        Group.number += 1
         self._shards: ModelShards | None = None
         self._stage: dist.ProcessGroup | None = None
         """Those that compute the same layers; None: all."""
@@ -346,7 +350,5 @@ def _what(error: Exception) -> str:
 
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 _BEGIN, _REPORTED = "begin", "reported"
-_GROUPS = count()
-"""Numbers of the groups that this process has been in, which are those of the others, too."""
 LEAVE = "leave"
 """The order to part."""

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,20 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.02
 """Time between looks at whether all processes have written their parts."""
+
+
+class EndedError(Exception):
+    """The first process has refused a run, or ended it before it was finished.
+
+    Args:
+        text: why, in one line.
+        kinds: names of the classes of the exception that it raised.
+        signal: number of the signal that interrupted the run; None where none did.
+    """
+
+    def __init__(self, text: str, kinds: Sequence[str], signal: int | None) -> None:
+        super().__init__(text)
+        self.kinds, self.signal = kinds, signal
 
 
 class Rank:
@@ -293,15 +307,51 @@ def distributed(
     group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
     try:
         yield Rank0Session(session, Rank.of(group, folder, material))
-    except BaseException:
+    except BaseException as error:
         if group.busy:  # the others hear no order now; they see that this process ends
             group.is_first_to_report()
         else:
-            group.order({"do": LEAVE, "code": 1})
+            group.order({"do": LEAVE, "error": _described(error, "ended")})
             group.leave()
         raise
-    group.order({"do": LEAVE, "code": 0})
+    group.order({"do": LEAVE})
     group.leave()
+
+
+@contextlib.contextmanager
+def leading() -> Iterator[None]:
+    """Tell the other processes, if there are any, where the block raises before they have heard of its run.
+
+    A script may catch the exception and train something else: they would still wait for this run, and take the next one
+    for it.
+    """
+    launch = launched()
+    if launch is None:
+        yield
+        return
+    from archwright.scale.group import LEAVE, Group
+
+    before = Group.number
+    try:
+        yield
+    except BaseException as error:
+        if Group.number == before:
+            Group(launch).begin({"do": LEAVE, "error": _described(error, "refused")})
+        raise
+
+
+def _described(error: BaseException, did: str) -> dict[str, Any]:
+    """Return what an `EndedError` of the other processes is made of."""
+    lines = error.lines if isinstance(error, UserError) else str(error).splitlines()
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    reason = ": ".join([*kinds[: not isinstance(error, UserError)], *lines[:1]])
+    text = f"the first process has {did} this run: {reason}"
+    number = getattr(error, "signal", None)
+    return {
+        "text": text,
+        "kinds": kinds,
+        "signal": int(number) if isinstance(number, signal.Signals) else None,
+    }
 
 
 def dismiss(folder: RunFolder) -> None:
@@ -309,7 +359,7 @@ def dismiss(folder: RunFolder) -> None:
     if (launch := launched()) is not None:
         from archwright.scale.group import LEAVE, Group
 
-        Group(launch).begin({"do": LEAVE, "folder": str(folder.path.resolve()), "code": 0})
+        Group(launch).begin({"do": LEAVE, "folder": str(folder.path.resolve())})
 
 
 def follow() -> RunFolder:
@@ -318,7 +368,7 @@ def follow() -> RunFolder:
     Raises:
         UserError: what this process alone met, with its number.
         LostError: another process has ended, or does not answer.
-        SystemExit: the first process ended without finishing the run, and said so.
+        EndedError: the first process refused the run, or ended it before it was finished.
     """
     from archwright.scale.group import LEAVE, Group
 
@@ -349,8 +399,8 @@ def follow() -> RunFolder:
             group.is_first_to_report()
             raise
         group.leave()
-    if order["code"]:
-        raise SystemExit(order["code"])
+    if "error" in order:
+        raise EndedError(**order["error"])
     return RunFolder(begin["folder"])
 
 

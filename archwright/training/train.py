@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from signal import Signals
 
 from archwright import checkpoint
 from archwright.machine.decide import Decisions, check_machine, environment
@@ -41,7 +42,7 @@ from archwright.training.finalize import READ, final_max_tokens, finish, rehears
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
-from archwright.training.ranks import dismiss, distributed, follow
+from archwright.training.ranks import EndedError, dismiss, distributed, follow, leading
 from archwright.training.resolve import (
     first_weights,
     plan_steps,
@@ -56,10 +57,16 @@ from archwright.training.session import Session
 class Stopped(Exception):  # noqa: N818
     """A run was interrupted and saved; its folder can be taken up again."""
 
-    def __init__(self, folder: RunFolder, step: int, interrupt: Interrupt) -> None:
+    def __init__(self, text: str, signal: Signals) -> None:
+        super().__init__(text)
+        self.signal = signal
+
+    @classmethod
+    def at(cls, folder: RunFolder, step: int, interrupt: Interrupt) -> "Stopped":
+        """Return what is raised of a run that was interrupted at a step."""
         assert interrupt.signal is not None
-        self.signal = interrupt.signal
-        super().__init__(f"stopped at step {step} and saved; go on with: {resume_command(folder)}")
+        text = f"stopped at step {step} and saved; go on with: {resume_command(folder)}"
+        return cls(text, interrupt.signal)
 
 
 def resume_command(folder: RunFolder) -> str:
@@ -105,17 +112,18 @@ def train(
     """
     since, callbacks = time.perf_counter(), Callbacks(on_step, on_evaluation)
     if not is_first():
-        return open_run(follow().path)
-    if isinstance(run, str):
-        run = load_run(run)
-    elif isinstance(run, ModelSpec):
-        run = RunSpec(name=run.name, model=run)
-    run = run.override(*assignments) if assignments else run
-    enforce_run(run)
-    check_layout(run, layout := layout_of(run.scale, launched()))
-    path = Path(out) if out else RUNS / (run.name or "run")
-    folder = RunFolder.create(path, run)
-    complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+        return _followed()
+    with leading():
+        if isinstance(run, str):
+            run = load_run(run)
+        elif isinstance(run, ModelSpec):
+            run = RunSpec(name=run.name, model=run)
+        run = run.override(*assignments) if assignments else run
+        enforce_run(run)
+        check_layout(run, layout := layout_of(run.scale, launched()))
+        path = Path(out) if out else RUNS / (run.name or "run")
+        folder = RunFolder.create(path, run)
+        complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
     return open_run(folder.path)
 
 
@@ -144,13 +152,37 @@ def resume(
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
-    if not is_first():
-        return open_run(follow().path)
-    if not isinstance(folder, RunFolder):
-        folder = RunFolder.open(folder)
     callbacks = Callbacks(on_step, on_evaluation)
-    complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+    if not is_first():
+        return _followed()
+    with leading():
+        if not isinstance(folder, RunFolder):
+            folder = RunFolder.open(folder)
+        complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
     return open_run(folder.path)
+
+
+def _followed() -> OpenRun:
+    """Do what the first process says, and return the finished run; where it raises, raise what the same `except` of a
+    script catches."""
+    try:
+        folder = follow()
+    except EndedError as end:
+        raise _as_raised_first(end) from None
+    return open_run(folder.path)
+
+
+def _as_raised_first(end: EndedError) -> BaseException:
+    """Return an exception of the same class as that of the first process; one of a class that is not known here, such
+    as a callback's own, is a RuntimeError."""
+    text = str(end)
+    if "Exception" not in end.kinds:  # it ends, which no script is to catch
+        return SystemExit(1)
+    if end.signal is not None:
+        return Stopped(text, Signals(end.signal))
+    if UserError.__name__ in end.kinds:
+        return UserError(text)
+    return DivergedError(text) if DivergedError.__name__ in end.kinds else RuntimeError(text)
 
 
 def complete(
@@ -349,7 +381,7 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
     if not done:
         loop.record("event", name="stopped", text=f"by {interrupt.name}")
         report(folder)
-        raise Stopped(folder, loop.session.standing.step, interrupt)
+        raise Stopped.at(folder, loop.session.standing.step, interrupt)
 
 
 def _restore(folder: RunFolder, session: Session) -> str:

@@ -155,6 +155,43 @@ def test_a_script_trains_one_run_after_another(text: Path, tmp_path: Path) -> No
     assert sorted(done.stdout.split("\n")) == ["", *["first True"] * 2, *["second True"] * 2]
 
 
+def test_a_script_goes_on_after_runs_that_fail(text: Path, tmp_path: Path) -> None:
+    """One is refused before the others hear of it, one is ended by a callback; the others leave both, too."""
+    script = tmp_path / "three.py"
+    words = tiny_words(text, "budget=3steps")[1:]
+    script.write_text(
+        "import archwright\n"
+        "from archwright.spec.errors import UserError\n"
+        "def fail(record):\n"
+        "    raise LookupError('mine')\n"
+        'runs = {"odd": (["batch_size=3"], None), "failed": ([], fail), "third": ([], None)}\n'
+        "for out, (changes, on_step) in runs.items():\n"
+        "    try:\n"
+        f"        found = archwright.train(*{words!r}, *changes, out=out, quiet=True, on_step=on_step)\n"
+        "    except UserError as error:\n"
+        "        assert 'batch_size' in str(error), error\n"
+        "        print(out, len(error.lines))\n"
+        "    except Exception as error:\n"
+        "        assert 'mine' in str(error), error\n"
+        "        print(out)\n"
+        "    else:\n"
+        "        print(out, found.folder.finished)\n"
+    )
+    done = subprocess.run(
+        [*torchrun(2), str(script)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == [
+        *("", *["failed"] * 2, *["odd 1"] * 2, *["third True"] * 2)
+    ]
+
+
 def test_files_are_those_of_one_process(
     shared: tuple[RunFolder, str, int], whole: RunFolder
 ) -> None:
