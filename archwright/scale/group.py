@@ -58,6 +58,8 @@ class Group(Processes):
         self.is_open = False
         self.busy = False
         """Whether processes are at work together, so that an order would not be heard."""
+        self.stop_asked = False
+        """Whether this process was asked to stop, or, behind a sum, any."""
         store, _, _ = next(rendezvous("env://", timeout=START))
         # Processes that torchrun starts again may meet the store of those before them, and a script may train twice.
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -263,9 +265,13 @@ class Group(Processes):
             yield hand[self.rank if mine else 0], mine
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        values = torch.tensor(numbers, dtype=torch.float64) * self.counts
+        own = [number * self.counts for number in numbers]
+        # That a process was asked to stop rides along, which costs no message of its own.
+        values = torch.tensor([*own, self.stop_asked], dtype=torch.float64)
         dist.all_reduce(values)
-        found: list[float] = values.tolist()
+        *found, asked = values.tolist()
+        if asked:  # else a signal that came meanwhile would be forgotten
+            self.stop_asked = True
         return found
 
     def mean(self, values: Tensor) -> Tensor:

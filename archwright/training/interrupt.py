@@ -12,6 +12,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._is_caught = False
+        """Whether this process has had a signal itself."""
 
     @property
     def name(self) -> str:
@@ -23,9 +25,15 @@ class Interrupt:
         return self.signal is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self._is_caught:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        self._is_caught = True
+        self.ask(number)
+
+    def ask(self, number: int) -> None:
+        """Ask to stop as a signal to another process of the run does, which is no first one to this process."""
+        if self.signal is None:
+            self.signal = signal.Signals(number)
 
 
 @contextmanager

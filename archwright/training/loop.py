@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from signal import SIGTERM
 from typing import Any, Literal, NamedTuple
 
 from archwright import checkpoint
@@ -84,6 +85,8 @@ class Loop:
                 except CallbackError:
                     self.save()
                     raise
+                if session.stop_asked:
+                    interrupt.ask(SIGTERM)
                 self._look_after_saving()
                 if self.done or interrupt or self.wants_checkpoint():
                     self.start_saving()

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -193,6 +194,10 @@ class Rank0Session(Session):
         """How many checkpoints were begun."""
         self._abandoned = threading.Event()
         """Set where nobody waits any more for a checkpoint that is being written."""
+
+    @property
+    def stop_asked(self) -> bool:
+        return self.rank.group.stop_asked
 
     def make_step(self, step: int, lr_scale: float) -> StepResult:
         result: StepResult = self._order({"do": "step", "step": step, "lr_scale": lr_scale})
@@ -377,7 +382,7 @@ def follow() -> RunFolder:
     end_with_torchrun()
     group = Group(launch)
     begin = order = group.wait_to_begin()
-    with warnings.catch_warnings(), _undisturbed():
+    with warnings.catch_warnings(), _undisturbed(group):
         warnings.simplefilter("ignore")  # the first process has warned
         try:
             with explain_out_of_memory():
@@ -405,10 +410,15 @@ def follow() -> RunFolder:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leave Ctrl-C and SIGTERM, which all processes get, to the first."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+def _undisturbed(group: "Group") -> Iterator[None]:
+    """Leave Ctrl-C, which all processes get, to the first, and tell that one of SIGTERM, which those of one machine get
+    alone where it is drained or taken away."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        group.stop_asked = True
+
+    handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: ask}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

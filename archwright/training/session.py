@@ -112,6 +112,11 @@ class Session:
         groups = [g for optimizer in self.optimizers.values() for g in optimizer.param_groups]
         return share * max(float(group["initial_lr"]) for group in groups)
 
+    @property
+    def stop_asked(self) -> bool:
+        """Whether another process that trains with this one was asked to stop."""
+        return False
+
     def step(self) -> StepResult:
         """Train on the batch of this step."""
         result = self.make_step(self.standing.step, self.lr_scale)

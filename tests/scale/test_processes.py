@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from archwright import checkpoint
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
-from tests.scale.together import assert_close, events, gone_back
+from tests.scale.together import assert_close, events, gone_back, values
 from tests.tiny import ROOT, tiny_run, tiny_words
 
 pytestmark = pytest.mark.slow
@@ -107,11 +108,42 @@ def kill_second(process: "subprocess.Popen[bytes]", after: Path) -> bool:
     """Kill the second process of torchrun once a checkpoint is there."""
     while process.poll() is None and not after.exists():
         time.sleep(0.005)
+    return send(process, 1, signal.SIGKILL)
+
+
+def send(process: "subprocess.Popen[bytes]", rank: int, number: signal.Signals) -> bool:
+    """Send a signal to one of torchrun's processes, if it is there."""
     for child in psutil.Process(process.pid).children(recursive=True):
-        if child.environ().get("RANK") == "1":
-            child.kill()
+        if child.environ().get("RANK") == str(rank):
+            child.send_signal(number)
             return True
     return False
+
+
+@pytest.mark.parametrize(
+    ("rank", "scale"), [(0, "scale.shard=2"), (1, "scale.shard=2"), (1, "scale.tensor=2")]
+)
+def test_sigterm_to_any_process_saves_the_run(
+    rank: int, scale: str, text: Path, tmp_path: Path
+) -> None:
+    """A machine without the first process may be drained alone. A tensor group counts the sums of one process."""
+    folder = RunFolder(tmp_path / "run")
+    words = tiny_words(text, "budget=100000steps", "model.attention.num_kv_heads=2", scale)
+    long = ("evaluate.every=1000000", "checkpoint.every=1000000", "--out", str(folder.path))
+    command = [*torchrun(2), "-m", "archwright", *words, *long]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and len(values(folder, "train", "step")) < 3:
+            time.sleep(0.05)
+        assert send(process, rank, signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    (last,) = folder.checkpoints()
+    assert values(folder, "train", "step") == [*range(1, last + 1)]
+    assert events(folder)[-1] == ("stopped", last)
+    assert folder.metrics()[-1]["text"] == "by SIGTERM"
+    assert err.decode().count(f"archwright: stopped at step {last} and saved") == 1, err
 
 
 def test_a_killed_process_costs_what_came_since_the_last_checkpoint(
