@@ -2,12 +2,13 @@
 
 import contextlib
 import json
-import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,8 @@ PATIENCE = timedelta(minutes=30)
 """Time that a process waits for the others in a step."""
 START = timedelta(days=7)
 """Time that the others wait for the first to prepare a run: reading a large text takes its time."""
+LOOK_SECONDS = 0.1
+"""Time between looks of the first process at whether the others have heard what it begins with."""
 ROOM = 2048
 """Bytes of an order that are sent at once."""
 
@@ -61,9 +64,9 @@ class Group(Processes):
         self.stop_asked = False
         """Whether this process was asked to stop, or, behind a sum, any."""
         store, _, _ = next(rendezvous("env://", timeout=START))
-        # Processes that torchrun starts again may meet the store of those before them, and a script may train twice.
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"archwright/{restarts}/{Group.number}", store)
+        # A script may train twice. Until `begin` and `wait_to_begin` this is a place that processes which torchrun has
+        # started again share with those before them; from then on, one of this group alone.
+        self._store = PrefixStore(f"archwright/{Group.number}", store)
         Group.number += 1
         self._shards: ModelShards | None = None
         self._stage: dist.ProcessGroup | None = None
@@ -81,15 +84,53 @@ class Group(Processes):
         return self.launch.rank % self.layout.tensor == 0
 
     def begin(self, order: Order) -> None:
-        """Let the others begin with an order, and join them; for the first process."""
-        self._store.set(_BEGIN, json.dumps(order))
+        """Let the others begin with an order, and join them; for the first process.
+
+        Raises:
+            LostError: another process has ended, or does not answer.
+        """
+        with self.together():
+            self._answer_all(order)
         if order["do"] != LEAVE:
             self._open(order)
 
+    def _answer_all(self, order: Order) -> None:
+        """Give an order to each of the others that asks for it, until all have it.
+
+        torchrun often keeps one store over all restarts, and nothing that it tells a process is the same on all
+        machines and new after each restart: TORCHELASTIC_RESTART_COUNT counts what one machine's torchrun saw fail. So
+        each process that follows asks under a name of its own, which no order of earlier processes answers. What the
+        first one finds may have been asked by processes that are dead: it gives the order to every name that it
+        finds, until each of the others says, at a place that this group alone has, that it has heard.
+        """
+        everyone, name = self._store, uuid4().hex
+        self._store = PrefixStore(name, everyone)
+        ranks = range(1, self.launch.size)
+        asking, heard = ([f"{what}/{rank}" for rank in ranks] for what in (_ASKING, _HEARD))
+        answer, answered = json.dumps({"group": name, "order": order}), set[bytes]()
+        until = time.monotonic() + PATIENCE.total_seconds()
+        while not self._store.check(heard):
+            if time.monotonic() > until:
+                if order["do"] == LEAVE:  # there is nothing to do without them either
+                    return
+                raise LostError(_silence(), is_first=self.is_first_to_report())
+            if everyone.check(asking):
+                new = {*everyone.multi_get(asking)} - answered
+                for asker in new:
+                    everyone.set(f"{_BEGIN}/{asker.decode()}", answer)
+                answered |= new
+            # One process alone looks again and again: the others wait in the store.
+            time.sleep(LOOK_SECONDS)
+
     def wait_to_begin(self) -> Order:
         """Return the order that the first process begins with, and join it if there is something to do."""
-        self._store.wait([_BEGIN], START)
-        order: Order = json.loads(self._store.get(_BEGIN))
+        everyone, name = self._store, uuid4().hex
+        everyone.set(f"{_ASKING}/{self.launch.rank}", name)
+        everyone.wait([f"{_BEGIN}/{name}"], START)
+        answer = json.loads(everyone.get(f"{_BEGIN}/{name}"))
+        self._store = PrefixStore(answer["group"], everyone)
+        self._store.set(f"{_HEARD}/{self.launch.rank}", "")
+        order: Order = answer["order"]
         if order["do"] != LEAVE:
             self._open(order)
         return order
@@ -346,15 +387,19 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _what(error: Exception) -> str:
-    minutes, text = PATIENCE.total_seconds() / 60, str(error)
+    text = str(error)
     if "timed out waiting" in text.lower():
-        return f"does not answer for {minutes:.0f} minutes"
+        return _silence()
     # NCCL's errors look alike whatever went wrong between GPUs: its first line tells which it was.
     detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
     return f"has ended{detail}"
 
 
+def _silence() -> str:
+    return f"does not answer for {PATIENCE.total_seconds() / 60:.0f} minutes"
+
+
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
-_BEGIN, _REPORTED = "begin", "reported"
+_ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
 LEAVE = "leave"
 """The order to part."""
