@@ -136,8 +136,11 @@ def test_sigterm_to_any_process_saves_the_run(
     ) as process:
         while process.poll() is None and len(values(folder, "train", "step")) < 3:
             time.sleep(0.05)
-        assert send(process, rank, signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        try:
+            assert send(process, rank, signal.SIGTERM)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # with which its processes end, where none has heard the signal
     assert process.returncode == 1, err
     (last,) = folder.checkpoints()
     assert values(folder, "train", "step") == [*range(1, last + 1)]
