@@ -1,5 +1,6 @@
 """What is run next, and what is left out when time runs short; nothing is trained here."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -87,8 +88,8 @@ def halved(loss: float, tuning: float, judged: float) -> RunResult:
 def test_where_nothing_is_tuned_all_windows_judge() -> None:
     for tune_lr, loss in ((True, 3.2), (False, 3.1)):
         found = execution(procedure="confirm", tune_lr=tune_lr, seeds=4)
-        while wanted := found.wanted():
-            for cell in wanted:
+        while wanted := found.standing().wanted:
+            for cell in itertools.starmap(Cell, wanted):
                 run = halved(3.1 + 0.1 * cell.k**2, 3.0 + 0.1 * cell.k**2, 3.2)
                 found.results[cell] = replace(run, variant=cell.variant, seed=cell.seed)
         assert {one.loss for one in found.replicates()} == {loss}
