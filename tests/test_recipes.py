@@ -53,7 +53,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.sampled(full=8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "line"),

@@ -351,7 +351,7 @@ def _described(error: BaseException, did: str) -> dict[str, Any]:
     kinds = [kind.__name__ for kind in type(error).__mro__]
     reason = ": ".join([*kinds[: not isinstance(error, UserError)], *lines[:1]])
     text = f"the first process has {did} this run: {reason}"
-    number = getattr(error, "signal", None)
+    number = vars(error).get("signal")  # of one that was interrupted
     return {
         "text": text,
         "kinds": kinds,
