@@ -72,7 +72,7 @@ def test_the_first_process_holds_no_more_than_the_others(
     )
     command = ("-m", "archwright", *tiny_words(text, *words, scale), "--quiet")
     more = []
-    # Beside other work a copy for the checkpoint may meet a step in one process alone; a whole model would always be there.
+    # Beside other work the copy for a checkpoint may meet a step in one process alone; a whole model would each time.
     while len(more) < 3 and min(more, default=1e9) >= 5e7:
         out = str(tmp_path / f"run{len(more)}")
         first, second = peaks([*torchrun(2), *command, "--out", out])
