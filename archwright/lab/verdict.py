@@ -360,7 +360,7 @@ def _claim(effect: Effect, baseline: str) -> str:
 
 
 def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -> str:
-    """Return what the outcome needs said about it, if anything; `several`: variants were compared."""
+    """Return a remark on the outcome where it needs one; `several`: whether several variants were compared."""
     digits = _digits(effect)
     margin = f"the margin of {100 * effect.margin / effect.baseline_loss:.2g} % fixed beforehand"
     if effect.outcome in ("better", "worse"):

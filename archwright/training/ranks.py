@@ -339,7 +339,9 @@ def leading() -> Iterator[None]:
     before = Group.number
     try:
         yield
-    except BaseException as error:
+    except (
+        Exception
+    ) as error:  # after any other this process ends, and with it torchrun ends the others
         if Group.number == before:
             Group(launch).begin({"do": LEAVE, "error": _described(error, "refused")})
         raise

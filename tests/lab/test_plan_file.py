@@ -57,8 +57,8 @@ def estimated(out: str):
 def test_a_dry_run_refuses_the_folders_that_a_study_does(place: Path) -> None:
     (place / "junk").mkdir(exist_ok=True)
     (place / "junk" / "notes.md").write_text("mine", "utf-8")
-    for out, said in (("junk", "is not a study and not empty"), ("text.txt", "is a file")):
-        with pytest.raises(UserError, match=said):
+    for out, message in (("junk", "is not a study and not empty"), ("text.txt", "is a file")):
+        with pytest.raises(UserError, match=message):
             estimated(out)
 
 

@@ -33,11 +33,11 @@ def test_all_meet_again_after_a_kill_that_one_torchrun_counts(victim: int, tmp_p
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(max(until - time.monotonic(), 0))
     codes = [agent.returncode for agent in started]
-    said = (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
-    assert codes == [0, 0], said
+    output = (tmp_path / "output-0").read_text() + (tmp_path / "output-1").read_text()
+    assert codes == [0, 0], output
     for rank in range(2):
         counts = ["0", "1" if rank == victim else "0", "left"]
-        assert (tmp_path / f"starts-{rank}").read_text().split() == counts, said
+        assert (tmp_path / f"starts-{rank}").read_text().split() == counts, output
 
 
 @contextlib.contextmanager
@@ -55,8 +55,10 @@ def agents(folder: Path, victim: int) -> Iterator[list["subprocess.Popen[bytes]"
     with contextlib.ExitStack() as stack:
         found = []
         for number in range(2):
-            said = stack.enter_context((folder / f"said-{number}").open("wb"))
-            agent = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=said, stderr=said)
+            output = stack.enter_context((folder / f"output-{number}").open("wb"))
+            agent = subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdout=output, stderr=output
+            )
             stack.callback(end, agent)
             found.append(agent)
         yield found

@@ -109,8 +109,8 @@ def _run(run: RunResult, results: StudyResults, lengths: Sequence[int], role: st
     counts = not sweeps or run.lr in results.grids.get(run.variant, ())
     at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}
     answers = {} if results.task is None else {"accuracy": run.accuracy}
-    said = {"role": role, "counts": counts, "state": state(run)}
-    return {**_of(run, RUN), **said, **at_lengths, **answers}
+    derived = {"role": role, "counts": counts, "state": state(run)}
+    return {**_of(run, RUN), **derived, **at_lengths, **answers}
 
 
 def _points(run: RunResult) -> list[Line]:
