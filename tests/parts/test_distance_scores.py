@@ -36,6 +36,9 @@ def test_scores_are_those_of_each_pair(mask: Mask) -> None:
     choice = spec.BucketScores(num_buckets=8, max_distance=12)
     part = BucketScores(choice, DIM, HEADS, two_way=not mask.causal).double()
     torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in part.parameters():
+            parameter.normal_()
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     layout = token_layout(torch.zeros(2, LENGTH).long(), POSITIONS)
     bias = part(x, AttentionMask(LayerInfo().pattern(mask, HEADS).value, layout))
