@@ -1,6 +1,6 @@
 """From a spec to a model: the one place where parts meet."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from archwright.parts.branch import Branch
 from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.global_tokens import GlobalNorm, GlobalTokens
-from archwright.parts.init import INITS, Init, drawn_values, initialise, reset_buffers
+from archwright.parts.init import INITS, Init, draws, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
@@ -74,9 +74,18 @@ def initial_values(
         device: where `build` would have made the model.
         names: those that are wanted; None: all.
     """
+    for name, draw in initial_draws(model, seed, device=device):
+        if names is None or name in names:
+            yield name, draw()
+
+
+def initial_draws(
+    model: LanguageModel, seed: int, *, device: torch.device | str
+) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield the same names, and what draws the value of each."""
     spec = model.spec
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
-    return drawn_values(model, init, seed, device=torch.device(device), names=names)
+    return draws(model, init, seed, device=torch.device(device))
 
 
 def build_layer(

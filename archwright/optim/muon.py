@@ -27,7 +27,7 @@ POLAR: tuple[Quintic, ...] = (
 three leave 0.963 to 1.037. Amsel et al., 2025, "The Polar Express", arXiv 2505.16932."""
 
 BATCH = 2**25
-"""Elements that are made orthogonal at once, which bounds the memory of a step."""
+"""Elements that a process makes orthogonal at once, which bounds the memory of a step."""
 
 
 class Muon(WholeMatrices):
@@ -170,7 +170,7 @@ def _alike(parameters: list[Tensor], shards: Shards) -> Iterator[list[int]]:
     for i, p in enumerate(parameters):
         places[shards.shape(p), p.device].append(i)
     for (shape, _), alike in places.items():
-        size = max(1, BATCH // max(1, shape.numel()))
+        size = max(1, BATCH // max(1, shape.numel())) * shards.num_batches
         yield from (alike[i : i + size] for i in range(0, len(alike), size))
 
 
@@ -178,14 +178,15 @@ def _move(
     parameters: list[Tensor], directions: list[Tensor], group: dict[str, Any], shards: Shards
 ) -> None:
     """Move parameters of one shape along their directions made orthogonal."""
-    shape = shards.shape(parameters[0])
-    batch = directions[0].new_empty(len(directions), *shape, dtype=getattr(torch, group["dtype"]))
-    for row, p, direction in zip(batch, parameters, directions, strict=True):
-        row.copy_(shards.whole(p, direction))
-    updates = METHODS[group["method"]](batch.flatten(0, -3), group["steps"]).view_as(batch)
+
+    def made_orthogonal(batch: Tensor) -> Tensor:
+        return METHODS[group["method"]](batch.flatten(0, -3), group["steps"]).view_as(batch)
+
+    shape, dtype = shards.shape(parameters[0]), getattr(torch, group["dtype"])
     scale = 0.2 * math.sqrt(max(shape[-2:]))
+    updates = shards.mapped(parameters, directions, made_orthogonal, dtype)
     for p, update in zip(parameters, updates, strict=True):
-        p.add_(shards.own(p, update), alpha=-group["lr"] * scale)
+        p.add_(update, alpha=-group["lr"] * scale)
 
 
 METHODS: dict[Method, Callable[[Tensor, int], Tensor]] = {

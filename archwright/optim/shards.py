@@ -1,5 +1,7 @@
 """Optimizers that look at matrices as a whole, where processes hold parts of them."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,15 +9,32 @@ from archwright.optim.eager import EagerOptimizer
 
 
 class Shards:
-    """What an optimizer holds of parameters that are cut up over processes; here, all of each."""
+    """What an optimizer holds of parameters that are cut up over processes; here, all of each.
 
-    def whole(self, parameter: Tensor, own: Tensor) -> Tensor:
-        """Return all of a tensor of which the optimizer holds `own`, as of `parameter`."""
-        return own
+    Attributes:
+        num_batches: how many batches of whole parameters are worked on at once, each by another process.
+    """
 
-    def own(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """Return of a whole tensor what the optimizer holds."""
-        return whole
+    num_batches = 1
+
+    def mapped(
+        self,
+        parameters: Sequence[Tensor],
+        own: Sequence[Tensor],
+        work: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        """Apply `work` to whole tensors of one shape, such as momenta of `parameters`; return what the optimizer holds
+        of the results.
+
+        Args:
+            own: what it holds of the tensors.
+            work: takes and gives [number, *shape] in `dtype`, each tensor by itself.
+        """
+        whole = own[0].new_empty(len(own), *own[0].shape, dtype=dtype)
+        for row, tensor in zip(whole, own, strict=True):
+            row.copy_(tensor)
+        return [*work(whole)]
 
     def shape(self, parameter: Tensor) -> torch.Size:
         """Return the shape of the whole parameter."""

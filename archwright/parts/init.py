@@ -4,7 +4,8 @@ does not depend on what else a model has, and models that differ in one choice s
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -150,46 +151,41 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
         TypeError: a module with parameters or buffers and no `reset_parameters`.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, value in drawn_values(model, init, seed):
-        tensors[name].copy_(value)
+    for name, draw in draws(model, init, seed):
+        tensors[name].copy_(draw())
 
 
-def drawn_values(
-    model: nn.Module,
-    init: Init,
-    seed: int,
-    *,
-    device: torch.device | None = None,
-    names: Container[str] | None = None,
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and initial values of the tensors of a model, of which only shapes count; each is made when it is
-    asked for.
+def draws(
+    model: nn.Module, init: Init, seed: int, *, device: torch.device | None = None
+) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield names of the tensors of a model, of which only shapes count, and for each what draws its initial value.
 
     Args:
         device: of a model on the meta device, where modules that set their own tensors do so; by default, where these
             are.
-        names: those that are wanted; None: all.
 
     Raises:
-        TypeError: as `initialise`.
+        TypeError: as `initialise`, where the value is drawn.
     """
     known = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
     done: set[str] = set()
     for path, module in model.named_modules():
         own = {**dict(module.named_parameters("", False)), **dict(module.named_buffers("", False))}
-        wanted = {local: known[id(tensor)] for local, tensor in own.items()}
-        if names is not None:
-            wanted = {local: name for local, name in wanted.items() if name in names}
+        named = {local: known[id(tensor)] for local, tensor in own.items()}
         if isinstance(module, (Linear, Embedding)):
             weight = known[id(module.weight)]
-            if weight not in done and "weight" in wanted:  # a tied table is the embedding's
+            if weight not in done:  # a tied table is the embedding's
                 done.add(weight)
-                yield weight, _weight(module, path, init, seed)
-            if "bias" in wanted:
-                yield wanted["bias"], torch.zeros(own["bias"].shape)
-        elif wanted:
-            values = _own_values(module, own, path, seed, device)
-            yield from ((name, values[local]) for local, name in wanted.items())
+                yield weight, partial(_weight, module, path, init, seed)
+            if "bias" in named:
+                yield named["bias"], partial(torch.zeros, own["bias"].shape)
+        else:
+            values = cache(partial(_own_values, module, own, path, seed, device))
+            yield from ((name, partial(_one_of, values, local)) for local, name in named.items())
+
+
+def _one_of(values: Callable[[], Mapping[str, Tensor]], name: str) -> Tensor:
+    return values()[name]
 
 
 @torch.no_grad()

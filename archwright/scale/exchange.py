@@ -98,10 +98,10 @@ def add_up(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def sent_rows(
-    x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup
+    x: Tensor, received: Sequence[int], given: Sequence[int], group: dist.ProcessGroup
 ) -> Tensor:
     """Return the rows that processes have for this one, which sends them its own; so many from and to each."""
-    y: Tensor = _Sent.apply(x, received, sent, group)  # type: ignore[no-untyped-call]
+    y: Tensor = _Sent.apply(x, received, given, group)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -110,19 +110,20 @@ class _Sent(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup
+        ctx: Any, x: Tensor, received: Sequence[int], given: Sequence[int], group: dist.ProcessGroup
     ) -> Tensor:
-        ctx.received, ctx.sent, ctx.group = received, sent, group
-        return _sent(x, received, sent, group)
+        ctx.received, ctx.given, ctx.group = received, given, group
+        return sent(x, received, given, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _sent(grads[0], ctx.sent, ctx.received, ctx.group), *(None,) * 3
+        return sent(grads[0], ctx.given, ctx.received, ctx.group), *(None,) * 3
 
 
-def _sent(
-    x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup
+def sent(
+    x: Tensor, received: Sequence[int], given: Sequence[int], group: dist.ProcessGroup
 ) -> Tensor:
+    """Return the rows that processes have for this one, without a gradient."""
     out = x.new_empty(sum(received), *x.shape[1:])
-    dist.all_to_all_single(out, x.contiguous(), [*received], [*sent], group=group)
+    dist.all_to_all_single(out, x.contiguous(), [*received], [*given], group=group)
     return out

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
@@ -264,26 +264,41 @@ class Group(Processes):
             rows = layout.pipeline * layout.num_readers
             mesh = self._grid({"shard": rows, "context": layout.context, "tensor": layout.tensor})
             share_texts(model, mesh.get_group("context"))
+        self._stage = self._pipeline = None
+        if layout.pipeline > 1:
+            grid = self._grid(
+                {"pipeline": layout.pipeline, "shard": layout.size // layout.pipeline}
+            )
+            self._stage = grid.get_group("shard")
         self._shards = ModelShards(
             model,
             self.mesh(layout),
             sequence=layout.sequence,
             experts=self.experts_mesh(layout),
             num_stages=layout.num_stages,
+            stage=self._stage,
         )
-        self._stage = self._pipeline = None
         if layout.pipeline > 1:
             from archwright.scale.pipeline import Pipeline  # which loads much
 
-            grid = self._grid(
-                {"pipeline": layout.pipeline, "shard": layout.size // layout.pipeline}
-            )
-            self._stage = grid.get_group("shard")
             self._pipeline = Pipeline(model, self._shards.stages, self._shards.add_up_gradients)
 
-    def broadcast(self, value: Tensor) -> None:
-        """Give all processes the first one's tensor."""
-        dist.broadcast(value, 0)
+    def drawn(
+        self, model: LanguageModel, draws: Iterable[tuple[str, Callable[[], Tensor]]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors of a model by name, in the memory of the CPU, which all processes have then. Each draws one of
+        those that come next, while the others draw theirs."""
+        like, left = dict(model.named_parameters()) | dict(model.named_buffers()), iter(draws)
+        while hand := list(islice(left, self.launch.size)):
+            own = hand[self.launch.rank][1]() if self.launch.rank < len(hand) else None
+            for turn, (name, _) in enumerate(hand):
+                if own is not None and turn == self.launch.rank:
+                    value, own = own.to("cpu", like[name].dtype).contiguous(), None
+                else:
+                    value = torch.empty(like[name].shape, dtype=like[name].dtype)
+                dist.broadcast(value, turn)
+                yield name, value
+                del value  # a table may be large, and the next one as well
 
     @property
     def shards(self) -> ModelShards:

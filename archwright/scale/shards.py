@@ -4,25 +4,31 @@ it."""
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.export
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as calls_forward
 from torch.distributed.tensor import DTensor
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import Optimizers
 from archwright.optim.shards import Shards, WholeMatrices
 from archwright.scale.experts import ExpertShards
 from archwright.scale.layout import Block
+from archwright.scale.matrices import SharedMatrices
 from archwright.scale.stages import StageShards
 from archwright.scale.tensor import TensorShards
 
+# FSDP2 looks for tensors in what a model returns; torch 2.11 in containers alone that are registered.
+torch.export.register_dataclass(Output)
+BATCHES_HELD = 4
+"""Batches of whole matrices of which a process may hold its share at once."""
 OTHER_PASSES = ("hidden",)
 """Methods of a model, beside `forward`, that a step calls."""
 
@@ -43,6 +49,7 @@ class ModelShards(Shards):
         sequence: whether a tensor group shares the tokens between branches.
         experts: the same processes, with an axis expert behind shard, where they share experts.
         num_stages: of the pipeline.
+        stage: the processes that compute the same layers; None: all.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class ModelShards(Shards):
         sequence: bool = True,
         experts: DeviceMesh | None = None,
         num_stages: int = 1,
+        stage: dist.ProcessGroup | None = None,
     ) -> None:
         axes = mesh.mesh_dim_names or ()
         groups = {name: mesh.get_group(name) for name in ("pipeline", "tensor") if name in axes}
@@ -82,7 +90,7 @@ class ModelShards(Shards):
             unit.set_force_sum_reduction_for_comms(True)
             unit.set_gradient_divide_factor(1.0)
         for name in OTHER_PASSES:
-            calls_forward(model, name)
+            _gathers_as_forward(model, name)
         if any(p.is_meta for p in model.parameters()):
             _take_memory(model, mesh.device_type)
         # Memory comes with other parameters in place of those before.
@@ -91,6 +99,8 @@ class ModelShards(Shards):
         self._held: dict[int, str] = {}
         """Names of the tensors that optimizers move, by what they are."""
         self._moved: list[nn.Parameter] = []
+        self._stage = stage
+        self._matrices: SharedMatrices | None = None
 
     def take(self, optimizers: Optimizers) -> None:
         """Let optimizers of the model move the tensors that this process holds, as if these were its parameters."""
@@ -102,11 +112,24 @@ class ModelShards(Shards):
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
                 group["params"] = [held[id(p)] for p in group["params"]]
-            if isinstance(optimizer, WholeMatrices):
-                optimizer.shards = self
+        whole = [o for o in optimizers.values() if isinstance(o, WholeMatrices)]
+        for optimizer in whole:
+            optimizer.shards = self
+        if whole:
+            self._share_matrices(name for o in whole for group in self.names(o) for name in group)
         self._moved = [
             p for o in optimizers.values() for group in o.param_groups for p in group["params"]
         ]
+
+    def _share_matrices(self, names: Iterable[str]) -> None:
+        """Let processes share the work on the matrices that a stage holds."""
+        group = self._stage or dist.group.WORLD
+        assert group is not None, "processes are there"
+        blocks = {name: self.block(name) for name in names if self.stages.holds(name)}
+        self._matrices = SharedMatrices(blocks, group, torch.device(self.mesh.device_type))
+        # Of copies each has all of a batch: few batches at once are kept then.
+        shares = self.mesh.get_group("shard").size() * self.parts.size
+        self.num_batches = min(group.size(), BATCHES_HELD * shares)
 
     def add_up_gradients(self, now: bool) -> None:
         """Say whether gradients are added up over processes in the next backward pass, or kept for a later one."""
@@ -167,8 +190,32 @@ class ModelShards(Shards):
         own = self.experts.shape(name, self.parts.shape(name, self.tensors[name].shape))
         return self.stages.shape(name, own)
 
-    def whole(self, parameter: Tensor, own: Tensor) -> Tensor:
-        return self._of_stage(self._held[id(parameter)], own)
+    def mapped(
+        self,
+        parameters: Sequence[Tensor],
+        own: Sequence[Tensor],
+        work: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        assert self._matrices is not None, "an optimizer of matrices has been taken"
+        names = [self._held[id(p)] for p in parameters]
+        done = [tensor.to(dtype) for tensor in own]
+        shared = [i for i, name in enumerate(names) if not self._has_whole_matrices(name)]
+        for i in {*range(len(done))} - {*shared}:
+            done[i] = work(done[i][None])[0] if done[i].numel() else done[i]
+        if shared:
+            found = self._matrices.mapped(
+                [names[i] for i in shared], [done[i] for i in shared], work
+            )
+            for i, tensor in zip(shared, found, strict=True):
+                done[i] = tensor
+        return done
+
+    def _has_whole_matrices(self, name: str) -> bool:
+        """Tell whether processes hold stacks of a parameter's matrices, such as one for each expert, or nothing."""
+        if not self.stages.holds(name):
+            return True
+        return len(self.shape_of(name)) > 2 and self.parts.axes.get(name, 0) == 0
 
     def gathered(self, name: str, own: Tensor) -> Tensor:
         """Return a whole tensor, as of a parameter or buffer, of which this process has `own`; all processes ask
@@ -183,9 +230,6 @@ class ModelShards(Shards):
         if isinstance(like, DTensor):
             own = _gathered(own, like)
         return self.experts.whole(name, self.parts.whole(name, own))
-
-    def own(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        return self._own(self._held[id(parameter)], whole)
 
     def _own(self, name: str, whole: Tensor) -> Tensor:
         if not self.stages.holds(name):
@@ -257,6 +301,29 @@ class ModelShards(Shards):
         for unit in self._units:
             unit.reshard()
         self.local(name).copy_(own)
+
+
+def _gathers_as_forward(model: nn.Module, name: str) -> None:
+    """Let a method gather what it computes with, but where `forward` calls it, which has done so: it would let go of
+    that at its end. What stands around the layers is then kept to the end of the backward pass, and behind a pass
+    without one until the next."""
+    plain, forward, is_inside = getattr(model, name), model.forward, False
+    calls_forward(model, name)
+    gathering = getattr(model, name)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return (plain if is_inside else gathering)(*args, **kwargs)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_inside
+        is_inside = True
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            is_inside = False
+
+    setattr(model, name, method)
+    setattr(model, "forward", noted)  # noqa: B010
 
 
 def _take_memory(model: nn.Module, device: str) -> None:

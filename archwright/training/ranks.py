@@ -1,16 +1,16 @@
 """Several processes train one run: the first runs the loop and orders, the others do what it says.
 
 All that depends on clocks, files and signals is decided in the first process, which alone prints and writes, but for
-checkpoints, of which each writes what it holds. No process holds the whole model: each draws the initial values of its
-part, tensor by tensor, and reads its part of a checkpoint; the file of the weights is written of tensors that are
-gathered one by one, and a sample is computed with that file, mapped.
+checkpoints, of which each writes what it holds. No process holds the whole model: each draws some initial values, of
+which all keep their parts, tensor by tensor, and reads its part of a checkpoint; the file of the weights is written of
+tensors that are gathered one by one, and a sample is computed with that file, mapped.
 """
 
 import contextlib
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from archwright import checkpoint
 from archwright.machine.out_of_memory import explain_out_of_memory
-from archwright.model.build import build_uninitialized, initial_values
+from archwright.model.build import build_uninitialized, initial_draws
 from archwright.model.language_model import LanguageModel
 from archwright.runs import RunFolder
 from archwright.scale.launch import LostError, end_with_torchrun, launched
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.02
 """Time between looks at whether all processes have written their parts."""
+WAIT_SECONDS = 600.0
+"""Time after which others that wait for the first process are told to go on waiting."""
 
 
 class EndedError(Exception):
@@ -63,11 +65,9 @@ class Rank:
 
     @classmethod
     def of(cls, group: "Group", folder: RunFolder, material: Material) -> "Rank":
-        """Return what this process is to a run that is settled; its part of the model has its initial values."""
+        """Return what this process is to a run that is settled; its part of the model has no values yet."""
         with group.together():
-            rank = cls(group, resolved_session(folder, material, group)[0], material)
-            rank._initialise()
-            return rank
+            return cls(group, resolved_session(folder, material, group)[0], material)
 
     def execute(self, order: "Order", whole: "Rank0Session | None" = None) -> Any:
         """Do what an order says; `whole` is the session of the first process that has the whole model.
@@ -93,17 +93,22 @@ class Rank:
                 case "settle":
                     self.settle()
                     self.group.meet()
+                case "wait":
+                    pass
                 case "load":
                     self._load(Path(order["path"]))
         return None
 
-    def _initialise(self) -> None:
-        """Let this process's part of the model have its initial values, of which one tensor is whole at a time."""
+    def _initialise(self, known: Container[str] = ()) -> None:
+        """Let this process's part of the model have its initial values, of which each process draws some whole, but for
+        tensors that are `known`."""
         run, group = self.session.run, self.group
         model = make_model(run, self.material, run.machine, group.layout, with_values=False)
-        names = {name for name in group.shards.tensors if group.shards.stages.holds(name)}
-        for name, value in initial_values(model, run.seed, device=group.device, names=names):
+        draws = initial_draws(model, run.seed, device=group.device)
+        wanted = ((name, draw) for name, draw in draws if name not in known)
+        for name, value in group.drawn(model, wanted):
             group.shards.put(name, value)
+            del value  # the next ones are as large
 
     @torch.no_grad()
     def _gather(self, whole: "Rank0Session | None", order: "Order") -> None:
@@ -161,6 +166,7 @@ class Rank:
     def _load(self, path: Path) -> None:
         """Take this process's part of a checkpoint, which the first one has found whole."""
         shards, (weights, read) = self.group.shards, checkpoint.parts_of(path)
+        self._initialise(known={*weights})  # such as tables that follow from the spec
         self._take(weights)
         for name, optimizer in self.session.optimizers.items():
             parameters = _parameters(optimizer)
@@ -190,6 +196,8 @@ class Rank0Session(Session):
     def __init__(self, session: Session, rank: Rank) -> None:
         super().__init__(session.run, session.model, session.batches)
         self.rank = rank
+        self._has_values = False
+        """Whether the model has any, which others of a checkpoint may replace."""
         self._number = 0
         """How many checkpoints were begun."""
         self._abandoned = threading.Event()
@@ -210,14 +218,21 @@ class Rank0Session(Session):
     def write_model(self, path: Path, metadata: Mapping[str, str]) -> None:
         self._order({"do": "gather", "path": str(path), "metadata": dict(metadata)})
 
+    def initialise(self) -> None:
+        if not self._has_values:
+            self._order({"do": "begin"})
+            self._has_values = True
+
     @contextlib.contextmanager
     def _state_restored(self) -> Iterator[None]:
+        self.initialise()
         yield
         self._order({"do": "begin"})
         self.begin()
 
     def load_model(self, path: Path) -> None:
-        checkpoint.check_model(path, self.model)
+        with self._alone():
+            checkpoint.check_model(path, self.model)
         self._order({"do": "take", "path": str(path.resolve())})
 
     @contextlib.contextmanager
@@ -226,12 +241,39 @@ class Rank0Session(Session):
         if not is_written:
             self.write_model(path, {})
         try:
-            model = build_uninitialized(self.model.spec).use_kernel(self.run.machine.kernel)
-            checkpoint.map_model(path, model)
-            yield model
+            with self._alone():
+                model = build_uninitialized(self.model.spec).use_kernel(self.run.machine.kernel)
+                checkpoint.map_model(path, model)
+                yield model
         finally:
             if not is_written:
                 path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let the others wait while the block lasts, however long, which has no order for them.
+
+        Raises:
+            LostError: another process has ended meanwhile.
+        """
+        done, failed = threading.Event(), list[Exception]()
+
+        def keep_waiting() -> None:
+            try:
+                while not done.wait(WAIT_SECONDS):
+                    self._order({"do": "wait"})
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=keep_waiting, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        if failed:
+            raise failed[0]
 
     @property
     def state(self) -> dict[str, Any]:
@@ -280,8 +322,10 @@ class Rank0Session(Session):
         super().settle()
 
     def _load(self, path: Path) -> dict[str, Any]:
-        state = checkpoint.check(path, model=self.model, optimizers=self.optimizers)
+        with self._alone():
+            state = checkpoint.check(path, model=self.model, optimizers=self.optimizers)
         self._order({"do": "load", "path": str(path.resolve())})
+        self._has_values = True
         return state
 
     def _order(self, order: "Order") -> Any:

@@ -140,8 +140,8 @@ def resolved_session(
 ) -> tuple[Session, Decisions]:
     """Return the session of a run that was settled before; nothing is decided or measured.
 
-    Of several processes each has memory for its part of the model, without values: `Rank.of` gives it these. With
-    `OneOf` them, the model is on the meta device, which says what the whole one is.
+    Of several processes each has memory for its part of the model, without values: `Session.initialise` gives it these.
+    With `OneOf` them, the model is on the meta device, which says what the whole one is.
     """
     run, layout = folder.spec, processes.layout
     decisions = decided(run.machine, folder.environment())

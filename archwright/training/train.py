@@ -388,6 +388,7 @@ def _restore(folder: RunFolder, session: Session) -> str:
     """Go back to the newest checkpoint, if there is one; return how the run begins."""
     checkpoint.remove_stale(folder.checkpoints_folder)
     if checkpoint.use_latest(folder.checkpoints_folder, session.restore) is None:
+        session.initialise()
         folder.truncate_to(-1)
         return "started"
     step = session.standing.step

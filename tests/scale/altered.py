@@ -1,0 +1,50 @@
+"""archwright's command as one of several processes, of which one thing is other than usual.
+
+As a module that torchrun starts: `python -m tests.scale.altered CHANGE WORDS...`. CHANGE is "slow", a first process
+that samples for longer than processes wait for each other, or "undrawn", where no initial weight can be drawn.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from archwright.cli import main
+from archwright.model.language_model import LanguageModel
+from archwright.scale import group
+from archwright.training import finalize, ranks
+
+PATIENCE = 12.0
+
+
+def _slow() -> None:
+    plain = finalize._sample
+
+    def sample(*args: Any) -> str:
+        time.sleep(1.7 * PATIENCE)
+        return plain(*args)
+
+    group.PATIENCE = timedelta(seconds=PATIENCE)
+    ranks.WAIT_SECONDS = PATIENCE / 4
+    finalize._sample = sample
+
+
+def _undrawn() -> None:
+    plain = ranks.initial_draws
+
+    def draw() -> NoReturn:
+        raise AssertionError("the initial value of a weight is drawn")
+
+    def draws(model: LanguageModel, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        weights = dict(model.named_parameters())
+        for name, drawn in plain(model, *args, **kwargs):
+            yield name, draw if name in weights else drawn
+
+    ranks.initial_draws = draws
+
+
+if __name__ == "__main__":
+    change, *words = sys.argv[1:]
+    {"slow": _slow, "undrawn": _undrawn}[change]()
+    raise SystemExit(main(words))

@@ -1,0 +1,44 @@
+"""What processes do once together, and how long they wait for the first one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archwright.runs import RunFolder
+from tests.scale.together import TWELVE_STEPS, assert_close, gone_back, started, trained
+from tests.tiny import tiny_words
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.release)])
+def test_each_piece_of_work_is_done_by_one_process(number: int, tmp_path: Path) -> None:
+    """The results, which all have, are those of one process: `shared_work` holds them against these."""
+    out = tmp_path / "found.json"
+    done = started(number, "-m", "tests.scale.shared_work", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text("utf-8"))
+    assert len(found) == 6
+    for work, (*numbers, expected) in found.items():
+        assert numbers == [expected] * len(numbers), work
+
+
+def test_others_wait_however_long_the_first_one_samples(text: Path, tmp_path: Path) -> None:
+    words = tiny_words(text, "budget=2steps", "evaluate.final_max_tokens=100")
+    words = *words, "--out", str(tmp_path / "run"), "--quiet"
+    done = started(2, "-m", "tests.scale.altered", "slow", *words)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_a_run_that_goes_on_draws_no_weights(text: Path, tmp_path: Path) -> None:
+    words = tiny_words(text, *TWELVE_STEPS)
+    folder = trained(2, tmp_path / "run", *words)
+    before = tmp_path / "before.safetensors"
+    before.write_bytes(folder.model_file.read_bytes())
+    gone_back(folder, 6)
+    resume = ("train", "--resume", str(folder.path), "--quiet")
+    done = started(2, "-m", "tests.scale.altered", "undrawn", *resume)
+    assert done.returncode == 0, done.stderr
+    assert_close(folder.model_file, before, atol=0)
