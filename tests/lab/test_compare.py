@@ -254,6 +254,16 @@ def test_pairs_are_added_to_nothing_but_what_has_ended(results: StudyResults, pl
                 verb(*given, out="study", add_seeds=number, **OPTIONS)
 
 
+def test_a_size_that_no_model_of_this_shape_has_is_refused(
+    results: StudyResults, place: Path
+) -> None:
+    given = words("text.txt", ":norm.kind=layer")
+    with pytest.raises(UserError, match=r'size: found "3"; the nearest .* --size \d+$') as refused:
+        plan(*given, out="small", size="3", **OPTIONS)
+    (line,) = refused.value.lines
+    plan(*given, out="small", size=line.rpartition(" ")[2], **OPTIONS)
+
+
 def test_another_study_in_the_same_folder_is_refused(results: StudyResults) -> None:
     with pytest.raises(UserError, match=r"study holds another study \(seeds: 2 -> 3\)"):
         compare(*words("text.txt", ":norm.kind=layer"), out="study", **OPTIONS | {"seeds": 3})
