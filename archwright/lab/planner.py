@@ -61,9 +61,6 @@ they know how often tokens occur."""
 LEAST_EVALUATION = 8192
 """Held-out tokens below which a loss says more of the text than of the model."""
 
-FAR = 2.0
-"""How many times as large or small a model may be as was asked for, where none of its shape is nearer."""
-
 USED = 0.97
 """Share of the budget that is planned. Where runs take longer than estimated seeds are left out, and where they take
 less, more is trained that narrows intervals."""
@@ -156,7 +153,13 @@ class Planner:
     def _first_size(self) -> float | None:
         if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
             return None
-        return USUAL_SIZE if self.study.size == "auto" else parse_count(self.study.size)
+        size = USUAL_SIZE if self.study.size == "auto" else parse_count(self.study.size)
+        if size < SMALLEST:
+            raise UserError(
+                f'size: found "{self.study.size}"; the smallest models that are made have about {SMALLEST:,} '
+                f"parameters outside embedding and head: give --size {SMALLEST} or more, such as 0.2M"
+            )
+        return size
 
     def _settled(self, asked: Arms) -> dict[str, Arm]:
         """Return variants of equal size, with the machine's decisions, which the baseline is asked for."""
@@ -171,8 +174,6 @@ class Planner:
             make_batches(run, materials[name])
         self.decisions = self._decide(baseline, materials[first].tokenizer.vocab_size)
         target = count(baseline.model, materials[first].tokenizer.vocab_size)
-        if self.study.size not in ("auto", "given"):
-            _check_size(self.study.size, first, target.non_embedding)
         found = {}
         for name, run in asked.items():
             words = words_of(self.study)[name]
@@ -388,15 +389,6 @@ class Planner:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return found
-
-
-def _check_size(asked: str, name: str, there: int) -> None:
-    """Refuse a size that is far from that of any model of its shape."""
-    if not 1 / FAR <= there / parse_count(asked) <= FAR:
-        raise UserError(
-            f'size: found "{asked}"; the nearest to which {name} can be scaled is {there:,} parameters outside '
-            f"embedding and head: give --size {there}"
-        )
 
 
 def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:

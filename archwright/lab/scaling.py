@@ -11,6 +11,10 @@ from archwright.spec.scale_down import scaled_down
 
 DIMS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
+LEAST_LAYERS = 2
+SMALLEST = 12 * LEAST_LAYERS * DIMS[0] ** 2
+"""Parameters outside embedding and head of the smallest shape."""
+
 EXPERTS = 8
 """Most experts that a token chooses from, as few of more would be trained by a short run."""
 
@@ -33,7 +37,7 @@ def shape(size: float) -> tuple[int, int]:
     proportion = 16 * (size / 2e5) ** 0.25
 
     def fit(dim: int) -> tuple[int, float]:
-        num_layers = max(2, round(size / (12 * dim**2)))
+        num_layers = max(LEAST_LAYERS, round(size / (12 * dim**2)))
         off = abs(math.log(12 * num_layers * dim**2 / size))
         return num_layers, off + 0.3 * abs(math.log(dim / num_layers / proportion))
 

@@ -2,6 +2,7 @@
 an expert group, its layers over those of a pipeline, then all of it by torch's FSDP2; and what each process holds of
 it."""
 
+import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,8 +26,9 @@ from archwright.scale.matrices import SharedMatrices
 from archwright.scale.stages import StageShards
 from archwright.scale.tensor import TensorShards
 
-# FSDP2 looks for tensors in what a model returns; torch 2.11 in containers alone that are registered.
-torch.export.register_dataclass(Output)
+# FSDP2 looks for tensors in what a model returns, in torch 2.11 only in containers that are registered.
+with contextlib.suppress(ValueError):  # it is already
+    torch.export.register_dataclass(Output)
 BATCHES_HELD = 4
 """Batches of whole matrices of which a process may hold its share at once."""
 OTHER_PASSES = ("hidden",)
@@ -127,7 +129,7 @@ class ModelShards(Shards):
         assert group is not None, "processes are there"
         blocks = {name: self.block(name) for name in names if self.stages.holds(name)}
         self._matrices = SharedMatrices(blocks, group, torch.device(self.mesh.device_type))
-        # Of copies each has all of a batch: few batches at once are kept then.
+        # Processes that hold copies hold all of each batch, so that memory is for few batches.
         shares = self.mesh.get_group("shard").size() * self.parts.size
         self.num_batches = min(group.size(), BATCHES_HELD * shares)
 
@@ -304,9 +306,9 @@ class ModelShards(Shards):
 
 
 def _gathers_as_forward(model: nn.Module, name: str) -> None:
-    """Let a method gather what it computes with, but where `forward` calls it, which has done so: it would let go of
-    that at its end. What stands around the layers is then kept to the end of the backward pass, and behind a pass
-    without one until the next."""
+    """Let a method gather what it computes with, except where `forward` calls it, which has gathered that already: the
+    method would let go of it at its end. What stands around the layers then stays to the end of the backward pass, and
+    after a pass without one until the next."""
     plain, forward, is_inside = getattr(model, name), model.forward, False
     calls_forward(model, name)
     gathering = getattr(model, name)

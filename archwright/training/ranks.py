@@ -197,7 +197,7 @@ class Rank0Session(Session):
         super().__init__(session.run, session.model, session.batches)
         self.rank = rank
         self._has_values = False
-        """Whether the model has any, which others of a checkpoint may replace."""
+        """Whether the model has values, initial ones or those of a checkpoint."""
         self._number = 0
         """How many checkpoints were begun."""
         self._abandoned = threading.Event()
