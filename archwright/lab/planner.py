@@ -31,6 +31,7 @@ from archwright.lab.plan import (
 )
 from archwright.lab.plan_file import Cost
 from archwright.lab.procedure import PAIRS
+from archwright.lab.scaling import SMALLEST
 from archwright.lab.scheduler import ENDING
 from archwright.lab.variants import Arms, arms, set_by, sized_by_user, words_of
 from archwright.lab.workers import Workers
