@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
         "--add-seeds",
         type=int,
         metavar="N",
-        help="add N pairs to an inconclusive study; each time spends half of the error that is left",
+        help="add N pairs to an inconclusive study; each time spends half of the false-positive rate that is left",
     )
     _add_places(parser)
     add_parts_option(parser)

@@ -7,15 +7,21 @@ import numpy as np
 
 from archwright.format import duration, short
 from archwright.lab.looks import ALPHA, Looks
+from archwright.lab.plan import Plan
 from archwright.lab.results import Effect
+from archwright.lab.scaling import SIZES
 from archwright.lab.scheduler import Execution
 from archwright.lab.statistics import SharedError, half_width
+from archwright.lab.variants import arms, sized_by_user
 from archwright.lab.verdict import DIVERGED, is_unlearnt, seeds_needed
+from archwright.spec.model_spec import ModelSpec
 
 LEAVES_PLATEAU = 500
 """Steps in which small models of all presets have left the plateau on which they know how often tokens occur."""
 LONGER = 3
 """Times the steps that are advised where more than that were not enough."""
+LOWER = 10
+"""Times by which a learning rate is lowered where everything diverged."""
 MANY = 100
 """Seeds beyond which nobody would wait for an answer."""
 ROUNDS = 3
@@ -26,7 +32,7 @@ def advice(effect: Effect, execution: Execution) -> str:
     """Return what would decide a variant, or nothing where nobody knows."""
     study, now = execution.plan.study, execution.standing()
     if any(DIVERGED in caveat for caveat in effect.caveats):
-        return _lower_rate(execution)
+        return _lower_rate(effect, execution)
     if is_unlearnt(effect):
         return _longer(execution)
     if edges := [
@@ -41,13 +47,14 @@ def advice(effect: Effect, execution: Execution) -> str:
         needed = seeds_needed(effect)
         if needed > MANY:
             return f"too close to call, about {needed} seeds would tell"
-        return f"about {needed} seeds would tell: --seeds {needed}" if needed else ""
+        return f"about {needed} seeds would tell: --seeds {needed} --out DIR" if needed else ""
     superior = sum(decision.outcome == "superior" for decision in now.decisions.values())
     more = more_seeds(effect, now.looks, ALPHA / max(1, len(study.variants) - superior))
     if not more:
         return _beyond_seeds(effect, execution)
-    arms = (next(iter(execution.plan.arms)), effect.variant)
-    seconds = more * sum(map(execution.run_seconds, arms)) / execution.plan.workers
+    baseline, *variants = execution.plan.arms
+    trained = [baseline, *(name for name in variants if name not in now.decisions)]
+    seconds = more * sum(map(execution.run_seconds, trained)) / execution.plan.workers
     seeds = f"{more} more seed{'s' * (more > 1)}"
     return f"too close to call, about {seeds} would tell, {duration(seconds)}: --add-seeds {more}"
 
@@ -102,11 +109,19 @@ def _beyond_seeds(effect: Effect, execution: Execution) -> str:
     )
 
 
-def _lower_rate(execution: Execution) -> str:
+def _lower_rate(effect: Effect, execution: Execution) -> str:
     """Say what may keep runs from diverging."""
-    key = execution.plan.baseline.run.optimizer.learning_rates[0]
-    tuned = "leave out --no-tune-lr, or " * (not execution.plan.study.tune_lr)
-    return f"{tuned}start from a lower optimizer.{key}"
+    plan = execution.plan
+    key = plan.baseline.run.optimizer.learning_rates[0]
+    diverged = {cell.variant for cell, run in execution.results.items() if run.diverged}
+    lowest = min(
+        plan.lr(cell.variant, cell.k)
+        for cell in execution.results
+        if cell.variant in (diverged & {effect.variant, plan.baseline.name})
+    )
+    tuned = "leave out --no-tune-lr, or " * (not plan.study.tune_lr)
+    lower = float(f"{lowest / LOWER:.2g}")
+    return f"{tuned}start from a lower learning rate: optimizer.{key}={short(lower)} --out DIR"
 
 
 def _longer(execution: Execution) -> str:
@@ -120,7 +135,27 @@ def _longer(execution: Execution) -> str:
         budget = f"{steps}steps"
     else:
         budget = f"{math.ceil(times * plan.tokens_per_run / 1e6)}Mtokens"
-    return f"{plan.steps:,} steps were too few, try about {steps:,}: --budget {budget} --out DIR"
+    size = _same_size(plan)
+    return (
+        f"{plan.steps:,} steps were too few, try about {steps:,}: --budget {budget}{size} --out DIR"
+    )
+
+
+def _same_size(plan: Plan) -> str:
+    """Return the option that keeps models as they are, where a longer budget would be spent on larger ones."""
+    study, run = plan.study, plan.baseline.run
+    if study.size != "auto" or sized_by_user(study) or not study.budget.seconds:
+        return ""
+
+    def alike(size: float) -> tuple[bool, ...]:
+        other = next(iter(arms(study, size).values()))
+        return _shape(other.model) == _shape(run.model), other.batch_size == run.batch_size
+
+    return f" --size {max(SIZES, key=alike) / 1e6:g}M"
+
+
+def _shape(model: ModelSpec) -> tuple[int, int, int]:
+    return model.dim, model.num_layers, model.context_length
 
 
 def _other_rate(name: str, execution: Execution) -> str:
@@ -134,4 +169,4 @@ def _other_rate(name: str, execution: Execution) -> str:
     best = min(losses, key=losses.__getitem__, default=window[0])
     lr = execution.plan.lr(name, best)
     key = execution.plan.arms[name].run.optimizer.learning_rates[0]
-    return f"search on from there with optimizer.{key}={short(lr)} for {name}"
+    return f"search on from there with optimizer.{key}={short(lr)} for {name}, with --out DIR"

@@ -14,6 +14,9 @@ from archwright.spec.read import load_study, preset_names, study_names
 from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import OPTIONS, StudySpec
 
+OTHERS = ("add_seeds", "on", "out", "runs", "slurm", "workers")
+"""Options of the command that are no fields of a study."""
+
 SIZE_OF_WIDTHS = "0.05M"
 """Size by which texts, batches and layers of a study of widths are chosen where it says none."""
 
@@ -50,7 +53,7 @@ def _refuse_options(common: Sequence[str]) -> None:
     for word in common:
         key, _, value = word.partition("=")
         name = "first_seed" if key == "seed" else key.replace("-", "_")
-        if name in OPTIONS:
+        if name in OPTIONS or name in OTHERS:
             raise UserError(
                 f"{word}: an option of the study; give --{name.replace('_', '-')} {value}"
             )

@@ -44,7 +44,15 @@ LOCKS = ("lock", "lock.json")
 FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN, "slurm")
 """Files of a study's folder until it is planned, beside locks and a tokenizer."""
 
-LAST = ("report.html", "runs.csv", "curves.csv", "replicates.csv", "effects.csv")
+LAST = (
+    "report.html",
+    "runs.csv",
+    "curves.csv",
+    "replicates.csv",
+    "effects.csv",
+    "horizons.csv",
+    "interactions.csv",
+)
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -290,7 +298,10 @@ def _extended(execution: Execution, seeds: int) -> Execution:
             "--add-seeds"
         )
     if all(name in now.decisions for name in [*execution.plan.arms][1:]):
-        raise UserError("--add-seeds: every variant is decided; there is nothing to add to")
+        raise UserError(
+            "--add-seeds: no variant is open: each is decided, or inconclusive for a reason that more seeds do not "
+            "change, which its sentence gives"
+        )
     ends = study.ends or (len(execution.seeds),)
     ends = (*ends, ends[-1] + seeds)
     plan = replace(execution.plan, study=study.model_copy(update={"ends": ends}))

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 
-from archwright.lab.results import Interaction, Interval, Replicate, Unit
+from archwright.lab.looks import ALPHA, Looks
+from archwright.lab.results import Interaction, Replicate, Unit
 from archwright.lab.statistics import SharedError, paired_p_value, t_interval, text_error
 from archwright.spec.study_spec import StudySpec
 
@@ -17,13 +19,15 @@ def interactions(
     unfit: Collection[str] = (),
     unit: Unit = "nats per token",
     placing: Mapping[str, float] | None = None,
+    looks: Looks | None = None,
 ) -> list[Interaction]:
     """Return, for each two variants of which a third has the changes of both, the interaction: the difference that the
     second makes beside the first, minus the one that it makes alone, (both - first) - (second - baseline), over the
     seeds that all four have. Below 0 they help each other. None where one of the four is `unfit` to be judged: its
     learning rate is at an end of its grid, or it learnt nothing.
 
-    Student's interval, for each alone. Source: Box, Hunter and Hunter, 2005, Statistics for experimenters, section 5.
+    Student's interval, for each alone, which holds at all `looks` at a study together. Source: Box, Hunter and Hunter,
+    2005, Statistics for experimenters, section 5.
     """
     by_seed: dict[str, dict[int, Replicate]] = {}
     for found in replicates:
@@ -36,7 +40,8 @@ def interactions(
         seeds = sorted(set.intersection(*(set(by_seed[name]) for name in names)))
         if len(seeds) >= 2:
             placed = math.hypot(*((placing or {}).get(name, 0.0) for name in names))
-            results.append(_interaction(names, by_seed, seeds, placed, unit))
+            level = 1 - looks.level(ALPHA, len(seeds)) if looks else 1 - ALPHA
+            results.append(_interaction(names, by_seed, seeds, placed, unit, level))
     return results
 
 
@@ -57,6 +62,7 @@ def _interaction(
     seeds: Sequence[int],
     placing_error: float,
     unit: Unit,
+    level: float,
 ) -> Interaction:
     base, one, other, both = ([by_seed[name][seed] for seed in seeds] for name in names)
     differences = [
@@ -69,21 +75,23 @@ def _interaction(
         for vs, ws in ((both, one), (other, base))
     )
     shared = SharedError(documents, placing_error)
-    mean, interval = fmean(differences), t_interval(differences, shared_error=shared)
-    return Interaction(
+    mean, interval = fmean(differences), t_interval(differences, level, shared)
+    interval = replace(interval, level=1 - ALPHA)
+    found = Interaction(
         *names[1:],
         mean=mean,
         interval=interval,
         p_value=paired_p_value(differences, shared),
         seeds=tuple(seeds),
         differences=tuple(differences),
-        sentence=_sentence(names, mean, interval, unit),
+        sentence="",
     )
+    return replace(found, sentence=_sentence(found, unit))
 
 
-def _sentence(names: tuple[str, str, str, str], mean: float, interval: Interval, unit: Unit) -> str:
-    _, first, second, _ = names
-    if math.isnan(mean) or interval.low <= 0 <= interval.high:
+def _sentence(found: Interaction, unit: Unit) -> str:
+    first, second, mean, interval = found.first, found.second, found.mean, found.interval
+    if not found.is_known:
         return f"The interaction of {first} and {second} is inconclusive."
     near, far = sorted((abs(interval.low), abs(interval.high)))
     how, where = ("help each other", "lower") if mean < 0 else ("get in each other's way", "higher")

@@ -31,7 +31,7 @@ from archwright.lab.plan import (
 )
 from archwright.lab.plan_file import Cost
 from archwright.lab.procedure import PAIRS
-from archwright.lab.scaling import SMALLEST
+from archwright.lab.scaling import SIZES, SMALLEST
 from archwright.lab.scheduler import ENDING
 from archwright.lab.variants import Arms, arms, set_by, sized_by_user, words_of
 from archwright.lab.workers import Workers
@@ -48,9 +48,6 @@ from archwright.training.resolve import make_batches, resolved, with_steps
 
 USUAL_SIZE = 2e5
 """Non-embedding parameters where the budget says nothing of time."""
-
-SIZES = tuple(5e4 * 2**n for n in range(15))
-"""Sizes to choose from: 0.05M to 0.8B."""
 
 LEAST_TOKENS_PER_PARAMETER = 5.0
 """The largest size is taken that is trained on so many tokens for each parameter."""

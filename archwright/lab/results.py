@@ -1,5 +1,6 @@
 """A study's results as plain data: runs, replicates, effects. The page and the tables read nothing else."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,6 +232,14 @@ class Effect:
     """The outcome in a sentence."""
     multiplier: Multiplier | None = None
     """How much compute the difference is worth, where shorter horizons were trained."""
+    diverged: str = ""
+    """Which of the two diverged in every run at a learning rate that was given, while the other learnt in all of its
+    own: then that is the outcome, and the difference no number to be read."""
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether its numbers are to be read: those of what is inconclusive are remembered as an effect."""
+        return self.outcome != "inconclusive" and not self.diverged
 
     @property
     def bits_per_byte(self) -> float:
@@ -262,6 +271,11 @@ class Interaction:
     differences: Sequence[float]
     """One for each seed."""
     sentence: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its interval leaves out 0."""
+        return not (math.isnan(self.mean) or self.interval.low <= 0 <= self.interval.high)
 
 
 @dataclass(frozen=True)
@@ -388,5 +402,5 @@ class StudyResults:
 
 def _effect_cells(effect: Effect) -> tuple[str, ...]:
     low, high = signed(effect.interval.low), signed(effect.interval.high)
-    ends = f"{low} to {high}"
-    return effect.variant, effect.outcome, signed(effect.mean), ends, str(len(effect.seeds))
+    numbers = (signed(effect.mean), f"{low} to {high}") if effect.has_numbers else ("–", "–")
+    return effect.variant, effect.outcome, *numbers, str(len(effect.seeds))

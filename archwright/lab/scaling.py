@@ -11,6 +11,9 @@ from archwright.spec.scale_down import scaled_down
 
 DIMS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
+SIZES = tuple(5e4 * 2**n for n in range(15))
+"""Sizes that a budget chooses from: 0.05M to 0.8B."""
+
 LEAST_LAYERS = 2
 SMALLEST = 12 * LEAST_LAYERS * DIMS[0] ** 2
 """Parameters outside embedding and head of the smallest shape."""
@@ -62,6 +65,13 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     changes = {"model": small, "optimizer": optimizer, "batch_size": batch_size}
     small_run = run.model_copy(update=changes)
     return small_run.override(f"data.tokenizer.vocab_size={1024 if size < 1e6 else 4096}")
+
+
+def with_step_tokens(run: RunSpec, tokens: int) -> RunSpec:
+    """Return a run of about so many tokens a step, whatever the length of its texts."""
+    at_once = run.grad_accum_steps * run.model.context_length
+    rows = run.grad_accum_steps * max(1, round(tokens / at_once))
+    return run.model_copy(update={"batch_size": rows})
 
 
 def with_fitting_masks(run: RunSpec, given: Collection[str], context_length: int) -> RunSpec:

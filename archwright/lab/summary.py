@@ -71,7 +71,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         command=command,
         unit=plan.unit,
         interactions=interactions(
-            plan.study, replicates, plan.baseline.name, unfit, plan.unit, now.placing
+            plan.study, replicates, plan.baseline.name, unfit, plan.unit, now.placing, now.looks
         ),
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
         drifts=moved,
@@ -387,7 +387,9 @@ def held(plan: Plan) -> list[ControlledVariable]:
 def _judged_on(plan: Plan) -> str:
     final_bytes = plan.baseline.run.evaluate.final_bytes
     shared = (
-        ", half of which place the rates and half judge" if plan.study.tuning_seed_numbers else ""
+        ", half for tuning learning rates and half for judging"
+        if plan.study.tuning_seed_numbers
+        else ""
     )
     if final_bytes is not None:
         return f"{final_bytes:,} held-out bytes{shared}"

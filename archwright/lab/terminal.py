@@ -10,7 +10,7 @@ from typing import Any
 from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.plan import Plan
 from archwright.lab.results import Effect, StudyResults
-from archwright.lab.verdict import AT_EQUAL_TOKENS, compute_words, is_at_odds
+from archwright.lab.verdict import AT_EQUAL_TOKENS, compute_words, diverged_words, is_at_odds
 from archwright.lab.widths import rates_words
 
 
@@ -39,6 +39,7 @@ def as_json(results: StudyResults) -> str:
         run["halves"] = run["halves"] and {k: run["halves"][k] for k in ("tuning", "judged")}
     values["replicates"] = [{**r, "best": r["best"]["key"]} for r in values["replicates"]]
     for effect, found in zip(values["effects"], results.effects, strict=True):
+        effect |= {"share": found.share, "bits_per_byte": found.bits_per_byte}
         if found.multiplier:
             low, high = found.multiplier.interval
             effect["multiplier"] |= {
@@ -101,11 +102,15 @@ def _line(effect: Effect) -> str:
     why = f" because {listed([*effect.caveats])}" if effect.caveats else ""
     if effect.outcome == "inconclusive":
         return f"{effect.variant}: inconclusive{why}"
+    if effect.diverged:
+        return f"{effect.variant}: {effect.outcome}, {diverged_words(effect)}"
     compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
     alone = AT_EQUAL_TOKENS * is_at_odds(effect)
     bits = math.nan if effect.unit == "bits per byte" else effect.bits_per_byte
+    seconds = effect.multiplier.at_equal_seconds if effect.multiplier else math.nan
     return (
         f"{effect.variant}: {effect.outcome}{alone}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
-        f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if math.isfinite(bits) else ''}; "
+        f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if math.isfinite(bits) else ''}"
+        f"{f'; {seconds:+.4f} at equal seconds' if math.isfinite(seconds) else ''}; "
         f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from archwright.lab.scaling import RECIPE, scaled, with_fitting_masks
+from archwright.lab.scaling import RECIPE, scaled, with_fitting_masks, with_step_tokens
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import assigned, full_path
 from archwright.spec.read import diff, load_run, preset_names
@@ -168,10 +168,13 @@ def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
         run = run.override(*RECIPE)
     if size is not None:
         run = scaled(run, size)
+    step_tokens = run.tokens_per_step
     for keys in (tuple(map(run_key, study.common)), *named.groups):
         run = run.override(*keys)
     given = assigned(RunSpec, [*map(run_key, study.common), *named.keys])
     run = with_fitting_masks(run, given, length)
+    if size is not None and "batch_size" not in given:
+        run = with_step_tokens(run, step_tokens)
     run = run.model_copy(update={"name": "", "parts": study.parts})
     enforce_run(run)
     return run

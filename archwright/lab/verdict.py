@@ -30,7 +30,7 @@ from archwright.lab.statistics import (
 )
 from archwright.spec.study_spec import StudySpec
 
-BIGRAMS, GUESSING = "than which token follows which", "than guessing"
+BIGRAMS, GUESSING = "than a bigram model", "than guessing"
 UNLEARNT = f"learnt no more {BIGRAMS}"
 GUESSED = f"has no more answers right {GUESSING}"
 DIVERGED = "diverged in all runs that are compared"
@@ -110,9 +110,12 @@ def effects(
             *_failures(effect, runs, pair, study),
             *_turned(effect, decision),
             *_mismatches(variants, pair, study),
-            *_unlearnt({n: by_seed[n] for n in pair}, learnt or {}, unit),
         ]
-        effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
+        runs_of_both = {n: by_seed[n] for n in pair}
+        diverged = _diverged_alone(runs_of_both, learnt or {}, study)
+        if not diverged:
+            caveats += _unlearnt(runs_of_both, learnt or {}, unit)
+        effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats), diverged=diverged)
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
         if same:
             outcome: Outcome = "identical"
@@ -121,7 +124,7 @@ def effects(
         else:
             outcome = _decided(effect, decision)
         effect = replace(effect, outcome=outcome)
-        known = outcome not in ("inconclusive", "identical")
+        known = effect.has_numbers and outcome != "identical"
         effect = replace(effect, multiplier=multiplier(effect) if known else None)
         sentence = _claim(effect, baseline) + _remark(effect, advice, several=len(measured) > 1)
         found.append(replace(effect, sentence=sentence + "."))
@@ -141,7 +144,7 @@ def verdict(
     """Return the study in a sentence: its outcomes, parameters, tokens of each run, text and device, and what to do
     where a single variant is inconclusive."""
     source = f" of {text}" if text else ""
-    scale = f", at {count(parameters)} parameters and {count(tokens)} tokens{source} on {device}"
+    scale = f", at {count(parameters)} non-embedding parameters and {count(tokens)} tokens{source} on {device}"
     if not effects:
         return f"{baseline} was compared with nothing{scale}."
     if len(effects) == 1:
@@ -323,6 +326,25 @@ def _unlearnt(
             yield f"{name} {GUESSED if asks else UNLEARNT} ({learnt[name]:.2f} {unit})"
 
 
+def _diverged_alone(
+    pair: Mapping[str, Mapping[int, Replicate]], learnt: Mapping[str, float], study: StudySpec
+) -> str:
+    """Return which of two diverged in all its runs while the other learnt and did not diverge in any; nothing where
+    rates were tuned, as a lower one may then have been left out. At rates that were given, which variant bears them is
+    what was asked."""
+    if study.tune_lr:
+        return ""
+    always, never = [], []
+    for name, found in pair.items():
+        diverged = [replicate.best.diverged for replicate in found.values()]
+        best = min((r.loss for r in found.values()), default=math.inf)
+        if diverged and all(diverged):
+            always.append(name)
+        elif not any(diverged) and best <= learnt.get(name, math.inf):
+            never.append(name)
+    return always[0] if len(always) == len(never) == 1 else ""
+
+
 def is_at_odds(effect: Effect) -> bool:
     """Return whether a variant is better at equal tokens and needs more compute for the same loss, or the reverse."""
     found, known = effect.multiplier, effect.outcome in ("better", "worse")
@@ -332,7 +354,9 @@ def is_at_odds(effect: Effect) -> bool:
 def is_unlearnt(effect: Effect) -> bool:
     """Return whether a variant or the baseline learnt too little for their difference to say anything."""
     words = (BIGRAMS, GUESSING, DIVERGED)
-    return any(word in caveat for caveat in effect.caveats for word in words)
+    return bool(effect.diverged) or any(
+        word in caveat for caveat in effect.caveats for word in words
+    )
 
 
 def claim_words(outcome: Outcome, name: str, baseline: str) -> str:
@@ -354,9 +378,17 @@ def _claim(effect: Effect, baseline: str) -> str:
         return f"{words}, one model trained alike: nothing was compared"
     if effect.caveats:
         words += f" because {listed([*effect.caveats])}"
+    if effect.diverged and effect.outcome != "inconclusive":
+        return f"{words}: {diverged_words(effect)}"
     # What is inconclusive has no number to be remembered by.
-    silent = math.isnan(effect.mean) or effect.outcome == "inconclusive"
+    silent = math.isnan(effect.mean) or not effect.has_numbers
     return words if silent else f"{words}: {_numbers(effect, baseline)}"
+
+
+def diverged_words(effect: Effect) -> str:
+    """Say which of two diverged."""
+    other = "and the other in none"
+    return f"{effect.diverged} diverged in all {len(effect.seeds)} runs at the learning rate that was given, {other}"
 
 
 def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -> str:
@@ -446,6 +478,8 @@ def _member(effect: Effect, brief: bool) -> str:
     """Return a variant's name, and its effect where it has one, with the interval unless `brief`."""
     if effect.outcome not in ("better", "worse"):
         return effect.variant
+    if effect.diverged:
+        return f"{effect.variant} ({effect.diverged} diverged)"
     if brief:
         return f"{effect.variant} ({signed(effect.mean, _digits(effect))})"
     amount = f"{abs(effect.mean):.{_digits(effect)}f} {effect.unit}"

@@ -127,14 +127,21 @@ def _study_options() -> dict[str, Any]:
     for name in OPTIONS:
         field = StudySpec.model_fields[name]
         about, switch = " ".join(docstrings[name].split()), isinstance(field.default, bool)
-        if not switch and field.default != ():
-            about += f" Default: {field.default}."
+        if field.default != ():
+            about += f" Default: {_as_typed(field.default)}."
         kinds = get_args(field.annotation)
         words = "|".join(kinds) if all(isinstance(kind, str) for kind in kinds) else ""
         found.append(
             {"name": name, "about": about, "metavar": words or name.upper(), "switch": switch}
         )
     return {"today": found, "old": [renaming.old for renaming in RENAMINGS["StudySpec"]]}
+
+
+def _as_typed(value: object) -> str:
+    """Return a default as the command line has it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 LISTINGS: dict[str, Callable[[], Any]] = {

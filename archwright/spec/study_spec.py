@@ -60,6 +60,8 @@ def _as_numbers(value: object) -> Any:
         if not all(word.strip().isdecimal() for word in words):
             raise ValueError("expected whole numbers, such as 2,4")
         return tuple(map(int, words))
+    if isinstance(value, float):
+        raise ValueError("expected whole numbers, such as 2,4")
     return (value,) if type(value) is int else value
 
 
@@ -120,8 +122,8 @@ class StudySpec(Spec):
     """After how many pairs the study ended, and after how many it does with those that --add-seeds added. An end spends
     half of what is left of the error, so that all together err no more often than one."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
-    """Seeds that tune the learning rates of a variant and are not compared, where procedure is "confirm": the first, or
-    all of them where its losses rise so steeply that rates a quarter of a step apart are tried."""
+    """Seeds that tune learning rates and are not compared, where procedure is "confirm". The first tunes every variant;
+    the others only one whose loss rises so steeply that rates a quarter of a step apart are tried."""
     early_stopping: bool = True
     """Look at the study after four, five, six and eight tenths of its seeds, too, and train no further what is decided
     by then."""

@@ -1,15 +1,20 @@
 """What would decide an inconclusive variant, against the looks that decide."""
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from archwright.lab.advice import more_seeds
+from archwright.lab.advice import advice, more_seeds
 from archwright.lab.looks import ALPHA, Looks, decide
 from archwright.lab.results import Effect, Replicate, RunResult
-from archwright.lab.verdict import effects
-from archwright.spec.study_spec import StudySpec
+from archwright.lab.scaling import SIZES
+from archwright.lab.variants import arms
+from archwright.lab.verdict import UNLEARNT, effects
+from archwright.spec.budget import Budget
+from archwright.spec.study_spec import StudySpec, parse_count
 
 LOSS = 3.5
 
@@ -47,6 +52,36 @@ def test_as_many_seeds_as_are_advised_decide_and_half_of_them_do_not(mean: float
     assert more >= 4
     assert decided(more)
     assert not decided(more // 2)
+
+
+@pytest.mark.parametrize("model", ["modern", "textbook", "mixtral-8x7b", "gemma-3-27b", "t5-small"])
+def test_more_steps_are_for_the_models_that_there_are(model: str) -> None:
+    """A longer budget would else be spent on larger models, in fewer steps."""
+    asked = StudySpec(
+        baseline=(model,), variants={"new": ("norm.kind=layer",)}, budget=Budget("5m")
+    )
+    effect = replace(
+        effect_of(pairs(5, 0.1, 0.01), Looks(5, 5)), caveats=(f"new {UNLEARNT}",), mean=0.1
+    )
+    for size in SIZES[:8]:
+        run = next(iter(arms(asked, size).values()))
+
+        def advised(study: StudySpec) -> str:
+            arm = SimpleNamespace(run=run)  # noqa: B023
+            plan = SimpleNamespace(study=study, baseline=arm, steps=400, tokens_per_run=1e6)
+            execution = SimpleNamespace(plan=plan, standing=lambda: None)
+            return advice(effect, execution)  # type: ignore[arg-type]
+
+        found = re.fullmatch(
+            r"400 steps were too few, try about 1,200: --budget 15m --size (\S+) --out DIR",
+            advised(asked),
+        )
+        assert found
+        assert next(iter(arms(asked, parse_count(found[1])).values())) == run
+        given = asked.model_copy(update={"size": "0.2M"})
+        assert "--size" not in advised(given)
+        by_steps = asked.model_copy(update={"budget": Budget("400steps")})
+        assert advised(by_steps).endswith("--budget 1200steps --out DIR")
 
 
 def test_more_than_anybody_waits_for_is_not_advised() -> None:

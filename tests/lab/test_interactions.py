@@ -1,10 +1,14 @@
 """Interactions of two choices, against the least squares of a factorial design."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from archwright.lab.interactions import interactions
+from archwright.lab.looks import Looks
 from archwright.lab.results import Replicate, RunResult
+from archwright.lab.statistics import t_interval
 from archwright.spec.study_spec import StudySpec
 
 A, B = "optimizer.weight_decay=0.3", "schedule.kind=cosine"
@@ -50,6 +54,16 @@ def test_it_is_the_product_term_of_a_factorial_design(planted: float) -> None:
     if planted:
         near, far = sorted((abs(found.interval.low), abs(found.interval.high)))
         assert f"(95 % interval {near:.3g} to {far:.3g})" in found.sentence
+
+
+def test_looking_early_widens_its_interval() -> None:
+    losses = drawn(0.05)
+    (once,) = interactions(STUDY, replicates(losses), "modern")
+    (early,) = interactions(STUDY, replicates(losses), "modern", looks=Looks(20, 20))
+    assert early.mean == once.mean
+    level = 1 - Looks(20, 20).levels(0.05)[0]
+    assert early.interval == replace(t_interval(once.differences, level), level=0.95)
+    assert early.interval.low < once.interval.low
 
 
 def test_it_takes_both_alone_and_together() -> None:

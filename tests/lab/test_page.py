@@ -221,6 +221,17 @@ def test_what_learnt_nothing_has_no_number_to_be_read() -> None:
     assert "effects" not in {chart.name for chart in page.charts}
 
 
+def test_what_is_inconclusive_has_no_number_and_no_interval() -> None:
+    results = made.twelve_variants()
+    page = study_page(results)
+    drawn = {trace["name"] for trace in chart(page, "effects").traces if "error_x" in trace}
+    for effect, row in zip(results.effects, table(page, "Effects").rows, strict=True):
+        known = effect.outcome != "inconclusive"
+        assert ({*row.cells[2:-1]} == {"–"}) == (not known)
+        assert (effect.variant in drawn) == known
+    assert 0 < len(drawn) < len(results.effects)
+
+
 def test_an_interaction_is_a_sentence_beside_its_row() -> None:
     results = made.two_variants()
     sentence = "a and b help each other."
@@ -376,13 +387,17 @@ def test_tables_hold_every_number_as_it_was(
 ) -> None:
     found = results()
     paths = write_tables(found, tmp_path / "new")
-    assert [path.name for path in paths] == [
+    further = [path.name for path in paths[4:]]
+    known = {"horizons.csv": any(e.multiplier for e in found.effects)}
+    known["interactions.csv"] = bool(found.interactions)
+    assert further == [name for name, there in known.items() if there]
+    assert [path.name for path in paths[:4]] == [
         "runs.csv",
         "curves.csv",
         "replicates.csv",
         "effects.csv",
     ]
-    runs, points, replicates, effects = map(rows, paths)
+    runs, points, replicates, effects = map(rows, paths[:4])
     for lines, things in (
         (runs, found.runs),
         (replicates, found.replicates),

@@ -28,7 +28,11 @@ def test_a_notebook_shows_the_verdict_and_a_row_for_each_variant() -> None:
     cells = [unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", html)]
     assert cells[::5] == [effect.variant for effect in results.effects]
     assert cells[1::5] == [effect.outcome for effect in results.effects]
-    assert cells[2::5] == [signed(effect.mean) for effect in results.effects]
+    shown = [e.outcome != "inconclusive" for e in results.effects]
+    assert {*shown} == {True, False}
+    means = [signed(effect.mean) for effect in results.effects]
+    assert cells[2::5] == [mean if known else "–" for mean, known in zip(means, shown, strict=True)]
+    assert [cell != "–" for cell in cells[3::5]] == shown
     assert nothing_yet()._repr_html_().count("<td") == 0
 
 

@@ -77,7 +77,7 @@ def test_all_that_is_said_is_in_bits_per_byte(
     held = {each.what: each for each in results.held}
     assert not held["tokenizer"].equal
     assert len({*held["text trained on"].by_variant.values()}) == 3
-    assert "held-out bytes, half of which place the rates" in held["judged on"].value
+    assert "held-out bytes, half for tuning learning rates" in held["judged on"].value
 
 
 def test_the_study_is_read_again_as_it_was(results: StudyResults, place: Path) -> None:

@@ -85,6 +85,21 @@ def test_common_words_are_for_all_and_variants_may_set_them_again() -> None:
     assert first.batch_size == second.batch_size == 4
 
 
+@pytest.mark.parametrize(("size", "tokens"), [(1e5, 512), (2e5, 1024), (4e5, 1024), (8e5, 2048)])
+@pytest.mark.parametrize("length", [64, 128, 512, 4096])
+def test_a_step_has_as_many_tokens_whatever_the_length_of_texts(
+    size: float, tokens: int, length: int
+) -> None:
+    words = (f"model.context_length={length}",) if length != 128 else ()
+    for run in arms(study("modern", ":norm.kind=layer", common=words), size).values():
+        assert run.model.context_length == length
+        assert run.tokens_per_step == max(tokens, length)
+    (run, _) = arms(
+        study("modern", ":norm.kind=layer", common=(*words, "batch_size=3")), size
+    ).values()
+    assert run.batch_size == 3
+
+
 def test_a_given_size_is_kept() -> None:
     assert sized_by_user(study("modern", ":norm.kind=layer", common=("model.dim=96",)))
     assert sized_by_user(study("demo", ":norm.kind=layer"))

@@ -12,7 +12,7 @@ from scipy import stats
 
 from archwright.lab.looks import Decision, Looks
 from archwright.lab.results import Multiplier, Replicate, RunResult, Variant
-from archwright.lab.verdict import ALPHA, SCOPE, effects, verdict
+from archwright.lab.verdict import ALPHA, SCOPE, effects, is_unlearnt, verdict
 from archwright.spec.study_spec import StudySpec
 
 BASE = (3.50, 3.52, 3.48, 3.51, 3.49)
@@ -216,7 +216,7 @@ def test_holm_is_named_where_it_decides():
         ({"variants": [variant("new", False)]}, "new could not be matched"),
         (
             {"learnt": {"new": 3.2}},
-            "new learnt no more than which token follows which (3.20 nats per token)",
+            "new learnt no more than a bigram model (3.20 nats per token)",
         ),
     ],
 )
@@ -234,7 +234,7 @@ def test_what_neither_learnt_is_said_once_and_divergence_by_its_name():
     base, differences = BASE, (0.1,) * 5
     neither = found(differences, learnt={"new": 3.2, "old": 3.2})
     assert neither.caveats == (
-        "neither new nor old learnt more than which token follows which (3.20 nats per token)",
+        "neither new nor old learnt more than a bigram model (3.20 nats per token)",
     )
     diverged = [
         replace(r, best=replace(r.best, diverged=r.variant == "new"))
@@ -245,6 +245,34 @@ def test_what_neither_learnt_is_said_once_and_divergence_by_its_name():
             diverged, study("new"), "old", learnt={"new": 4.0, "old": 4.0}, unit=unit
         )
         assert effect.caveats == ("new diverged in all runs that are compared",)
+
+
+@pytest.mark.parametrize("who", ["new", "old"])
+def test_of_given_rates_which_variant_bears_them_is_an_outcome_without_numbers(who):
+    base = BASE
+    runs = [
+        replace(r, best=replace(r.best, diverged=r.variant == who))
+        for r in replicates(
+            old=[b + 2 * (who == "old") for b in base], new=[b + 2 * (who == "new") for b in base]
+        )
+    ]
+    learnt = {"new": 4.0, "old": 4.0}
+    [given] = effects(runs, study("new", tune_lr=False), "old", learnt=learnt)
+    assert given.outcome == ("worse" if who == "new" else "better")
+    assert given.sentence == (
+        f"new is {given.outcome} than old: {who} diverged in all 5 runs at the learning rate that was given, and the "
+        "other in none."
+    )
+    assert is_unlearnt(given)
+    assert (given.has_numbers, given.caveats) == (False, ())
+    [tuned] = effects(runs, study("new"), "old", learnt=learnt)
+    assert (tuned.outcome, tuned.diverged) == ("inconclusive", "")
+    # Where the other learnt nothing, or one of its runs diverged, too, nothing is known.
+    [stuck] = effects(runs, study("new", tune_lr=False), "old", learnt={"new": 2.0, "old": 2.0})
+    assert stuck.outcome == "inconclusive"
+    one_more = [replace(r, best=replace(r.best, diverged=True)) if r.seed == 0 else r for r in runs]
+    [mixed] = effects(one_more, study("new", tune_lr=False), "old", learnt=learnt)
+    assert mixed.outcome == "inconclusive"
 
 
 @pytest.mark.parametrize("flops", [1.0, 0.5])
@@ -377,7 +405,7 @@ def test_the_verdict_of_one_variant():
     scale = {"parameters": 200_000, "tokens": 614_400, "device": "one thread of Intel Xeon"}
     assert verdict([effect], "old", **scale) == (
         "new is better than old: the loss of new is 0.212 nats per token lower (95 % interval "
-        "0.196 to 0.228, 5 seeds), 0.085 bits per byte, 6.1 % of the loss, at 200k parameters and "
+        "0.196 to 0.228, 5 seeds), 0.085 bits per byte, 6.1 % of the loss, at 200k non-embedding parameters and "
         "614k tokens on one thread of Intel Xeon."
     )
     small = found((-0.001, -0.0011, -0.001, -0.0009, -0.001))
@@ -400,11 +428,11 @@ def test_the_verdict_of_several_variants():
     assert verdict(got[1:], "old", **tell) == (
         "Against old, b (0.112 nats per token lower, 0.096 to 0.128) is better, "
         "c (0.312 nats per token higher, 0.296 to 0.328) is worse, "
-        "d is inconclusive, at 200k parameters and 600k tokens on a CPU."
+        "d is inconclusive, at 200k non-embedding parameters and 600k tokens on a CPU."
     )
     assert verdict(got, "old", **tell) == (
         "Against old in nats per token, a (−0.212) and b (−0.112) are better, c (+0.312) is worse, "
-        "d is inconclusive, at 200k parameters and 600k tokens on a CPU."
+        "d is inconclusive, at 200k non-embedding parameters and 600k tokens on a CPU."
     )
     assert verdict([], "old", **tell).startswith("old was compared with nothing")
 

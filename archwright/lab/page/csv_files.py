@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from archwright.files import atomic_write
-from archwright.lab.results import Effect, RunResult, StudyResults
+from archwright.lab.results import Effect, Interaction, RunResult, StudyResults
 
 Line = dict[str, Any]
 
 
 def write_tables(results: StudyResults, folder: str | Path) -> list[Path]:
-    """Write runs.csv, curves.csv, replicates.csv and effects.csv into a folder, and return their paths."""
+    """Write runs.csv, curves.csv, replicates.csv and effects.csv into a folder, horizons.csv and interactions.csv where
+    there are any, and return their paths."""
     paths = {Path(folder) / name: text for name, text in tables(results).items()}
     for path, text in paths.items():
         atomic_write(path, text)
@@ -25,7 +26,8 @@ def tables(results: StudyResults) -> dict[str, str]:
     were; what is unknown is `nan`."""
     every = [*results.runs, *results.shorter_runs]
     lengths = sorted({length for run in results.runs for length in run.lengths})
-    return {
+    horizons = [line for effect in results.effects for line in _horizons(effect)]
+    files = {
         "runs.csv": _text(
             RUN,
             [
@@ -40,6 +42,12 @@ def tables(results: StudyResults) -> dict[str, str]:
         ),
         "effects.csv": _text(EFFECT, [_effect(e, results) for e in results.effects]),
     }
+    if horizons:
+        files["horizons.csv"] = _text(HORIZON, horizons)
+    if results.interactions:
+        lines = [_interaction(found) for found in results.interactions]
+        files["interactions.csv"] = _text(INTERACTION, lines)
+    return files
 
 
 RUN = [
@@ -96,6 +104,21 @@ EFFECT = [
 ]
 
 
+HORIZON = ["variant", "tokens", "mean", "low", "high", "pairs"]
+INTERACTION = [
+    "first",
+    "second",
+    "both",
+    "mean",
+    "low",
+    "high",
+    "p_value",
+    "seeds",
+    "differences",
+    "sentence",
+]
+
+
 def state(run: RunResult) -> str:
     """Return how a run ended, in a word."""
     return "failed" if run.failed else "diverged" if run.diverged else "done"
@@ -135,6 +158,20 @@ def _effect(effect: Effect, results: StudyResults) -> Line:
         "seeds": " ".join(map(str, effect.seeds)),
         "differences": " ".join(map(repr, map(float, effect.differences))),
         "caveats": "; ".join(effect.caveats),
+    }
+
+
+def _horizons(effect: Effect) -> list[Line]:
+    found = effect.multiplier.horizons if effect.multiplier else ()
+    return [{"variant": effect.variant, **vars(horizon)} for horizon in found]
+
+
+def _interaction(found: Interaction) -> Line:
+    return {
+        **_of(found, INTERACTION),
+        **{"low": found.interval.low, "high": found.interval.high},
+        "seeds": " ".join(map(str, found.seeds)),
+        "differences": " ".join(map(repr, map(float, found.differences))),
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.results import Effect, Interval, StudyResults
+from archwright.lab.results import Effect, Interaction, Interval, StudyResults
 from archwright.lab.verdict import is_unlearnt
 from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
 from archwright.reporting.styles import plotly_text, shortened, trace, wrapped
@@ -67,11 +67,14 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
     traces: list[dict[str, Any]] = []
     shapes: list[Shape] = []
     for place, effect in zip(places, effects, strict=True):
-        traces += [_seeds(place, effect), _mean(place, effect, series[effect.variant])]
+        traces.append(_seeds(place, effect))
+        if effect.has_numbers:
+            traces.append(_mean(place, effect, series[effect.variant]))
         shapes += _grounds(place, effect)
     shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
     low, high = _extent(effects)
-    is_cut = any(e.interval.low < low or e.interval.high > high for e in effects)
+    drawn = [effect.interval for effect in effects if effect.has_numbers]
+    is_cut = any(interval.low < low or interval.high > high for interval in drawn)
     cut = "An interval that leaves the chart goes on beyond it. " if is_cut else ""
     return Chart(
         name="effects",
@@ -81,7 +84,8 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
         layout=_layout((low, high), places) | {"shapes": shapes},
         unit=f"held-out {results.unit}, below 0 is better",
         note=(
-            "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
+            "Diamond and line: mean over paired seeds and its 95 % interval, where it is known what they say. "
+            "Circles: the seeds. "
             "Grey band: one standard deviation of the difference between two means of the baseline alone, "
             "which is noise. Dashed: the margins, "
             f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
@@ -210,7 +214,8 @@ def _extent(effects: Sequence[Effect]) -> tuple[float, float]:
     inner += [x for e in effects for x in (-e.noise, e.noise)]
     inner = [x for x in inner if math.isfinite(x)] or [-1.0, 1.0]
     most = WIDEST * max(map(abs, inner))
-    ends = [x for e in effects for x in (e.interval.low, e.interval.high) if math.isfinite(x)]
+    drawn = [e.interval for e in effects if e.has_numbers]
+    ends = [x for i in drawn for x in (i.low, i.high) if math.isfinite(x)]
     outer = [max(-most, min(x, most)) for x in ends]
     low, high = min(0.0, *inner, *outer), max(0.0, *inner, *outer)
     span = high - low or 1.0
@@ -249,9 +254,7 @@ def _interactions(results: StudyResults) -> Table:
             (
                 found.first,
                 found.second,
-                fmt.signed(found.mean),
-                interval_words(found.interval),
-                fmt.probability(found.p_value),
+                *(_interaction_numbers(found) if found.is_known else ("–",) * 3),
                 str(len(found.seeds)),
             )
         )
@@ -259,6 +262,10 @@ def _interactions(results: StudyResults) -> Table:
     ]
     head = ("First", "Second", results.unit.capitalize(), "95 % (t)", "p (paired t)", "Seeds")
     return Table(note, head, rows)
+
+
+def _interaction_numbers(found: Interaction) -> tuple[str, str, str]:
+    return fmt.signed(found.mean), interval_words(found.interval), fmt.probability(found.p_value)
 
 
 def _row(effect: Effect, bootstrapped: bool) -> Row:
@@ -272,7 +279,7 @@ def _row(effect: Effect, bootstrapped: bool) -> Row:
         *([] if effect.unit == "bits per byte" else [fmt.signed(effect.bits_per_byte)]),
         f"{fmt.signed(100 * effect.share, 2)} %" if math.isfinite(effect.share) else "–",
     ]
-    if is_unlearnt(effect):
+    if not effect.has_numbers or is_unlearnt(effect):
         cells = ["–"] * len(cells)
     shown = [effect.variant, effect.outcome, *cells, str(len(effect.seeds))]
     return Row(shown, "; ".join(effect.caveats))
