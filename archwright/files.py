@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -149,13 +150,14 @@ def remove_folder(folder: Path) -> None:
 
 
 def _boot() -> str:
-    """Return what differs after each start of the machine."""
+    """Return what differs after each start of the machine, and from that of any other."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, ValueError):
         import psutil
 
-        return str(psutil.boot_time())
+        # Two machines may have been started at one time.
+        return f"{socket.gethostname()} {psutil.boot_time()}"
 
 
 def _reason(error: OSError, path: Path, setting: str) -> str:

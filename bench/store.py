@@ -30,7 +30,7 @@ if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from archwright.data.batches import Batches
 from archwright.data.prepare import SHARD, Encoded, Writer
-from archwright.data.store import INDEX, Arrays, Index, Shard, TokenStore
+from archwright.data.store import INDEX, VERIFIED, Arrays, Index, Shard, TokenStore
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
 
@@ -282,7 +282,8 @@ def column(folder: Path, num_tokens: int) -> dict[str, Any]:
         make(folder / part, int(num_tokens * share), seed)
     print(f"{folder.name}: made in {time.perf_counter() - started:.1f} s", file=sys.stderr)
     for part in ("train", "held_out"):
-        (folder / part / "verified.json").unlink(missing_ok=True)
+        for kept in (folder / part).glob(VERIFIED):
+            kept.unlink()
     found = {name: measured(name, folder) for name in ("verified", "first_batch")}
     TokenStore(folder / "held_out")
     return found | {name: measured(name, folder) for name in ("training", "reading")}

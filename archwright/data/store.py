@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import json
+import re
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from archwright.files import state_of
+from archwright.files import atomic_write, state_of, sweep
 from archwright.progress import Progress
 from archwright.spec.errors import UserError
+from archwright.text.cache import only_one
 
 FORMAT = 1
 """Of the folder's layout."""
 
-INDEX, OFFSETS, BYTES, VERIFIED = "index.json", "offsets.npy", "bytes.npy", "verified.json"
+INDEX, OFFSETS, BYTES = "index.json", "offsets.npy", "bytes.npy"
+VERIFIED = "verified*.json"
+"""Files that say what was verified, one for each machine; those of the first releases were one for all."""
 BLOCK = 1 << 22
 """Bytes or numbers that are looked at in one go."""
 
@@ -94,7 +99,8 @@ class TokenStore:
 
     Document i is `store.read(offsets[i], offsets[i + 1])`, with its end-of-text token first;
     `document_bytes[i]` counts the UTF-8 bytes of its text. All content is compared with its hashes
-    before it is first used, once until the machine starts again or a file is touched.
+    before it is first used, once until the machine starts again or a file is touched: by one of its
+    processes, for which the others wait.
 
     Raises:
         StoreError: the folder holds no store, a damaged one, or one of another format.
@@ -105,10 +111,7 @@ class TokenStore:
         self.index = _read_index(folder)
         try:
             self._map()
-            state = _state(folder, self.index)
-            if _read_state(folder) != state:
-                self.verify()
-                _write_state(folder, state)
+            self._verify_once()
         except OSError as error:
             name = Path(error.filename or folder).name
             raise StoreError(folder, f'"{name}": {error.strerror or error}') from error
@@ -123,6 +126,20 @@ class TokenStore:
         self.document_bytes = _array(self.folder, BYTES, self.num_documents)
         if sum(sizes) != len(self):
             raise StoreError(self.folder, f'"{INDEX}" is damaged')
+
+    def _verify_once(self) -> None:
+        """Verify the content, unless a process of this machine has since it was started. Each machine does so for
+        itself: what it reads goes through memory and links of its own."""
+        state = _state(self.folder, self.index)
+        place = _state_file(self.folder, state)
+        if _is_kept(place, state):
+            return
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(UserError):  # where no lock can be made, each process verifies
+                stack.enter_context(only_one(place))
+            if not _is_kept(place, state):
+                self.verify()
+                _write_state(place, state)
 
     def __len__(self) -> int:
         """Return the number of tokens, end-of-text included."""
@@ -296,18 +313,33 @@ def _state(folder: Path, index: Index) -> dict[str, Any]:
     return state_of({name: folder / name for name in names})
 
 
-def _read_state(folder: Path) -> Any:
+def _state_file(folder: Path, state: dict[str, Any]) -> Path:
+    """Return where this machine remembers a check until it is started again; others remember theirs beside it."""
+    boot = hashlib.blake2b(state["boot"].encode(), digest_size=8).hexdigest()
+    return folder / f"verified-{boot}.json"
+
+
+def _is_kept(place: Path, state: dict[str, Any]) -> bool:
+    """Return whether a check is remembered that holds for this state."""
+    found = _read_state(place)
+    return {key: found.get(key) for key in state} == state
+
+
+def _read_state(place: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / VERIFIED).read_text("utf-8"))
+        found = json.loads(place.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Remember a check; where the folder cannot be written, the next process checks again.
-
-    Not written atomically: what a killed process left of it is no JSON, so that the next one checks.
-    """
-    with contextlib.suppress(OSError):
-        (folder / VERIFIED).unlink(missing_ok=True)  # a link's target is not ours to write
-        (folder / VERIFIED).write_text(json.dumps(state) + "\n", "utf-8")
+def _write_state(place: Path, state: dict[str, Any]) -> None:
+    """Remember a check, and forget those of former starts of this machine; where the folder cannot be written, the next
+    process checks again."""
+    host = socket.gethostname()
+    with contextlib.suppress(OSError, UserError):
+        sweep(place.parent, re.escape(place.name))
+        atomic_write(place, json.dumps({"host": host, **state}) + "\n")
+        for path in place.parent.glob(VERIFIED):
+            if path != place and _read_state(path).get("host", host) == host:
+                path.unlink(missing_ok=True)

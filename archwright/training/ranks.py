@@ -9,6 +9,7 @@ tensors that are gathered one by one, and a sample is computed with that file, m
 import contextlib
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from archwright.scale.group import Group, Order
 
 LOOK_SECONDS = 0.02
-"""Time between looks at whether all processes have written their parts."""
+"""Time between looks at whether all processes have read the data, or have written their parts."""
 WAIT_SECONDS = 600.0
 """Time after which others that wait for the first process are told to go on waiting."""
 
@@ -355,6 +356,7 @@ def distributed(
     path = str(folder.path.resolve())
     group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
     try:
+        _wait_for_readers(group)
         yield Rank0Session(session, Rank.of(group, folder, material))
     except BaseException as error:
         if group.busy:  # the others hear no order now; they see that this process ends
@@ -432,14 +434,8 @@ def follow() -> RunFolder:
         warnings.simplefilter("ignore")  # the first process has warned
         try:
             with explain_out_of_memory():
-                if order["do"] != LEAVE:
-                    folder = RunFolder.open(begin["folder"])
-                    rank = Rank.of(group, folder, reload_data(folder.spec, folder))
-                while order["do"] != LEAVE:
-                    order = group.next_order()
-                    rank.execute(order)
                 if begin["do"] != LEAVE:
-                    rank.settle()
+                    order = _follow_in(RunFolder.open(begin["folder"]), group)
         except LostError:
             raise
         except UserError as error:
@@ -453,6 +449,59 @@ def follow() -> RunFolder:
     if "error" in order:
         raise EndedError(**order["error"])
     return RunFolder(begin["folder"])
+
+
+def _follow_in(folder: RunFolder, group: "Group") -> "Order":
+    """Do what the first process says in a run; return its last order, by which it parts."""
+    from archwright.scale.group import LEAVE
+
+    reading = _read_beside(folder, group)
+    while (order := group.next_order())["do"] == "wait":
+        if reading.done():
+            reading.result()  # raises at once what reading has raised
+    if order["do"] == LEAVE:
+        return order
+    rank = Rank.of(group, folder, reading.result())
+    while (order := group.next_order())["do"] != LEAVE:
+        rank.execute(order)
+    rank.settle()
+    return order
+
+
+def _read_beside(folder: RunFolder, group: "Group") -> Future[Material]:
+    """Read the data of a run while this process hears orders, and tell the first one when that is done."""
+    result = Future[Material]()
+
+    def read() -> None:
+        try:
+            result.set_result(reload_data(folder.spec, folder))
+        except BaseException as error:
+            result.set_exception(error)
+        else:
+            with contextlib.suppress(RuntimeError):  # the first process has ended
+                group.tell(_READ, True)
+
+    # One that ends with the process: where another has ended, nobody waits for what is read.
+    threading.Thread(target=read, daemon=True).start()
+    return result
+
+
+def _wait_for_readers(group: "Group") -> None:
+    """Let all processes read the data, however long it takes them; for the first one, which has.
+
+    The first process of a machine that opens a store may have to verify it, which takes longer than processes wait for
+    each other where it is large. They do so in an open group: orders to wait find one that has died, while before,
+    nothing tells the processes of one machine that those of another have ended.
+    """
+    group.tell(_READ, True)
+    while group.reports(_READ) is None:
+        group.order({"do": "wait"})
+        time.sleep(LOOK_SECONDS)
+    group.order({"do": "go on"})
+
+
+_READ = "read"
+"""What a process tells that has the data."""
 
 
 @contextlib.contextmanager

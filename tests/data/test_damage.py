@@ -1,7 +1,10 @@
 """Whatever happens to a file of the cache, the same tokens come out, and one line says what was done."""
 
 import json
+import multiprocessing
+import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +16,14 @@ import pytest
 from archwright.data import store as module
 from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec, TokenizerSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.cache import cache_folder
 from archwright.text.corpus import Corpus, open_corpus
 from archwright.text.open_tokenizer import open_tokenizer
 from archwright.text.tokenizer import Tokenizer
+from tests.cli.test_mistakes_with_runs import disk, read_only
 
 END = "<|endoftext|>"
 
@@ -78,14 +83,15 @@ def as_first_released(cache: Path) -> None:
         values = json.loads(path.read_text())
         del values["arrays"], values["digest"]
         path.write_text(json.dumps(values, indent=2) + "\n")
-        (path.parent / "verified.json").unlink()
+        for verified in path.parent.glob(module.VERIFIED):
+            verified.unlink()
     for path in cache.glob("tokenizers/*.blake2"):
         path.unlink()
 
 
 def files(cache: Path) -> Iterator[Path]:
     for path in sorted(cache.rglob("*")):
-        if path.is_file() and path.name != "verified.json":
+        if path.is_file() and not path.match(module.VERIFIED):
             yield path
 
 
@@ -201,9 +207,13 @@ def test_an_array_of_another_kind_is_seen(corpus: Corpus, array: np.ndarray[Any,
         (store.folder / name).write_bytes(kept)
 
 
-def test_shards_are_hashed_once(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = opened(corpus)[1].train
-    seen: list[str] = []
+Hashed = list[str]
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Hashed:
+    """Names of the files that are hashed from now on."""
+    seen: Hashed = []
     digest = module._digest
 
     def counted(path: Path, *rest: Any) -> str:
@@ -211,33 +221,179 @@ def test_shards_are_hashed_once(corpus: Corpus, monkeypatch: pytest.MonkeyPatch)
         return digest(path, *rest)
 
     monkeypatch.setattr(module, "_digest", counted)
+    return seen
+
+
+def kept(folder: Path) -> Path:
+    """Return the one file that says what was verified."""
+    (found,) = folder.glob(module.VERIFIED)
+    return found
+
+
+def test_shards_are_hashed_once(corpus: Corpus, hashed: Hashed) -> None:
+    store = opened(corpus)[1].train
+    hashed.clear()
     TokenStore(store.folder)
-    assert seen == []
+    assert hashed == []
     (store.folder / "shard-00000.bin").touch()
     TokenStore(store.folder)
-    assert seen == ["offsets.npy", "bytes.npy", "shard-00000.bin"]
-    verified = store.folder / "verified.json"
+    assert hashed == ALL
+    verified = kept(store.folder)
     state = json.loads(verified.read_text())
     verified.write_text(json.dumps(state | {"boot": "another start"}))
     TokenStore(store.folder)
-    assert len(seen) == 6
-    verified.write_text("[[")
-    TokenStore(store.folder)
-    assert len(seen) == 9
+    assert len(hashed) == 6
+    for damaged in ("[[", "[]", ""):
+        verified.write_text(damaged)
+        hashed.clear()
+        TokenStore(store.folder)
+        assert hashed == ALL
+    assert kept(store.folder) == verified
+
+
+ALL = ["offsets.npy", "bytes.npy", "shard-00000.bin"]
+
+
+Machine = Callable[[str, str], None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Let this process be one of a machine with a name, since it was started."""
+
+    def become(host: str, boot: str) -> None:
+        monkeypatch.setattr("archwright.files._boot", lambda: boot)
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+
+    return become
+
+
+def test_each_machine_that_shares_a_store_verifies_it_once(
+    corpus: Corpus, hashed: Hashed, machine: Machine
+) -> None:
+    machine("a", "boot-1")
+    folder = opened(corpus)[1].train.folder
+    for host, boot in (("b", "boot-2"), ("c", "boot-3")):
+        machine(host, boot)
+        hashed.clear()
+        TokenStore(folder)
+        assert hashed == ALL
+    hashed.clear()
+    for host, boot in (("a", "boot-1"), ("b", "boot-2"), ("c", "boot-3"), ("pod", "boot-1")):
+        machine(host, boot)
+        TokenStore(folder)
+    assert hashed == []
+    assert len(list(folder.glob(module.VERIFIED))) == 3
+
+
+def test_what_was_remembered_before_a_machine_was_started_again_is_removed(
+    corpus: Corpus, hashed: Hashed, machine: Machine
+) -> None:
+    machine("a", "boot-1")
+    folder = opened(corpus)[1].train.folder
+    machine("b", "boot-2")
+    TokenStore(folder)
+    of_all = folder / "verified.json"  # as the first releases wrote it
+    of_all.write_text(json.dumps({"boot": "boot-1", "files": {}}))
+    machine("a", "boot-3")
+    hashed.clear()
+    TokenStore(folder)
+    assert hashed == ALL
+    found = [json.loads(path.read_text()) for path in folder.glob(module.VERIFIED)]
+    assert sorted((state["host"], state["boot"]) for state in found) == [
+        ("a", "boot-3"),
+        ("b", "boot-2"),
+    ]
+    hashed.clear()
+    machine("b", "boot-2")
+    TokenStore(folder)
+    assert hashed == []
+
+
+def _open(folder: str, log: str) -> None:
+    """Open a store; a file that is hashed is written to a log, and takes its time."""
+    digest = module._digest
+
+    def slowly(path: Path, *rest: Any) -> str:
+        with Path(log).open("a") as file:
+            file.write(f"{path.name}\n")
+        time.sleep(0.3)
+        return digest(path, *rest)
+
+    module._digest = slowly
+    TokenStore(Path(folder))
+
+
+def test_of_processes_that_start_at_once_one_verifies(corpus: Corpus, tmp_path: Path) -> None:
+    folder = opened(corpus)[1].train.folder
+    kept(folder).unlink()
+    before = sorted(folder.iterdir())
+    context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
+    log = tmp_path / "log"
+    processes = [context.Process(target=_open, args=(str(folder), str(log))) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert log.read_text().split() == ALL
+    kept(folder).unlink()
+    assert sorted(folder.iterdir()) == before  # no lock, and nothing half written
+
+
+def test_processes_that_wait_find_a_damaged_store_damaged(corpus: Corpus) -> None:
+    """Nothing is remembered of a check that failed, and its lock is let go."""
+    folder = opened(corpus)[1].train.folder
+    flipped(folder / "shard-00000.bin")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="its hash differs"):
+            TokenStore(folder)
+    assert not list(folder.glob(".*"))
+
+
+def test_a_store_in_a_folder_that_is_read_only_is_verified_each_time(
+    corpus: Corpus, hashed: Hashed, tmp_path: Path
+) -> None:
+    store = opened(corpus)[1].train
+    with disk(tmp_path, 1000) as place:
+        folder = place / "store"
+        shutil.copytree(store.folder, folder, ignore=shutil.ignore_patterns(module.VERIFIED))
+        read_only(place)
+        for _ in range(2):
+            hashed.clear()
+            assert np.array_equal(TokenStore(folder)[:], store[:])
+            assert hashed == ALL
+
+
+def test_a_state_that_cannot_be_written_is_done_without(
+    corpus: Corpus, hashed: Hashed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(corpus)[1].train
+    kept(store.folder).unlink()
+
+    def refused(*_: object, **__: object) -> None:
+        raise UserError("cannot be written")
+
+    monkeypatch.setattr(module, "only_one", refused)
+    monkeypatch.setattr(module, "atomic_write", refused)
+    for _ in range(2):
+        hashed.clear()
+        TokenStore(store.folder)
+        assert hashed == ALL
 
 
 def test_a_link_in_place_of_the_remembered_check_is_replaced(
     corpus: Corpus, tmp_path: Path
 ) -> None:
-    verified = opened(corpus)[1].train.folder / "verified.json"
-    kept = verified.read_text()
+    verified = kept(opened(corpus)[1].train.folder)
+    before = verified.read_text()
     (tmp_path / "mine.txt").write_text("mine")
     verified.unlink()
     verified.symlink_to(tmp_path / "mine.txt")
     opened(corpus)
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert not verified.is_symlink()
-    assert verified.read_text() == kept
+    assert verified.read_text() == before
 
 
 def test_a_file_in_place_of_a_store_is_replaced(corpus: Corpus) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.cli import main
+from archwright.data.store import VERIFIED
 from archwright.runs import RunFolder
 from tests.fuzz.seeds import STUDY_WORDS, verb
 from tests.tiny import tiny_words, write_text
@@ -48,7 +49,7 @@ def hashes(*patterns: str) -> dict[str, Any]:
     """Return the hash of every file of some patterns, locks and the places of files on the disk apart."""
     paths = sorted(path for pattern in patterns for path in Path().glob(pattern))
     found = [path for path in paths if path.is_file() and not is_lock(path)]
-    found = [path for path in found if path.name != "verified.json"]
+    found = [path for path in found if not path.match(VERIFIED)]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 

@@ -1,7 +1,8 @@
 """archwright's command as one of several processes, of which one thing is other than usual.
 
 As a module that torchrun starts: `python -m tests.scale.altered CHANGE WORDS...`. CHANGE is "slow", a first process
-that samples for longer than processes wait for each other, or "undrawn", where no initial weight can be drawn.
+that samples for longer than processes wait for each other, "reading", another one that reads the data for so long,
+"unread", one that cannot read it, or "undrawn", where no initial weight can be drawn.
 """
 
 import sys
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 from archwright.cli import main
 from archwright.model.language_model import LanguageModel
 from archwright.scale import group
+from archwright.spec.errors import UserError
 from archwright.training import finalize, ranks
 
 PATIENCE = 12.0
@@ -28,6 +30,26 @@ def _slow() -> None:
     group.PATIENCE = timedelta(seconds=PATIENCE)
     ranks.WAIT_SECONDS = PATIENCE / 4
     finalize._sample = sample
+
+
+def _reading() -> None:
+    """Only the processes that follow come to `ranks.reload_data`."""
+    plain = ranks.reload_data
+
+    def reload(*args: Any) -> Any:
+        time.sleep(1.7 * PATIENCE)
+        return plain(*args)
+
+    group.PATIENCE = timedelta(seconds=PATIENCE)
+    ranks.reload_data = reload
+
+
+def _unread() -> None:
+    def reload(*args: Any) -> NoReturn:
+        time.sleep(1)
+        raise UserError("the text has changed")
+
+    ranks.reload_data = reload
 
 
 def _undrawn() -> None:
@@ -46,5 +68,6 @@ def _undrawn() -> None:
 
 if __name__ == "__main__":
     change, *words = sys.argv[1:]
-    {"slow": _slow, "undrawn": _undrawn}[change]()
+    changes = {"slow": _slow, "reading": _reading, "unread": _unread, "undrawn": _undrawn}
+    changes[change]()
     raise SystemExit(main(words))
