@@ -25,6 +25,9 @@ from archwright.parts.mixers import Mixer
 from archwright.parts.token_layout import token_layout
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
+from archwright.scale.cuts import shared_branches, take_share
+from archwright.scale.layout import ONE, Layout
+from archwright.scale.stretches import LastStretch
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.spec.version import version
@@ -122,29 +125,37 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     return found
 
 
-def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> None:
-    """Choose the fastest attention kernel for one layer of this model on rows of this run."""
+def decide_kernel(
+    decisions: Decisions, model: LanguageModel, run: RunSpec, layout: Layout = ONE
+) -> None:
+    """Choose the fastest attention kernel for one layer of this model on rows of this run, by what one of the processes
+    that share a part of a batch computes of it."""
     attentions = [m for m in model.mixers() if m.has_kernel]
     if decisions.machine.kernel == "auto" and not attentions:
         decisions.decide("kernel", "sdpa", "there is no attention to compute")
     if decisions.machine.kernel == "auto":
-        (times, age), failed = _kernel_times(attentions[0], model, run, decisions)
+        (times, age), failed = _kernel_times(attentions[0], model, run, decisions, layout)
         timings = [f"{name} {1e3 * seconds:.1f} ms" for name, seconds in times.items()]
         timings += [f"{name} left out: {why}" for name, why in failed.items()]
         best = min(times, key=lambda name: times[name])
-        reason = f"one layer forward and backward: {', '.join(timings)}{age}"
+        own = _own_tokens(model, run, layout)
+        reason = f"one layer forward and backward{own}: {', '.join(timings)}{age}"
         decisions.decide("kernel", best, reason)
     model.use_kernel(decisions.machine.kernel)
 
 
-def decide_loss(decisions: Decisions, model: LanguageModel, run: RunSpec) -> None:
-    """Compute the loss in chunks where the logits of a part of a batch are many."""
+def decide_loss(
+    decisions: Decisions, model: LanguageModel, run: RunSpec, layout: Layout = ONE
+) -> None:
+    """Compute the loss in chunks where the logits that a process has of a part of a batch are many."""
     if decisions.machine.loss == "auto" and not run.model.generator.is_none:
         decisions.decide("loss", "whole", "tokens are drawn from the logits of a generator")
     if decisions.machine.loss == "auto":
-        logits = logit_bytes(model, -(-run.batch_size // run.grad_accum_steps))
+        # Those of a tensor group are gathered: each of its processes has the whole vocabulary's.
+        logits = logit_bytes(model, layout.part_rows(run)) // layout.context
         kind = "chunked" if logits > WHOLE_LOGITS else "whole"
-        decisions.decide("loss", kind, f"float32 logits would take {size(logits)}")
+        own = "" if layout.size == 1 else " of one process"
+        decisions.decide("loss", kind, f"float32 logits{own} would take {size(logits)}")
 
 
 def environment(decisions: Decisions) -> dict[str, Any]:
@@ -263,7 +274,7 @@ def machine_facts(device: str) -> dict[str, Any]:
 
 
 def _kernel_times(
-    attention: Mixer, model: LanguageModel, run: RunSpec, decisions: Decisions
+    attention: Mixer, model: LanguageModel, run: RunSpec, decisions: Decisions, layout: Layout
 ) -> tuple[Measurement, dict[str, str]]:
     """Return the seconds of a layer's attention with each kernel, and why one has none."""
     names = RIVALS[decisions.machine.device]
@@ -274,14 +285,18 @@ def _kernel_times(
         if found is attention
     )
     layer = model.spec.layer(index)
+    is_shared = layout.tensor > 1 and attention in shared_branches(model)
+    tensor = layout.tensor if is_shared else 1
     failed: dict[str, str] = {}
 
     def times() -> dict[str, float]:
         calls = {}
         # Of its own: where several processes train, the model is on the meta device.
         own = build_layer(model.spec, index, device=decisions.machine.device).mixers()[mixer]
+        if is_shared:
+            take_share(own, tensor)
         for name in names:
-            call = _kernel_call(name, own, model, run, decisions)
+            call = _kernel_call(name, own, model, run, decisions, layout)
             try:
                 call()  # to warm up, and to compile
                 calls[name] = call
@@ -291,42 +306,64 @@ def _kernel_times(
                 failed[name] = next(iter(str(error).splitlines()), "it fails")
         return median_times(calls, KERNEL_SECONDS)
 
-    question = {
+    question: dict[str, Any] = {
         "attention": layer.attention.model_dump(mode="json"),
         "position": layer.position.model_dump(mode="json"),
         "parts": [part.sha256 for part in run.parts],
         "precision": decisions.machine.precision,
         "float32_matmul_precision": decisions.machine.float32_matmul_precision,
-        "shape": [*_kernel_shape(model, run)],
+        "shape": [*_kernel_shape(model, run, layout)],
         "packing": run.data.packing,
     }
+    # What one process measured before there were several is still its answer.
+    shared = {"context": layout.context, "tensor": tensor}
+    question |= {name: number for name, number in shared.items() if number > 1}
     return _measured(decisions, question, names, times), failed
 
 
-def _kernel_shape(model: LanguageModel, run: RunSpec) -> tuple[int, int, int]:
-    """Return rows, length and width of a part of a batch."""
-    return -(-run.batch_size // run.grad_accum_steps), model.spec.context_length, model.spec.dim
+def _kernel_shape(model: LanguageModel, run: RunSpec, layout: Layout) -> tuple[int, int, int]:
+    """Return rows, length and width of what a process has of a part of a batch. Those of a tensor group share it
+    between branches alone: attention reads all of their tokens."""
+    return layout.part_rows(run), model.spec.context_length // layout.context, model.spec.dim
+
+
+def _own_tokens(model: LanguageModel, run: RunSpec, layout: Layout) -> str:
+    """Say what of a part of a batch is timed, where that is not all of it."""
+    if layout.size == 1:
+        return ""
+    rows, length, _ = _kernel_shape(model, run, layout)
+    return f" on one process's {rows:,} row{'s' * (rows != 1)} of {length:,} tokens"
 
 
 def _kernel_call(
-    name: str, attention: Mixer, model: LanguageModel, run: RunSpec, decisions: Decisions
+    name: str,
+    attention: Mixer,
+    model: LanguageModel,
+    run: RunSpec,
+    decisions: Decisions,
+    layout: Layout,
 ) -> Callable[[], None]:
-    """Return what computes one layer's attention, forward and backward, on a part of a batch."""
+    """Return what computes one layer's attention, forward and backward, on what a process has of a part of a batch."""
     device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]
-    shape = rows, length, _ = _kernel_shape(model, run)
+    shape = rows, own, _ = _kernel_shape(model, run, layout)
+    length = own * layout.context
     documents = None
     if (
         run.data.packing == "document_mask"
     ):  # where the borders are matters little: let there be two
         documents = (torch.arange(length, device=device) >= length // 2).long().expand(rows, -1)
     tokens = torch.zeros(rows, length, dtype=torch.long, device=device)
-    layout = token_layout(tokens, None, documents)
+    whole = token_layout(tokens, None, documents)
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(shape, generator=generator, device=device, requires_grad=True)
 
     def once() -> None:
         attention.use_kernel(name)
-        context = Context(layout, rows, tokens=tokens)
+        context = (
+            Context(whole, rows, tokens=tokens)
+            if layout.context == 1
+            else LastStretch(whole, tokens[:, -own:])
+        )
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             out = attention(x, context)
         torch.autograd.grad(out.float().sum(), x)

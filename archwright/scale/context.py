@@ -18,9 +18,9 @@ from torch import Tensor
 from archwright.model.decoder import Decoder
 from archwright.model.language_model import LanguageModel
 from archwright.parts.context import Context
-from archwright.parts.masks import AttentionMask, MaskPattern
 from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.scale.exchange import exchanged, gathered
+from archwright.scale.stretches import StretchContext
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -50,26 +50,21 @@ def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
             whole(padding_mask),
             prefix_lengths,
         )
-        return _StretchContext(layout, tokens, group)
+        return _SharedStretch(layout, tokens, group)
 
     setattr(model, "new_context", new_context)  # noqa: B010
 
 
-class _StretchContext(Context):
-    """The context of a stretch of texts of which other processes have the rest."""
+class _SharedStretch(StretchContext):
+    """The context of the stretch that this process of a group has."""
 
     def __init__(self, whole: TokenLayout, tokens: Tensor, group: dist.ProcessGroup) -> None:
-        length = tokens.shape[1]
-        self._columns = (group.rank() * length, (group.rank() + 1) * length)
-        self._whole, self._group = whole, group
-        super().__init__(whole.columns(*self._columns), len(tokens), tokens=tokens)
+        self._group = group
+        super().__init__(whole, tokens, group.rank())
 
     def all_keys(self, state: Any, *new: Tensor) -> list[Tensor]:
         assert state is None, "processes that share texts keep nothing of them"
         return [exchanged(x, self._group, "all", "own_sum", self._whole.length) for x in new]
-
-    def _new_mask(self, pattern: MaskPattern, num_heads: int) -> AttentionMask:
-        return AttentionMask(pattern, self._whole).of_columns(*self._columns)
 
 
 def refusals(model: LanguageModel, context: int) -> Iterator[str]:

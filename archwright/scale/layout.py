@@ -65,6 +65,11 @@ class Layout(NamedTuple):
         """Over how many of them each copy of the model is cut up by FSDP2."""
         return self.shard * self.context
 
+    def part_rows(self, run: RunSpec) -> int:
+        """Return how many rows of the largest part of a batch a process computes: each has its share of every part,
+        which is what a pipeline passes on at once, too."""
+        return -(-run.batch_size // (run.grad_accum_steps * self.num_readers))
+
     @property
     def num_machines(self) -> int:
         """On how many machines they are."""

@@ -12,7 +12,6 @@ Korthikanti et al., 2022, section 4.2.2.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -26,10 +25,15 @@ from archwright.model.stack import Stack
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import RouterAuxLoss
-from archwright.parts.linear import Linear, linear
-from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.residuals import Wiring
-from archwright.parts.tensor_parallel import TensorParallel, parallel_of
+from archwright.scale.cuts import (
+    cut_axes,
+    distinct_layers,
+    own_part,
+    share_sizes,
+    shared_branches,
+    shared_position,
+)
 from archwright.scale.exchange import Pass, add_up, exchanged, gathered
 
 
@@ -71,13 +75,13 @@ class TensorShards:
         stages: Sequence[Sequence[Layer]],
     ) -> None:
         branches = shared_branches(model)
-        positions = {position for b in branches if (position := _shared_position(b)) is not None}
+        positions = {position for b in branches if (position := shared_position(b)) is not None}
         axes: dict[Tensor, int] = {}
         inside: set[Tensor] = set()
         for part in (*branches, *positions):
-            axes |= dict(_cut_axes(part))
+            axes |= dict(cut_axes(part))
             inside.update(part.parameters())
-            _share_sizes(part, self.size)
+            share_sizes(part, self.size)
         for stack, _ in stacks(model):
             tokens = _Tokens(group) if sequence and shares_tokens(stack) else None
             for layer in dict.fromkeys(stack.stack):
@@ -93,7 +97,7 @@ class TensorShards:
             inside.update(table.parameters())
             (_connect_head if isinstance(table, Head) else _connect_embedding)(table, group)
         for tensor, axis in axes.items():
-            tensor.data = tensor.data.chunk(self.size, axis)[self.rank].clone()
+            tensor.data = own_part(tensor.data, axis, self.size, self.rank)
         named = [*model.named_parameters(), *model.named_buffers()]
         self.axes = {name: axes[tensor] for name, tensor in named if tensor in axes}
         self.partial = frozenset(n for n, t in named if t in inside and t not in axes)
@@ -121,15 +125,6 @@ class TensorShards:
             add_up(gradients, self.group)
 
 
-def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
-    """Return the branches of a model that processes may share, with what each says of itself."""
-    branches = [layer.branch(name) for layer in _layers(model) for name in layer.branches]
-    found = {b: parallel for b in branches if (parallel := b.tensor_parallel) is not None}
-    # A table of distances that one attention needs whole is whole for all that read it.
-    whole = {_shared_position(branch) for branch in branches if branch not in found} - {None}
-    return {b: parallel for b, parallel in found.items() if _shared_position(b) not in whole}
-
-
 def shared_tables(model: LanguageModel, size: int) -> list[TokenEmbedding | Head]:
     """Return the embeddings and heads of a model whose rows, one for each token, so many processes may share."""
     tables = [m for m in model.modules() if isinstance(m, TokenEmbedding | Head)]
@@ -141,7 +136,9 @@ def shared_tables(model: LanguageModel, size: int) -> list[TokenEmbedding | Head
 def computed_alike(model: LanguageModel, size: int) -> list[str]:
     """Return what of a model each of so many processes computes in full, by name."""
     shared, tables = shared_branches(model), shared_tables(model, size)
-    named = ((name, layer.branch(name)) for layer in _layers(model) for name in layer.branches)
+    named = (
+        (name, layer.branch(name)) for layer in distinct_layers(model) for name in layer.branches
+    )
     found = dict.fromkeys(name for name, branch in named if branch not in shared)
     ends = {"embedding": model.get_submodule("embedding"), "head": model.head}
     return [*found, *(name for name, end in ends.items() if end not in tables)]
@@ -186,56 +183,6 @@ def stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:
     for name, module in model.named_modules():
         if isinstance(module, Stack):
             yield module, f"model.{name}".rstrip(".")
-
-
-def _layers(model: LanguageModel) -> list[Layer]:
-    return [*dict.fromkeys(model.all_layers)]
-
-
-def _shared_position(branch: Branch) -> nn.Module | None:
-    """Return the table of distances that a branch has together with those of other layers."""
-    if not isinstance(branch, AttentionMixer) or branch.relative is None:
-        return None
-    position: nn.Module = branch.relative.value
-    return position if branch.relative.name else None
-
-
-def _cut_axes(part: nn.Module) -> Iterator[tuple[Tensor, int]]:
-    """Yield the parameters and buffers of a part that are cut, and along which axis."""
-    for module in part.modules():
-        if isinstance(module, Linear) and module.cut is not None:
-            # [*, d_out, d_in] and [*, d_out]
-            yield module.weight, module.weight.ndim - (2 if module.cut == "colwise" else 1)
-            if module.cut == "colwise" and module.bias is not None:
-                yield module.bias, module.bias.ndim - 1
-        parallel = parallel_of(module)
-        for name, axis in {} if parallel is None else parallel.per_head.items():
-            yield (dict(module.named_parameters()) | dict(module.named_buffers()))[name], axis
-
-
-def _share_sizes(part: nn.Module, size: int) -> None:
-    """Give a part and its maps the numbers of one process."""
-    modules = [*part.modules()]
-    parallel = [(module, found) for module in modules if (found := parallel_of(module)) is not None]
-    for module, found in parallel:
-        for name, number in found.sizes.items():
-            if name in vars(module):
-                setattr(module, name, number // size)
-    for module in modules:
-        if isinstance(module, Linear) and module.cut is not None:
-            module.can_join = False
-            if module.cut == "colwise":
-                module.d_out //= size
-            else:
-                module.d_in //= size
-                if module.bias is not None:
-                    setattr(module, "forward", partial(_with_share_of_bias, module, size))  # noqa: B010
-
-
-def _with_share_of_bias(m: Linear, size: int, x: Tensor) -> Tensor:
-    """Return what a map that is cut by rows makes of x, whose bias is counted once in the sum over processes."""
-    assert m.bias is not None
-    return linear(x, m.weight, m.bias / size, transposed_backward=m.transposed_backward)
 
 
 class _Tokens:

@@ -57,8 +57,8 @@ def resolve(
     model = make_model(run, material, decisions.machine, layout, with_values=layout.size == 1)
     if run.init.from_:
         _take_weights(model, weights_file(Path(run.init.from_)), progress)
-    decide_kernel(decisions, model, run)
-    decide_loss(decisions, model, run)
+    decide_kernel(decisions, model, run, layout)
+    decide_loss(decisions, model, run, layout)
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     if layout.size == 1:
         session = Session(run, model, batches)
@@ -186,8 +186,8 @@ def make_model(
 def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: Layout = ONE) -> None:
     """Raise a UserError where a step cannot fit into the machine's memory, before it is tried."""
     model = build(run.model, device="meta", vocab_size=num_tokens)
-    rows = -(-run.batch_size // (run.grad_accum_steps * layout.num_readers))
-    needed = least_memory(model, rows, whole_logits=machine.loss == "whole")
+    whole_logits = machine.loss == "whole"
+    needed = least_memory(model, layout.part_rows(run), whole_logits=whole_logits)
     total = total_memory(machine.device)
     kept, here = needed.model, "this machine has"
     if layout.size > 1:

@@ -3,11 +3,14 @@
 from typing import Literal
 
 import pytest
+import torch
 
 from archwright.cli.main import main
+from archwright.data.inputs import Batch, Inputs
 from archwright.scale.group import check_gpus
 from archwright.scale.launch import Launch, check_launch, is_first, launched
 from archwright.scale.layout import (
+    ONE,
     Layout,
     check_layout,
     dropouts,
@@ -15,6 +18,7 @@ from archwright.scale.layout import (
     layout_of,
     planned_layout,
 )
+from archwright.scale.processes import OneOf
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import Optimizer
@@ -255,3 +259,21 @@ def test_a_mistake_is_told_by_the_first_process_alone(
         monkeypatch.setenv("RANK", "1")
         assert main(words) == 2
         assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "parts"),
+    [
+        (ONE, 8, 1),
+        (ONE, 7, 3),
+        (Layout(2, 3), 24, 2),
+        (Layout(2, 2, tensor=2, context=2, pipeline=2), 32, 4),
+    ],
+)
+def test_a_process_computes_as_many_rows_of_a_part_as_it_takes(
+    layout: Layout, rows: int, parts: int
+) -> None:
+    tokens = torch.zeros(rows, 6, dtype=torch.long)
+    own = [OneOf(layout).rows(part) for part in Batch(Inputs(tokens), tokens).split(parts)]
+    run = load_run("modern").override(f"batch_size={rows}", f"grad_accum_steps={parts}")
+    assert layout.part_rows(run) == max(len(part.targets) for part in own)

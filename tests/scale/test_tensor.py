@@ -6,8 +6,9 @@ import pytest
 from torch import Tensor
 
 from archwright.model.build import build
+from archwright.scale.cuts import shared_branches
 from archwright.scale.layout import Layout, check_layout
-from archwright.scale.tensor import computed_alike, refusals, shared_branches, shares_tokens
+from archwright.scale.tensor import computed_alike, refusals, shares_tokens
 from archwright.spec.errors import UserError
 from archwright.spec.read import load
 from bench.scale import MODELS, Case, of_processes, title, trained

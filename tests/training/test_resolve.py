@@ -153,6 +153,27 @@ def test_many_logits_are_computed_in_chunks(
     assert session.step().finite
 
 
+def test_the_first_of_many_processes_decides_by_its_own_share(
+    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It attends to no batch of all, which may fit into no memory, and no loss is computed in chunks for it."""
+    seen = []
+
+    def looked_at(query, key, value, view, scores):  # type: ignore[no-untyped-def]
+        seen.append(query.shape)
+        return query
+
+    for name in machine_room.RIVALS["cpu"]:
+        monkeypatch.setitem(KERNELS, name, looked_at)
+    monkeypatch.setattr(machine_room, "WHOLE_LOGITS", 4 * 32 * 320 * 4)
+    run = run.override("batch_size=512", "grad_accum_steps=2", "machine.kernel=auto")
+    session, decisions = resolve(run, material, Silent(), Layout(1, 64, 8))
+    assert seen == [(4, 32, 2, 16)] * 2
+    assert "on one process's 4 rows of 32 tokens" in decisions.reasons["kernel"]
+    assert session.run.machine.loss == "whole"
+    assert decisions.reasons["loss"] == "float32 logits of one process would take 164 kB"
+
+
 def test_the_asked_run_is_what_the_settled_one_trains(run: RunSpec, material: Material) -> None:
     """Settling changes no value that was given."""
     session, _ = resolve(run, material, Silent())
