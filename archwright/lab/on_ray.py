@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,10 @@ STORE = 100_000_000
 
 ANSWERS = 5.0
 """Seconds within which a cluster takes a connection."""
+
+
+Resources = Mapping[str, float]
+"""What a node has, by Ray's names."""
 
 
 class RayWorkers(RemoteWorkers):
@@ -45,16 +49,14 @@ class RayWorkers(RemoteWorkers):
 
     def prepare(self, machine: MachineSpec) -> int:
         threads = 1 if machine.threads == "auto" else machine.threads
-        there = self._ray.cluster_resources()
-        self._needs = {"num_cpus": threads}
-        fitting = there.get("CPU", 0) // threads
-        if machine.device == "cuda":
-            self._needs["num_gpus"] = 1
-            fitting = min(fitting, there.get("GPU", 0))
-        if not self._asked and fitting < 1:
-            need = "a GPU" if machine.device == "cuda" else f"{threads} CPU{'s' * (threads > 1)}"
-            raise UserError(f"--on ray: the cluster has not got {need}, which each run needs")
-        return self._asked or int(fitting)
+        needs = {"CPU": threads} | ({"GPU": 1} if machine.device == "cuda" else {})
+        self._needs = {f"num_{name.lower()}s": number for name, number in needs.items()}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        # A run is on one node: what is left over on several makes no place.
+        fitting = sum(_places(node, needs) for node in nodes)
+        if not fitting:
+            raise UserError(f"--on ray: {_why_nowhere(nodes, needs)}")
+        return self._asked or fitting
 
     def _start(self) -> Worker:
         # A second thread, for the order to leave.
@@ -115,6 +117,35 @@ class _RayWorker(RemoteWorker):
                 last = str(error).strip().splitlines()[-1]
                 self._refuse(f"--on ray: a worker could not begin: {last}")
             return None
+
+
+def _places(node: Resources, needs: Mapping[str, int]) -> int:
+    """Return how many runs a node has room for."""
+    return min(int(node.get(name, 0)) // number for name, number in needs.items())
+
+
+def _why_nowhere(nodes: Sequence[Resources], needs: Mapping[str, int]) -> str:
+    """Say why a run fits on no node, and what to do."""
+    kind = ""
+    if "GPU" in needs:
+        with_gpu = [node for node in nodes if _places(node, {"GPU": needs["GPU"]})]
+        if not with_gpu:
+            return (
+                f"each run needs a GPU; found none on {_count(nodes)}; add a node that has one, or set "
+                "machine.device=cpu"
+            )
+        nodes, kind = with_gpu, " with a GPU"
+    threads, most = needs["CPU"], max((int(node.get("CPU", 0)) for node in nodes), default=0)
+    found = f"{most} at most" if most else "none"
+    fewer = f"set machine.threads={most}, or " if most else ""
+    return (
+        f"each run needs {threads} CPU{'s' * (threads > 1)} (machine.threads) of one node; found {found} on "
+        f"{_count(nodes)}{kind}; {fewer}add a node that has as many"
+    )
+
+
+def _count(nodes: Sequence[Resources]) -> str:
+    return f"the cluster's {len(nodes)} node{'s' * (len(nodes) != 1)}"
 
 
 def _connected(cores: int) -> tuple[ModuleType, bool]:

@@ -4,12 +4,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from archwright.lab import on_ray
 from archwright.lab.compare import compare
+from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
+from archwright.spec.run_spec import MachineSpec
 from tests.lab.small import OPTIONS, events, few, numbers, trained_now, until, words, working_in
 from tests.tiny import surroundings
 
@@ -113,3 +117,108 @@ def refused(place: Path, address: str) -> str:
 )
 def test_addresses_where_no_cluster_answers(address: str, line: str, tmp_path: Path) -> None:
     assert refused(tmp_path, address).startswith(line)
+
+
+class FakeRay:
+    """A cluster of nodes that have these numbers of CPUs and GPUs, and one that has left it."""
+
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        self.here = nodes
+
+    def nodes(self) -> list[dict[str, Any]]:
+        there = [{"Alive": True, "Resources": {"memory": 1e9, **node}} for node in self.here]
+        return [*there, {"Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}}]
+
+
+def places(
+    folder: Path, patch: pytest.MonkeyPatch, workers: int, device: str, threads: Any, *nodes: Any
+) -> int:
+    """Return how many runs are to go at once on nodes of such sizes."""
+    found = [dict(zip(("CPU", "GPU"), node, strict=False)) for node in nodes]
+    patch.setattr(on_ray, "_connected", lambda cores: (FakeRay(*found), False))
+    RunFolder(folder).holder_file.write_text("ours")
+    with on_ray.RayWorkers(workers, 2, folder / "log.txt") as pool:
+        return pool.prepare(MachineSpec.model_validate({"device": device, "threads": threads}))
+
+
+@pytest.mark.parametrize(
+    ("workers", "device", "threads", "nodes", "expected"),
+    [
+        (0, "cpu", "auto", [(4.0,), (3.0,)], 7),
+        (0, "cpu", 2, [(4.0,), (3.0,)], 3),
+        (0, "cpu", 4, [(3.0,), (3.0,), (4.0,)], 1),
+        (9, "cpu", 4, [(3.0,), (3.0,), (4.0,)], 9),
+        (0, "cuda", 2, [(16.0,), (8.0, 2.0), (2.0, 8.0), (1.0, 1.0)], 3),
+    ],
+)
+def test_places_are_counted_node_by_node(
+    workers: int,
+    device: str,
+    threads: Any,
+    nodes: list[Any],
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert places(tmp_path, monkeypatch, workers, device, threads, *nodes) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize(
+    ("device", "threads", "nodes", "line"),
+    [
+        (
+            *("cpu", 8, [(4.0,), (4.0,)]),
+            "each run needs 8 CPUs (machine.threads) of one node; found 4 at most on the cluster's 2 nodes; set "
+            "machine.threads=4, or add a node that has as many",
+        ),
+        (
+            *("cpu", 1, [()]),
+            "each run needs 1 CPU (machine.threads) of one node; found none on the cluster's 1 node; add a node that "
+            "has as many",
+        ),
+        (
+            *("cuda", 2, [(4.0,), (4.0,)]),
+            "each run needs a GPU; found none on the cluster's 2 nodes; add a node that has one, or set "
+            "machine.device=cpu",
+        ),
+        (
+            *("cuda", 4, [(16.0,), (2.0, 1.0)]),
+            "each run needs 4 CPUs (machine.threads) of one node; found 2 at most on the cluster's 1 node with a GPU; "
+            "set machine.threads=2, or add a node that has as many",
+        ),
+    ],
+)
+def test_runs_that_fit_on_no_node_are_refused(
+    workers: int,
+    device: str,
+    threads: int,
+    nodes: list[Any],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UserError) as error:
+        places(tmp_path, monkeypatch, workers, device, threads, *nodes)
+    assert error.value.lines == (f"--on ray: {line}",)
+
+
+@pytest.mark.release
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--workers", "1")])
+def test_a_study_that_fits_on_no_node_of_a_cluster_is_refused(
+    cluster: TwoNodes, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Two nodes of one CPU each have room for no run of two threads."""
+    with working_in(tmp_path):
+        done = subprocess.run(
+            [*few("far", "--on", "ray", *more), "machine.threads=2"],
+            cwd=tmp_path,
+            env=surroundings(RAY_ADDRESS=cluster.address),
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    assert done.returncode == 2
+    assert "found 1 at most on the cluster's 2 nodes; set machine.threads=1, or" in done.stderr
+    assert not (tmp_path / "far").exists()
