@@ -61,6 +61,12 @@ class Branch(nn.Module):
         a multiplication and an addition count as two."""
         return 0.0
 
+    def flops_of_next_token(self, length: int) -> float:
+        """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, whose others are cached,
+        beside those of `Linear` maps."""
+        before = (length - 1) * self.flops_per_token(length - 1) if length > 1 else 0.0
+        return length * self.flops_per_token(length) - before
+
     def kept_values_per_token(self, length: int) -> float:
         """Return how many numbers per token of a text of `length` tokens a forward pass leaves for the backward pass,
         beside those that enter and leave `Linear` maps."""

@@ -47,6 +47,8 @@ class PerHeadPattern(Protocol):
         """Heads that see differently, of which `visible` then takes one as well; 1 where all are alike."""
 
 
+PIECE = 2**20
+"""Queries whose keys are counted at once, where a pattern has no formula for all of them."""
 Ranges = list[tuple[int, int]]
 """Ranges [start, stop) of keys, in order, none of which touches the next."""
 
@@ -77,6 +79,15 @@ class WholeTextPattern(Protocol):
         """Return how many times a key counts that is seen."""
 
 
+@runtime_checkable
+class CountedPattern(Protocol):
+    """A pattern whose pairs follow from a formula, however long a text is."""
+
+    def num_pairs(self, length: int) -> float:
+        """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads: the sum of
+        `num_keys` over its queries."""
+
+
 def key_ranges(pattern: "MaskPattern | GivenMask", first: int, last: int, length: int) -> Ranges:
     """Return the ranges outside which queries first .. last of a text see no key."""
     if isinstance(pattern, ScatteredPattern):
@@ -102,8 +113,13 @@ def pairs(pattern: MaskPattern, length: int) -> float:
 
 @lru_cache(maxsize=256)
 def _pairs(of: "_Itself", length: int) -> float:
-    """Count once for all layers that share a pattern: a text may have ten million tokens."""
-    return float(of.pattern.num_keys(torch.arange(length), length).sum())
+    """Count once for all layers that share a pattern, and what has no formula in pieces: a text may have a billion
+    tokens."""
+    if isinstance(of.pattern, CountedPattern):
+        return float(of.pattern.num_pairs(length))
+    starts = range(0, length, PIECE)
+    pieces = (torch.arange(start, min(start + PIECE, length)) for start in starts)
+    return float(sum(of.pattern.num_keys(piece, length).sum().item() for piece in pieces))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +169,22 @@ def num_global(pattern: MaskPattern) -> int:
     return pattern.spec.num_global if isinstance(pattern, Longformer) else 0
 
 
+def _triangle(number: int) -> int:
+    """Return 1 + 2 + ... + number."""
+    return number * (number + 1) // 2
+
+
+def _up_to(number: int, most: int) -> int:
+    """Return the sum of min(i, most) over i from 1 to a number."""
+    return _triangle(min(number, most)) + most * max(0, number - most)
+
+
+def _sum_of_quotients(number: int, divisor: int) -> int:
+    """Return the sum of i // divisor over i from 0 to number - 1."""
+    whole, rest = divmod(number, divisor)
+    return divisor * _triangle(whole - 1) + rest * whole
+
+
 class _Reaching:
     """Reach of masks that reach alike from every query."""
 
@@ -176,6 +208,9 @@ class Causal(_Reaching):
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return query + 1
 
+    def num_pairs(self, length: int) -> int:
+        return _triangle(length)
+
 
 class Full(_Reaching):
     """Every key."""
@@ -190,6 +225,9 @@ class Full(_Reaching):
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return torch.full_like(query, length)
+
+    def num_pairs(self, length: int) -> int:
+        return length**2
 
 
 class Prefix(_Reaching):
@@ -211,6 +249,10 @@ class Prefix(_Reaching):
         size = min(self.spec.size, length)
         return torch.where(query < size, size, query + 1)
 
+    def num_pairs(self, length: int) -> int:
+        size = min(self.spec.size, length)
+        return size**2 + _triangle(length) - _triangle(size)
+
 
 class Window(_Reaching):
     """query - size < key <= query: `size` keys, the query's own included."""
@@ -223,6 +265,9 @@ class Window(_Reaching):
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return (query + 1).clamp(max=self.spec.size)
+
+    def num_pairs(self, length: int) -> int:
+        return _up_to(length, self.spec.size)
 
 
 class SymmetricWindow(_Reaching):
@@ -237,6 +282,10 @@ class SymmetricWindow(_Reaching):
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         before = query.clamp(max=self.spec.radius)
         return before + 1 + (length - 1 - query).clamp(max=self.spec.radius)
+
+    def num_pairs(self, length: int) -> int:
+        # On each side, beside its own key, up to as many as the radius.
+        return 2 * (_up_to(length, self.spec.radius + 1) - length) + length
 
 
 class _Dilated(_Reaching):
@@ -293,6 +342,13 @@ class DilatedWindow(_Dilated):
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return self.in_the_mean(lambda step: (query // step + 1).clamp(max=self.spec.size))
+
+    def num_pairs(self, length: int) -> float:
+        def number(step: int) -> int:
+            whole, rest = divmod(length, step)
+            return step * _up_to(whole, self.spec.size) + rest * min(whole + 1, self.spec.size)
+
+        return sum(number(step) * share for step, share in self.steps.items())
 
 
 class Longformer(_Dilated):
@@ -370,6 +426,15 @@ class SegmentMemory(_Reaching):
         start = query - query % self.spec.size
         return query + 1 - (start - self.spec.memory).clamp(min=0)
 
+    def num_pairs(self, length: int) -> int:
+        size, memory = self.spec.size, self.spec.memory
+        whole, rest = divmod(length, size)
+        # Segments from this one on begin behind more tokens than they remember.
+        first = min(whole, -(-memory // size))
+        segments = _triangle(whole - 1) - _triangle(first - 1)
+        hidden = size * (size * segments - memory * (whole - first))
+        return _triangle(length) - hidden - rest * max(0, whole * size - memory)
+
 
 class WindowGlobal(_Reaching):
     """key <= query, and key among the last `size` or the first `num_global`."""
@@ -387,6 +452,9 @@ class WindowGlobal(_Reaching):
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return (query + 1).clamp(max=self.spec.size + self.spec.num_global)
+
+    def num_pairs(self, length: int) -> int:
+        return _up_to(length, self.spec.size + self.spec.num_global)
 
 
 class Strided(_Reaching):
@@ -406,6 +474,10 @@ class Strided(_Reaching):
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return (query + 1).clamp(max=self.spec.stride) + query // self.spec.stride
+
+    def num_pairs(self, length: int) -> int:
+        stride = self.spec.stride
+        return _up_to(length, stride) + _sum_of_quotients(length, stride)
 
 
 class Fixed(_Reaching):
@@ -428,6 +500,12 @@ class Fixed(_Reaching):
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         stride = self.spec.stride
         return query % stride + 1 + query // stride * min(self.spec.num_summary, stride)
+
+    def num_pairs(self, length: int) -> int:
+        stride = self.spec.stride
+        whole, rest = divmod(length, stride)
+        own = whole * _triangle(stride) + _triangle(rest)
+        return own + min(self.spec.num_summary, stride) * _sum_of_quotients(length, stride)
 
 
 class BlockSparse(_Reaching):

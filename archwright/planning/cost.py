@@ -92,18 +92,23 @@ def next_token_flops(model: LanguageModel, length: int) -> float:
         read * m.active_fraction * m.weight.numel()
         for _, m, read in next_vectors_read(model, streams)
     )
-    now, before = (_all_branches(model, length, n, streams) for n in (length, length - 1))
-    return 2.0 * products + now - before
+    more = global_tokens(model)
+    between = sum(
+        flops_of_next(layer.branch(name), length + more[layer], length, streams)
+        for layer in model.stack
+        for name in layer.branches
+    )
+    return 2.0 * products + between
 
 
-def _all_branches(model: LanguageModel, length: int, last: int, streams: int) -> float:
-    """Return the FLOPs of all branches beside their maps for the first `last` tokens of a text, or those that a decoder
-    reads beside a source of `length`."""
-    if not last:
-        return 0.0
-    if model.spec.encoder_model is None:
-        length = last
-    return length * sum(number for _, number in _branches(model, length, last, streams))
+def flops_of_next(branch: Branch, text: int, source: int, streams: int) -> float:
+    """Return the FLOPs of the last of `text` tokens in a branch beside its maps, the others being cached, with its
+    vectors of predicting streams; of one that reads a source, whose length is given."""
+    if branch.source_maps:
+        return (1 + streams) * branch.flops_per_token(source)
+    before = stream_flops(branch, text - 1, streams) if text > 1 else 0.0
+    of_streams = stream_flops(branch, text, streams) - before
+    return branch.flops_of_next_token(text) + of_streams
 
 
 def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:

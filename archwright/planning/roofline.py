@@ -10,6 +10,7 @@ from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer, Mixer
 from archwright.planning.cost import (
     BACKWARD,
+    flops_of_next,
     global_tokens,
     next_vectors_read,
     stream_flops,
@@ -136,13 +137,16 @@ def _between(
         text, vectors = (target_length, streams) if in_decoder else (length, 0)
         text += more[layer]
         for name, mixer in layer.mixers().items():
-            flops = texts * _of_text(mixer, text, length, vectors)
-            if phase == "decode" and text > 1:
-                flops -= texts * _of_text(mixer, text - 1, length, vectors)
+            decodes = phase == "decode"
+            if decodes:
+                flops = texts * flops_of_next(mixer, text, length, vectors)
+            else:
+                flops = texts * _of_text(mixer, text, length, vectors)
             numbers = texts * _numbers(mixer, phase, text, length, vectors)
             if keeps_scores and isinstance(mixer, AttentionMixer):
+                per_pair = mixer.flops_per_cached_pair if decodes else mixer.flops_per_pair
                 # Written, read by the softmax, written, and read to mix.
-                numbers += 4 * mixer.num_heads * flops / mixer.flops_per_pair
+                numbers += 4 * mixer.num_heads * flops / per_pair
             part = f"{'' if in_decoder else beside}{name.replace('_', '-')} between tokens"
             yield part, flops, numbers
 
@@ -161,15 +165,12 @@ def _numbers(mixer: Mixer, phase: Phase, text: int, source: int, streams: int) -
     if mixer.source_maps:
         # Keys and values of the source; queries, and what is mixed: as wide as a product for each pair takes FLOPs.
         return mixer.state_bytes(source, 1) + (1 + streams) * new * mixer.flops_per_token(1) / 2
-    if not isinstance(mixer, AttentionMixer):
-        return float(mixer.state_bytes(text, 1))
-    own = (
-        mixer.flops_per_pair / 2
-    )  # queries, and what is mixed: heads times the widths of a key and a value
-    beside = streams * (own + mixer.kept_per_token)  # of streams, keys and values as well
-    if phase == "decode":
-        return own + mixer.state_bytes(text, 1) + beside
-    return text * (own + mixer.kept_per_token + beside)
+    decodes = phase == "decode"
+    moved = mixer.values_moved_by_next_token(text) if decodes else mixer.values_moved(text)
+    if isinstance(mixer, AttentionMixer):
+        # Vectors of streams have queries, results, keys and values of their own.
+        moved += streams * new * (mixer.flops_per_pair / 2 + mixer.keys_per_token)
+    return moved
 
 
 def _norms(

@@ -6,17 +6,21 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archwright.parts import masks
 from archwright.parts.masks import (
     MASKS,
     AttentionMask,
+    BigBird,
     Causal,
+    CountedPattern,
     MaskPattern,
     Window,
     key_ranges,
     pairs,
+    pattern_of,
     united,
 )
 from archwright.parts.token_layout import token_layout
@@ -200,6 +204,52 @@ def test_the_number_of_pairs(choice: spec.Mask, pattern: MaskPattern) -> None:
     for length in (1, 2, 3, 8, 41):
         expected = sum(sees(choice, q, k) for q, k in product(range(length), repeat=2))
         assert pairs(pattern, length) == expected
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_pairs_by_formula_are_those_of_the_queries(data: st.DataObject) -> None:
+    """Of masks of all sizes, longer and shorter than a text, whose heads may differ."""
+    sizes, length = st.integers(1, 50), data.draw(st.integers(1, 200))
+    draw = lambda: data.draw(sizes)  # noqa: E731
+    choice = data.draw(
+        st.sampled_from(
+            [
+                spec.Causal(),
+                spec.Full(),
+                spec.Prefix(size=draw()),
+                spec.Window(size=draw()),
+                spec.SymmetricWindow(radius=draw()),
+                spec.DilatedWindow(size=draw(), dilation=draw(), dilated_heads=1),
+                spec.SegmentMemory(size=draw(), memory=draw()),
+                spec.Chunked(size=draw(), chunks_before=draw() % 3),
+                spec.WindowGlobal(size=draw(), num_global=draw()),
+                spec.Strided(stride=draw()),
+                spec.Fixed(stride=draw(), num_summary=draw()),
+            ]
+        )
+    )
+    pattern = pattern_of(choice, 3)
+    assert isinstance(pattern, CountedPattern)
+    expected = pattern.num_keys(torch.arange(length), length).sum().item()
+    assert pattern.num_pairs(length) == pytest.approx(expected, rel=1e-12)
+
+
+@PATTERNS
+def test_pairs_in_pieces_are_those_of_the_whole(
+    choice: spec.Mask, pattern: MaskPattern, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "PIECE", 7)
+    monkeypatch.setattr(masks, "CountedPattern", BigBird)  # none of these
+    expected = sum(sees(choice, q, k) for q, k in product(range(41), repeat=2))
+    assert pairs(MASKS[type(choice)](choice), 41) == expected
+
+
+def test_pairs_of_a_billion_tokens_are_counted_at_once() -> None:
+    length = 2**30
+    assert pairs(Causal(spec.Causal()), length) == length * (length + 1) // 2
+    window = pairs(Window(spec.Window(size=4096)), length)
+    assert window == 4096 * length - 4096 * 4095 // 2
 
 
 class TestDilatedHeads:

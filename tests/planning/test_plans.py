@@ -156,6 +156,31 @@ def test_torch_counts_the_same_of_a_token_behind_a_source(name: str) -> None:
     assert last.get_total_flops() == pytest.approx(next_token_flops(model, length), rel=1e-9)
 
 
+NARROW = ("attention.kv_rank=32", "attention.nope_head_dim=1", "attention.value_head_dim=1")
+"""A latent from which keys and values of fewer than 32 tokens are made again, as that takes less."""
+
+
+CACHING = ["modern", "gemma-3-1b", "gpt-oss-20b", "deepseek-v2-lite", "deepseek-v3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "length"),
+    [*((name, (), n) for name in CACHING for n in (2, 24, 300)), ("deepseek-v3", NARROW, 24)],
+)
+def test_torch_counts_the_same_of_a_token_behind_a_cache(
+    name: str, changes: tuple[str, ...], length: int
+) -> None:
+    spec = load(name).tiny().override("vocab_size=256", "context_length=300", *changes)
+    model = build(spec).double().use_kernel("eager").eval()
+    text = torch.randint(0, 256, (1, length))
+    with torch.no_grad():
+        cache = model.new_cache()
+        model(text[:, :-1], cache=cache)
+        with FlopCounterMode(display=False) as counter:
+            model(text[:, -1:], cache=cache)
+    assert counter.get_total_flops() == pytest.approx(next_token_flops(model, length), rel=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_an_optimizer_keeps_what_is_planned(kind: str) -> None:
     run = load_run("modern").override(f"optimizer.kind={kind}")

@@ -7,7 +7,7 @@ import pytest
 from archwright.model import build
 from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import flops_per_token, next_token_flops, prefill_flops
-from archwright.planning.roofline import Operator, Phase, operators, ridge
+from archwright.planning.roofline import PHASES, Operator, Phase, operators, ridge
 from archwright.spec.hardware import load_hardware
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
@@ -79,6 +79,7 @@ MODELS = [
     "electra-base",
     "prophetnet-large",
     "t5-small",
+    "reformer",
 ]
 
 
@@ -133,3 +134,49 @@ def test_one_token_reads_its_experts_and_many_read_all() -> None:
         for n in (1, 512)
     )
     assert 3.9 < many.num_bytes / one.num_bytes < 4.2
+
+
+def test_latent_attention_by_hand() -> None:
+    """Of DeepSeek-V3's 128 heads, keys of 128 + 64 and values of 128 are made of each token's latent of 512. In decoding
+    the latent itself, with its rotary key, is the key of all heads, and the latent their value (DeepSeek-AI, 2024,
+    DeepSeek-V2, appendix C), so that many FLOPs are done with each number that is read."""
+    model, hardware = build(load("deepseek-v3"), device="meta"), load_hardware("h200")
+    layers, length = 61, 4096
+    found = {
+        phase: next(
+            o
+            for o in operators(model, phase, texts=1, length=length)
+            if o.name == "attention between tokens"
+        )
+        for phase in PHASES
+    }
+    moved = 128 * (192 + 192 + 128 + 128)  # queries, keys, values and what is mixed
+    assert found["prefill"].num_bytes == 2 * layers * length * moved
+    assert found["training"].num_bytes == 3 * found["prefill"].num_bytes
+    assert found["decode"].flops == layers * length * 2 * 128 * (512 + 64 + 512)
+    kept = length * (512 + 64) + 128 * (512 + 64 + 512)
+    assert found["decode"].num_bytes == 2 * layers * kept
+    assert found["decode"].intensity > ridge(hardware, "bf16")
+
+
+def test_what_keeps_no_cache_reads_keys_and_values_all_the_same() -> None:
+    """Longformer's keys and values are two of each; sums of LongT5's blocks of 16 are read beside tokens; in each of
+    Reformer's two rounds a chunk reads its keys and values and those of the one before."""
+    sums = ("encoder.attention.kind=transient_global",)
+    for name, changes, part, numbers in (
+        ("longformer-base", (), "attention between tokens", 12 * 1024 * 6 * 768),
+        ("longt5-base", sums, "encoder: attention between tokens", 12 * (4 * 1024 + 128) * 768),
+        ("reformer", (), "attention between tokens", 1024 * 1024 * (9 * 4 + 3 * 2 * 6)),
+    ):
+        model = build(load(name).override(*changes), device="meta")
+        found = {o.name: o for o in operators(model, "prefill", texts=1, length=1024)}
+        assert found[part].num_bytes == 2 * numbers, name
+
+
+def test_a_token_of_predicting_streams_by_hand() -> None:
+    """ProphetNet writes with its first stream: the token and its vector see 512 tokens each, the vector itself, too."""
+    model = build(load("prophetnet-large"), device="meta")
+    found = {o.name: o for o in operators(model, "decode", texts=1, length=512)}
+    per_pair = 12 * 4 * 1024
+    assert found["attention between tokens"].flops == pytest.approx(per_pair * (2 * 512 + 1))
+    assert found["cross-attention between tokens"].flops == per_pair * 2 * 512

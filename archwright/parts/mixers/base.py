@@ -65,6 +65,15 @@ class Mixer(Branch, ABC):
         """Return the bytes of the state of one text of `length` tokens, with numbers of `itemsize` bytes."""
         return 0
 
+    def values_moved(self, length: int) -> float:
+        """Return how many numbers it reads and writes between its maps in a forward pass on a text of `length`
+        tokens."""
+        return float(self.state_bytes(length, 1))
+
+    def values_moved_by_next_token(self, length: int) -> float:
+        """Return the same of the last token of such a text, whose others are cached."""
+        return float(self.state_bytes(length, 1))
+
     @property
     def along_text(self) -> str:
         return "kind"
@@ -115,6 +124,16 @@ class AttentionMixer(Mixer):
     @abstractmethod
     def kept_per_token(self) -> int:
         """Numbers that a cache keeps of a token."""
+
+    @property
+    def flops_per_cached_pair(self) -> float:
+        """FLOPs of all heads for the query of a next token and a key of a cache."""
+        return float(self.flops_per_pair)
+
+    @property
+    def keys_per_token(self) -> int:
+        """Numbers of keys and values that a kernel reads of a token."""
+        return self.kept_per_token
 
     @property
     def kept_blocks(self) -> int:
@@ -171,6 +190,13 @@ class AttentionMixer(Mixer):
     def state_bytes(self, length: int, itemsize: int) -> int:
         kept = max_length(self.pattern.value)
         return (length if kept is None else min(length, kept)) * self.kept_per_token * itemsize
+
+    def values_moved(self, length: int) -> float:
+        # Queries, and what is mixed, are as wide as a product for each pair takes multiplications.
+        return length * (self.flops_per_pair / 2 + self.keys_per_token)
+
+    def values_moved_by_next_token(self, length: int) -> float:
+        return self.flops_per_cached_pair / 2 + self.state_bytes(length, 1)
 
     def prepare(self, context: Context) -> None:
         prepare(self.kernel, context.mask(self.pattern, self.num_heads))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
 from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
-from archwright.parts.masks import AttentionMask
+from archwright.parts.masks import AttentionMask, max_length, pairs
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
@@ -84,8 +84,18 @@ class LatentAttention(AttentionMixer):
         return 2 * self.num_heads * (sum(self.widths) + self.value_dim)
 
     @property
+    def flops_per_cached_pair(self) -> int:
+        """Of scores with what is kept, which all heads share, and of mixtures of latents."""
+        return 2 * self.num_heads * (2 * self.rank + self.widths[1])
+
+    @property
     def kept_per_token(self) -> int:
         return self.rank + self.widths[1]
+
+    @property
+    def keys_per_token(self) -> int:
+        """Of each head its own, as they are made of the latent."""
+        return self.num_heads * (sum(self.widths) + self.value_dim)
 
     @property
     def kept_blocks(self) -> int:
@@ -161,6 +171,17 @@ class LatentAttention(AttentionMixer):
         return (keys - queries) * self.rank * head_width > queries * keys * (
             2 * self.rank - head_width
         )
+
+    def flops_of_next_token(self, length: int) -> float:
+        """With what is kept itself, or with keys and values that are made of it again for all earlier tokens."""
+        made = super().flops_of_next_token(length)
+        pattern = self.pattern.value
+        most = max_length(pattern)
+        keys = length if most is None else min(length, most)
+        if self._absorbs(1, keys):
+            seen = pairs(pattern, length) - (pairs(pattern, length - 1) if length > 1 else 0)
+            return made + (self.flops_per_cached_pair - self.flops_per_pair) * seen
+        return made + 2 * (keys - 1) * (self.key_up.weight.numel() + self.value_up.weight.numel())
 
     def _expanded(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
         latent, rope_key = kept[:, :, 0, : self.rank], kept[..., self.rank :]

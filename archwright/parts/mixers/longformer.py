@@ -71,6 +71,11 @@ class LongformerAttention(AttentionMixer):
     def kept_per_token(self) -> int:
         return 0
 
+    @property
+    def keys_per_token(self) -> int:
+        maps = (self.key, self.value, self.key_global, self.value_global)
+        return sum(m.d_out for m in maps)
+
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],

@@ -167,6 +167,14 @@ class LSHAttention(Mixer):
         pairs = 4 * width * seen * padded
         return spec.num_hashes * (pairs + width * sum(self.factors))
 
+    def values_moved(self, length: int) -> float:
+        """Queries, the keys and values that their chunk sees, and results, of each round."""
+        spec, width = self.spec, self.num_heads * self.head_dim
+        if length <= spec.chunk_size:
+            return 4.0 * width * length
+        seen = 1 + spec.chunks_before + spec.chunks_after
+        return 2.0 * spec.num_hashes * width * length * (1 + seen)
+
     def kept_values_per_token(self, length: int) -> float:
         """Of each round sorted queries, the keys and values that their chunk sees, and results; scores, weights, and
         what hides them."""

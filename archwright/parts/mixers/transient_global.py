@@ -84,6 +84,10 @@ class TransientGlobalAttention(AttentionMixer):
         return 0
 
     @property
+    def keys_per_token(self) -> int:
+        return self.key.d_out + self.value.d_out
+
+    @property
     def generates_indefinitely(self) -> bool:  # type: ignore[override]
         return False
 
@@ -137,6 +141,10 @@ class TransientGlobalAttention(AttentionMixer):
         sums = length // self.spec.block_size
         maps = 2 * (self.key.weight.numel() + self.value.weight.numel()) / length
         return super().flops_per_token(length) + sums * (self.flops_per_pair + maps)
+
+    def values_moved(self, length: int) -> float:
+        """Those of tokens, and the keys and values of sums."""
+        return super().values_moved(length) + length // self.spec.block_size * self.keys_per_token
 
     def kept_values_per_token(self, length: int) -> float:
         """Sums, before and behind their norm, and their keys and values."""
