@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright.cli.parser import Parser, check_parts
-from archwright.scale.launch import LostError, check_launch, is_first, launched
+from archwright.scale.launch import EndedError, LostError, check_launch, is_first, launched
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -186,19 +186,17 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
     if options.dry_run:
         return 0
     from archwright.machine.allocator import tune_allocator
-    from archwright.training.ranks import EndedError, follow
+    from archwright.training.ranks import follow
 
     tune_allocator(shares=True)
     try:
         follow()
-    except EndedError:
-        return 1
-    except LostError as error:
-        return _lost(error)
+    except (EndedError, LostError) as error:
+        return _ended(error)
     return 0
 
 
-def _lost(error: LostError) -> int:
+def _ended(error: EndedError | LostError) -> int:
     if error.is_first:
         print(f"archwright: {error}", file=sys.stderr)
     return 1
@@ -226,8 +224,8 @@ def _run(
     except DivergedError as error:
         print(f"archwright: {error}", file=sys.stderr)
         return 1
-    except LostError as error:
-        return _lost(error)
+    except (EndedError, LostError) as error:
+        return _ended(error)
     if not options.quiet:
         from archwright.reporting.terminal import print_result
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
@@ -13,17 +13,19 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from archwright.data.batches import share_of
 from archwright.data.inputs import Batch
+from archwright.format import duration
 from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
+from archwright.scale import connections
 from archwright.scale.context import share_texts
-from archwright.scale.launch import Launch, LostError
+from archwright.scale.launch import EndedError, Launch, LostError
 from archwright.scale.layout import ONE, Layout
 from archwright.scale.processes import Passes, Processes, stretch_of
 from archwright.scale.shards import ModelShards
@@ -36,8 +38,6 @@ T = TypeVar("T")
 Order = dict[str, Any]
 """What the first process tells the others to do with it, as JSON."""
 
-PATIENCE = timedelta(minutes=30)
-"""Time that a process waits for the others in a step."""
 START = timedelta(days=7)
 """Time that the others wait for the first to prepare a run: reading a large text takes its time."""
 LOOK_SECONDS = 0.1
@@ -55,6 +55,9 @@ class Group(Processes):
 
     number = 0
     """How many groups this process has been in; all processes have been in as many."""
+    is_stuck = False
+    """Whether a group has failed so that its processes cannot be in another: a GPU that waits for others hears of
+    nothing."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.layout, self.device = launch, ONE, torch.device("cpu")
@@ -64,6 +67,7 @@ class Group(Processes):
         self.stop_asked = False
         """Whether this process was asked to stop, or, behind a sum, any."""
         store, _, _ = next(rendezvous("env://", timeout=START))
+        self._ends = PrefixStore("archwright/ends", store)
         # A script may train twice. Until `begin` and `wait_to_begin` this is a place that processes which torchrun has
         # started again share with those before them; from then on, one of this group alone.
         self._store = PrefixStore(f"archwright/{Group.number}", store)
@@ -108,12 +112,12 @@ class Group(Processes):
         ranks = range(1, self.launch.size)
         asking, heard = ([f"{what}/{rank}" for rank in ranks] for what in (_ASKING, _HEARD))
         answer, answered = json.dumps({"group": name, "order": order}), set[bytes]()
-        until = time.monotonic() + PATIENCE.total_seconds()
+        until = time.monotonic() + connections.PATIENCE.total_seconds()
         while not self._store.check(heard):
             if time.monotonic() > until:
                 if order["do"] == LEAVE:  # there is nothing to do without them either
                     return
-                raise LostError(_silence(), is_first=self.is_first_to_report())
+                raise self._lost(_silence())
             if everyone.check(asking):
                 new = {*everyone.multi_get(asking)} - answered
                 for asker in new:
@@ -140,19 +144,10 @@ class Group(Processes):
         if device == "cuda":
             torch.cuda.set_device(self.launch.local_rank)
             backend = "cpu:gloo,cuda:nccl"
+        self.layout, self.device = Layout(*order["layout"]), torch.device(device)
+        self.is_open = True
         with self.together():
-            dist.init_process_group(
-                backend,
-                store=self._store,
-                rank=self.launch.rank,
-                world_size=self.launch.size,
-                timeout=PATIENCE,
-            )
-        self.layout, self.device, self.is_open = (
-            Layout(*order["layout"]),
-            torch.device(device),
-            True,
-        )
+            connections.open_all(backend, self._store, self.launch)
 
     def order(self, order: Order) -> None:
         """Tell all others what to do; for the first process.
@@ -211,18 +206,56 @@ class Group(Processes):
         dist.barrier()
 
     def leave(self) -> None:
-        """Part in good order."""
-        if self.is_open:
-            dist.barrier()
-            dist.destroy_process_group()
-            self.is_open = False
+        """Part in good order.
 
-    def is_first_to_report(self) -> bool:
-        """Tell whether no other process has said yet why all of them end."""
+        Raises:
+            LostError, EndedError: another process has not come so far.
+        """
+        if self.is_open:
+            with self.together():
+                dist.barrier()
+            self.is_open = False
+            connections.destroy()
+
+    def abandon(self, end: Mapping[str, Any]) -> None:
+        """End a group that is not as far as to hear orders: whatever others wait for raises at once, and they raise
+        what `end` says of it, or of what another process has met before."""
+        if not self.is_open:
+            return
+        self._report(end)
+        self.is_open = False
+        if connections.close() and self.device.type == "cpu":
+            connections.destroy()
+        else:
+            Group.is_stuck = True
+
+    def remember_end(self, run: str, end: Mapping[str, Any] | None) -> None:
+        """Write down why a run ended for good, for those that torchrun starts in its place; None: it goes on."""
+        self._ends.set(run, json.dumps([_PROCESS, end]))
+
+    def end_before(self, run: str) -> dict[str, Any] | None:
+        """Return why a run ended for good before torchrun started these processes in place of those that trained it;
+        None where it did not, or torchrun has kept no store since."""
+        if not self._ends.check([run]):
+            return None
+        process, end = json.loads(self._ends.get(run))
+        return (
+            None if process == _PROCESS else end
+        )  # a script may take up a run that it has stopped
+
+    def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
+        """Say why all processes end, where no other one has; return whether that is so, and what the first one said:
+        what an `EndedError` is made of, None where it has only seen that another is gone."""
+        mine = json.dumps({"process": self.launch.rank, "end": end})
         try:
-            return bool(self._store.add(_REPORTED, 1) == 1)
+            first = self._store.compare_set(_REPORTED, "", mine).decode()
         except (dist.DistError, RuntimeError):  # the store is gone with the process that kept it
-            return self.launch.rank == 0
+            return self.launch.rank == 0, None
+        return first == mine, json.loads(first)["end"]
+
+    def _lost(self, what: str) -> LostError | EndedError:
+        is_first, end = self._report(None)
+        return LostError(what, is_first=is_first) if end is None else EndedError(**end)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -230,15 +263,18 @@ class Group(Processes):
 
         Raises:
             LostError: another process has ended, or does not answer.
+            EndedError: another process could not go on, and has told why.
         """
-        self.busy = True
+        was_busy, self.busy = self.busy, True
         try:
             yield
+        except LostError:
+            raise
         except RuntimeError as error:
             if not is_lost(error):
                 raise
-            raise LostError(_what(error), is_first=self.is_first_to_report()) from error
-        self.busy = False
+            raise self._lost(_what(error)) from error
+        self.busy = was_busy
 
     def mesh(self, layout: Layout) -> DeviceMesh:
         """Return the processes as a grid, in which those of context groups stand among those of shards."""
@@ -256,7 +292,7 @@ class Group(Processes):
     def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
         """Return all processes as a grid, of which axes of one process are left out, but that of shards."""
         axes = {name: n for name, n in sizes.items() if n > 1 or name == "shard"}
-        return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        return connections.new_mesh(self.device.type, axes)
 
     def cut(self, model: LanguageModel) -> None:
         layout = self.layout
@@ -411,10 +447,12 @@ def _what(error: Exception) -> str:
 
 
 def _silence() -> str:
-    return f"does not answer for {PATIENCE.total_seconds() / 60:.0f} minutes"
+    return f"does not answer for {duration(connections.PATIENCE.total_seconds())}"
 
 
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 _ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
+_PROCESS = uuid4().hex
+"""A name that no other process has, such as one that torchrun starts in its place."""
 LEAVE = "leave"
 """The order to part."""

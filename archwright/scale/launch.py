@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -28,6 +29,23 @@ class LostError(RuntimeError):
             f"a process of this run {what}, so all end; the same command goes on from the last checkpoint"
         )
         self.is_first = is_first
+
+
+class EndedError(Exception):
+    """Another process has refused a run, or ended it before it was finished.
+
+    Args:
+        text: why, in one line.
+        kinds: names of the classes of the exception that it raised.
+        signal: number of the signal that interrupted the run; None where none did.
+        is_first: whether no other process says so.
+    """
+
+    def __init__(
+        self, text: str, kinds: Sequence[str], signal: int | None, *, is_first: bool = False
+    ) -> None:
+        super().__init__(text)
+        self.kinds, self.signal, self.is_first = kinds, signal, is_first
 
 
 class Launch(NamedTuple):

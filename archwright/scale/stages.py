@@ -17,6 +17,7 @@ from archwright.model.cache import Cache
 from archwright.model.decoder import Decoder
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
+from archwright.scale.connections import new_groups
 from archwright.scale.context import beside_the_stream
 from archwright.scale.exchange import add_up
 from archwright.scale.layout import Layout
@@ -68,8 +69,8 @@ class StageShards:
         width = dist.get_world_size() // self.size
         for holders in sorted({found for found in self._holders.values() if len(found) > 1}):
             ranks = [[stage * width + place for stage in holders] for place in range(width)]
-            own, _ = dist.new_subgroups_by_enumeration(ranks)
-            if self.rank in holders:
+            own = new_groups(ranks)
+            if own is not None:
                 self._groups[holders] = own
         setattr(model, "hidden", self._hidden)  # noqa: B010
 

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
@@ -25,11 +25,12 @@ from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.model.build import build_uninitialized, initial_draws
 from archwright.model.language_model import LanguageModel
 from archwright.runs import RunFolder
-from archwright.scale.launch import LostError, end_with_torchrun, launched
+from archwright.scale.launch import EndedError, LostError, end_with_torchrun, launched
 from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
 from archwright.training.data import Material, reload_data
 from archwright.training.evaluation import Evaluation, Reading
+from archwright.training.loop import DivergedError
 from archwright.training.resolve import make_model, resolved_session
 from archwright.training.session import Session, in_thread
 from archwright.training.step import StepResult
@@ -41,20 +42,8 @@ LOOK_SECONDS = 0.02
 """Time between looks at whether all processes have read the data, or have written their parts."""
 WAIT_SECONDS = 600.0
 """Time after which others that wait for the first process are told to go on waiting."""
-
-
-class EndedError(Exception):
-    """The first process has refused a run, or ended it before it was finished.
-
-    Args:
-        text: why, in one line.
-        kinds: names of the classes of the exception that it raised.
-        signal: number of the signal that interrupted the run; None where none did.
-    """
-
-    def __init__(self, text: str, kinds: Sequence[str], signal: int | None) -> None:
-        super().__init__(text)
-        self.kinds, self.signal = kinds, signal
+_ENDED_BEFORE = "this run had ended when torchrun started it again, so all end"
+"""What the first process says then: torchrun does that after any end but a good one, also one that would come again."""
 
 
 class Rank:
@@ -74,9 +63,10 @@ class Rank:
         """Do what an order says; `whole` is the session of the first process that has the whole model.
 
         Raises:
-            LostError: another process has ended, or does not answer.
+            LostError, EndedError: another process has ended, or does not answer; or has told why it ends.
         """
         with self.group.together():
+            self._look_after_saving()
             match order["do"]:
                 case "step":
                     return self.session.make_step(order["step"], order["lr_scale"])
@@ -86,7 +76,8 @@ class Rank:
                     self._initialise()
                     self.session.begin()
                 case "gather":
-                    self._gather(whole, order)
+                    for _ in self.gathered():
+                        pass
                 case "take":
                     self._take(checkpoint.Stored(Path(order["path"])))
                 case "save":
@@ -112,15 +103,9 @@ class Rank:
             del value  # the next ones are as large
 
     @torch.no_grad()
-    def _gather(self, whole: "Rank0Session | None", order: "Order") -> None:
-        """Gather the model, tensor by tensor, of which the first process writes each to a file."""
-        tensors = self.group.shards.whole_tensors()
-        if whole is None:
-            for _ in tensors:
-                pass
-        else:
-            path, metadata = Path(order["path"]), order["metadata"]
-            checkpoint.write_model(path, whole.model, metadata, tensors)
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the whole model, each gathered when it is asked for; all processes ask alike."""
+        yield from self.group.shards.whole_tensors()
 
     def _take(self, stored: checkpoint.Stored) -> None:
         """Take this process's part of weights, which the first one has found to fit."""
@@ -158,9 +143,25 @@ class Rank:
         )
 
     def settle(self) -> None:
-        """Wait until what this process writes of a checkpoint is on the disk."""
+        """Wait until what this process writes of a checkpoint is on the disk, and the first process has heard of it.
+
+        Raises:
+            Exception: it cannot hear of it.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _look_after_saving(self) -> None:
+        """Raise what has kept the first process from hearing of a checkpoint: it would wait for that, and save no more,
+        to the end of the run."""
+        if self._saving is not None and self._saving.done():
+            self.settle()
+
+    def wait_for_disk(self) -> None:
+        """Wait until nothing is written any more by this process, of whatever nobody waits for."""
         if self._saving is not None:
-            self._saving.exception()  # the first process, which was to hear of it, has ended
+            self._saving.exception()
             self._saving = None
 
     @torch.no_grad()
@@ -203,6 +204,10 @@ class Rank0Session(Session):
         """How many checkpoints were begun."""
         self._abandoned = threading.Event()
         """Set where nobody waits any more for a checkpoint that is being written."""
+        self._turn = threading.Lock()
+        """Held while an order is given and done."""
+        self._failed: Exception | None = None
+        """What the others' waiting ended with."""
 
     @property
     def stop_asked(self) -> bool:
@@ -217,7 +222,14 @@ class Rank0Session(Session):
         return found
 
     def write_model(self, path: Path, metadata: Mapping[str, str]) -> None:
-        self._order({"do": "gather", "path": str(path), "metadata": dict(metadata)})
+        # The others have done their part with the last tensor, and wait while what is left is brought to the disk.
+        with contextlib.closing(self._gathered()) as tensors:
+            checkpoint.write_model(path, self.model, metadata, tensors)
+
+    def _gathered(self) -> Generator[tuple[str, Tensor], None, None]:
+        with self._together():
+            self.rank.group.order({"do": "gather"})
+            yield from self.rank.gathered()
 
     def initialise(self) -> None:
         if not self._has_values:
@@ -232,8 +244,7 @@ class Rank0Session(Session):
         self.begin()
 
     def load_model(self, path: Path) -> None:
-        with self._alone():
-            checkpoint.check_model(path, self.model)
+        checkpoint.check_model(path, self.model)
         self._order({"do": "take", "path": str(path.resolve())})
 
     @contextlib.contextmanager
@@ -242,39 +253,47 @@ class Rank0Session(Session):
         if not is_written:
             self.write_model(path, {})
         try:
-            with self._alone():
-                model = build_uninitialized(self.model.spec).use_kernel(self.run.machine.kernel)
-                checkpoint.map_model(path, model)
-                yield model
+            model = build_uninitialized(self.model.spec).use_kernel(self.run.machine.kernel)
+            checkpoint.map_model(path, model)
+            yield model
         finally:
             if not is_written:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Let the others wait while the block lasts, however long, which has no order for them.
+    def others_waiting(self) -> Iterator[None]:
+        """Let the others wait while the block lasts, however long it has no order for them: this process alone calls
+        what the user gave, reads, compresses, and brings files to the disk.
 
         Raises:
-            LostError: another process has ended meanwhile.
+            LostError, EndedError: another process has ended meanwhile.
         """
-        done, failed = threading.Event(), list[Exception]()
+        over = threading.Event()
 
         def keep_waiting() -> None:
             try:
-                while not done.wait(WAIT_SECONDS):
+                while not over.wait(WAIT_SECONDS):
                     self._order({"do": "wait"})
             except Exception as error:
-                failed.append(error)
+                self._failed = error
 
         thread = threading.Thread(target=keep_waiting, daemon=True)
         thread.start()
         try:
             yield
         finally:
-            done.set()
+            over.set()
             thread.join()
-        if failed:
-            raise failed[0]
+        if self._failed is not None:
+            raise self._failed
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Give an order and do it in the block, and no other one meanwhile."""
+        with self._turn, self.rank.group.together():
+            if self._failed is not None:
+                raise self._failed
+            yield
 
     @property
     def state(self) -> dict[str, Any]:
@@ -312,7 +331,9 @@ class Rank0Session(Session):
         if self._saving is None:
             return
         if not self._saving.done():
-            if self.rank.group.busy:  # another process may have ended, and say nothing any more
+            with self._turn:
+                has_failed = self.rank.group.busy
+            if has_failed:  # another process may have ended, and say nothing any more
                 self._abandoned.set()
             else:
                 try:
@@ -323,15 +344,15 @@ class Rank0Session(Session):
         super().settle()
 
     def _load(self, path: Path) -> dict[str, Any]:
-        with self._alone():
-            state = checkpoint.check(path, model=self.model, optimizers=self.optimizers)
+        state = checkpoint.check(path, model=self.model, optimizers=self.optimizers)
         self._order({"do": "load", "path": str(path.resolve())})
         self._has_values = True
         return state
 
     def _order(self, order: "Order") -> Any:
-        self.rank.group.order(order)
-        return self.rank.execute(order, self)
+        with self._together():
+            self.rank.group.order(order)
+            return self.rank.execute(order, self)
 
 
 @contextlib.contextmanager
@@ -341,7 +362,8 @@ def distributed(
     """Yield what trains a session: itself, or where several processes were started, all of these.
 
     Raises:
-        LostError: another process has ended, or does not answer.
+        LostError, EndedError: another process has ended, or does not answer; or has told why it ends; or the run ended
+            for good before torchrun started it again.
     """
     launch = launched()
     if launch is None:
@@ -352,21 +374,42 @@ def distributed(
     device = session.run.machine.device
     if device == "cuda":
         check_gpus(launch, torch.cuda.device_count())
-    group = Group(launch)
+    group, rank = Group(launch), None
     path = str(folder.path.resolve())
-    group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
+    end = group.end_before(path)
+    group.remember_end(path, end)
+    if end is not None:
+        group.begin({"do": LEAVE, "error": end})
+        raise EndedError(**end, is_first=True)
     try:
+        group.begin({"do": "train", "folder": path, "device": device, "layout": [*layout]})
         _wait_for_readers(group)
-        yield Rank0Session(session, Rank.of(group, folder, material))
+        rank = Rank.of(group, folder, material)
+        whole = Rank0Session(session, rank)
+        with explain_out_of_memory(), whole.others_waiting():
+            yield whole
+        group.order({"do": LEAVE})
+        group.leave()
     except BaseException as error:
-        if group.busy:  # the others hear no order now; they see that this process ends
-            group.is_first_to_report()
-        else:
-            group.order({"do": LEAVE, "error": _described(error, "ended")})
-            group.leave()
+        _dismiss_after(error, group, path)
+        if rank is not None:
+            rank.wait_for_disk()
         raise
-    group.order({"do": LEAVE})
-    group.leave()
+
+
+def _dismiss_after(error: BaseException, group: "Group", path: str) -> None:
+    """Let the others end the run as this process does, the first one, which has met an error."""
+    from archwright.scale.group import LEAVE
+
+    end = _described(error, "the first process has ended this run")
+    if end["signal"] is not None or isinstance(error, DivergedError):
+        with contextlib.suppress(RuntimeError):  # the store is gone, and so is torchrun
+            group.remember_end(path, _described(error, _ENDED_BEFORE))
+    if not group.busy:
+        with contextlib.suppress(LostError, EndedError):  # this one goes before that
+            group.order({"do": LEAVE, "error": end})
+            group.leave()
+    group.abandon(end)
 
 
 @contextlib.contextmanager
@@ -389,19 +432,19 @@ def leading() -> Iterator[None]:
         Exception
     ) as error:  # after any other this process ends, and with it torchrun ends the others
         if Group.number == before:
-            Group(launch).begin({"do": LEAVE, "error": _described(error, "refused")})
+            end = _described(error, "the first process has refused this run")
+            Group(launch).begin({"do": LEAVE, "error": end})
         raise
 
 
-def _described(error: BaseException, did: str) -> dict[str, Any]:
-    """Return what an `EndedError` of the other processes is made of."""
+def _described(error: BaseException, what: str) -> dict[str, Any]:
+    """Return what an `EndedError` of other processes is made of."""
     lines = error.lines if isinstance(error, UserError) else str(error).splitlines()
     kinds = [kind.__name__ for kind in type(error).__mro__]
     reason = ": ".join([*kinds[: not isinstance(error, UserError)], *lines[:1]])
-    text = f"the first process has {did} this run: {reason}"
     number = vars(error).get("signal")  # of one that was interrupted
     return {
-        "text": text,
+        "text": f"{what}: {reason}",
         "kinds": kinds,
         "signal": int(number) if isinstance(number, signal.Signals) else None,
     }
@@ -415,75 +458,75 @@ def dismiss(folder: RunFolder) -> None:
         Group(launch).begin({"do": LEAVE, "folder": str(folder.path.resolve())})
 
 
+def is_stuck() -> bool:
+    """Tell whether a run has failed so that these processes cannot train together again."""
+    if launched() is None:
+        return False
+    from archwright.scale.group import Group
+
+    return Group.is_stuck
+
+
 def follow() -> RunFolder:
     """Do what the first process says until it parts; return the folder of the run.
 
     Raises:
         UserError: what this process alone met, with its number.
         LostError: another process has ended, or does not answer.
-        EndedError: the first process refused the run, or ended it before it was finished.
+        EndedError: another process refused the run, or ended it before it was finished.
     """
     from archwright.scale.group import LEAVE, Group
 
     launch = launched()
     assert launch is not None, "one process alone follows nobody"
     end_with_torchrun()
-    group = Group(launch)
-    begin = order = group.wait_to_begin()
-    with warnings.catch_warnings(), _undisturbed(group):
-        warnings.simplefilter("ignore")  # the first process has warned
-        try:
-            with explain_out_of_memory():
-                if begin["do"] != LEAVE:
-                    order = _follow_in(RunFolder.open(begin["folder"]), group)
-        except LostError:
-            raise
-        except UserError as error:
-            group.is_first_to_report()
-            who = f"process {launch.rank} of {launch.size}"
+    group, rank = Group(launch), None
+    try:
+        begin = order = group.wait_to_begin()
+        with warnings.catch_warnings(), _undisturbed(group), explain_out_of_memory():
+            warnings.simplefilter("ignore")  # the first process has warned
+            if begin["do"] != LEAVE:
+                folder = RunFolder.open(begin["folder"])
+                order, reading = _read_beside(folder, group)
+                if order["do"] != LEAVE:
+                    rank = Rank.of(group, folder, reading.result())
+                    while (order := group.next_order())["do"] != LEAVE:
+                        rank.execute(order)
+                    rank.wait_for_disk()
+                group.leave()
+    except BaseException as error:
+        who = f"process {launch.rank} of {launch.size}"
+        group.abandon(_described(error, f"{who} has ended this run"))
+        if rank is not None:
+            rank.wait_for_disk()
+        if isinstance(error, UserError):
             raise UserError(*(f"{who}: {line}" for line in error.lines)) from error
-        except BaseException:
-            group.is_first_to_report()
-            raise
-        group.leave()
+        raise
     if "error" in order:
         raise EndedError(**order["error"])
     return RunFolder(begin["folder"])
 
 
-def _follow_in(folder: RunFolder, group: "Group") -> "Order":
-    """Do what the first process says in a run; return its last order, by which it parts."""
-    from archwright.scale.group import LEAVE
-
-    reading = _read_beside(folder, group)
-    while (order := group.next_order())["do"] == "wait":
-        if reading.done():
-            reading.result()  # raises at once what reading has raised
-    if order["do"] == LEAVE:
-        return order
-    rank = Rank.of(group, folder, reading.result())
-    while (order := group.next_order())["do"] != LEAVE:
-        rank.execute(order)
-    rank.settle()
-    return order
-
-
-def _read_beside(folder: RunFolder, group: "Group") -> Future[Material]:
-    """Read the data of a run while this process hears orders, and tell the first one when that is done."""
-    result = Future[Material]()
+def _read_beside(folder: RunFolder, group: "Group") -> tuple["Order", Future[Material]]:
+    """Read the data of a run while this process hears orders to wait; return the first other order, and what was read,
+    unless that order is to leave."""
+    reading = Future[Material]()
 
     def read() -> None:
         try:
-            result.set_result(reload_data(folder.spec, folder))
+            reading.set_result(reload_data(folder.spec, folder))
         except BaseException as error:
-            result.set_exception(error)
+            reading.set_exception(error)
         else:
             with contextlib.suppress(RuntimeError):  # the first process has ended
                 group.tell(_READ, True)
 
     # One that ends with the process: where another has ended, nobody waits for what is read.
     threading.Thread(target=read, daemon=True).start()
-    return result
+    while (order := group.next_order())["do"] == "wait":
+        if reading.done():
+            reading.result()  # raises at once what reading has raised
+    return order, reading
 
 
 def _wait_for_readers(group: "Group") -> None:
@@ -507,7 +550,10 @@ _READ = "read"
 @contextlib.contextmanager
 def _undisturbed(group: "Group") -> Iterator[None]:
     """Leave Ctrl-C, which all processes get, to the first, and tell that one of SIGTERM, which those of one machine get
-    alone where it is drained or taken away."""
+    alone where it is drained or taken away; outside the main thread, change nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def ask(number: int, frame: FrameType | None) -> None:
         group.stop_asked = True
@@ -531,5 +577,5 @@ def _written(folder: Path, snapshot: checkpoint.Snapshot) -> dict[str, Any]:
         return {"seals": checkpoint.write_part(folder, snapshot)}
     except UserError as error:
         return {"problems": error.lines}
-    except Exception as error:
+    except BaseException as error:  # such as a panic of safetensors, which is no Exception
         return {"problems": [f"{type(error).__name__}: {error}"]}

@@ -17,7 +17,7 @@ from archwright.runs import RUNS, RunFolder
 from archwright.runs.ending import early_end, early_end_text
 from archwright.runs.load import OpenRun, open_run
 from archwright.runs.records import Record
-from archwright.scale.launch import end_with_torchrun, is_first, launched
+from archwright.scale.launch import EndedError, LostError, end_with_torchrun, is_first, launched
 from archwright.scale.layout import ONE, Layout, check_layout, kept_layout, layout_of
 from archwright.scale.processes import ALONE, OneOf
 from archwright.spec.errors import UserError
@@ -42,7 +42,7 @@ from archwright.training.finalize import READ, final_max_tokens, finish, rehears
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
-from archwright.training.ranks import EndedError, dismiss, distributed, follow, leading
+from archwright.training.ranks import dismiss, distributed, follow, is_stuck, leading
 from archwright.training.resolve import (
     first_weights,
     plan_steps,
@@ -113,7 +113,7 @@ def train(
     since, callbacks = time.perf_counter(), Callbacks(on_step, on_evaluation)
     if not is_first():
         return _followed()
-    with leading():
+    with _for_scripts(), leading():
         if isinstance(run, str):
             run = load_run(run)
         elif isinstance(run, ModelSpec):
@@ -155,7 +155,7 @@ def resume(
     callbacks = Callbacks(on_step, on_evaluation)
     if not is_first():
         return _followed()
-    with leading():
+    with _for_scripts(), leading():
         if not isinstance(folder, RunFolder):
             folder = RunFolder.open(folder)
         complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
@@ -163,18 +163,37 @@ def resume(
 
 
 def _followed() -> OpenRun:
-    """Do what the first process says, and return the finished run; where it raises, raise what the same `except` of a
-    script catches."""
-    try:
+    """Do what the first process says, and return the finished run."""
+    with _for_scripts():
         folder = follow()
-    except EndedError as end:
-        raise _as_raised_first(end) from None
     return open_run(folder.path)
 
 
+@contextmanager
+def _for_scripts() -> Iterator[None]:
+    """Let what ends a run in one of several processes be raised in each so that the same `except` of a script catches
+    it, and all go on to their next run; where they cannot, end."""
+    try:
+        yield
+    except Exception as error:
+        if is_stuck():
+            raise SystemExit(_last_words(error)) from error
+        if isinstance(error, EndedError):
+            raise _as_raised_first(error) from None
+        raise
+
+
+def _last_words(error: Exception) -> str | int:
+    """Return what a process says at its end; of several that end for the same reason, one says it."""
+    if isinstance(error, (EndedError, LostError)) and not error.is_first:
+        return 1
+    what = error.lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return f"archwright: {what}; after that these processes cannot train another run, so all end"
+
+
 def _as_raised_first(end: EndedError) -> BaseException:
-    """Return an exception of the same class as that of the first process; one of a class that is not known here, such
-    as a callback's own, is a RuntimeError."""
+    """Return an exception of the same class as that of the process that has met it; one of a class that is not known
+    here, such as a callback's own, is a RuntimeError."""
     text = str(end)
     if "Exception" not in end.kinds:  # it ends, which no script is to catch
         return SystemExit(1)

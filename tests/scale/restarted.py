@@ -12,10 +12,10 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from archwright.scale import group
+from archwright.scale import connections, group
 from archwright.scale.launch import launched
 
-group.PATIENCE = timedelta(seconds=90)
+connections.PATIENCE = timedelta(seconds=90)
 """Less than the test waits, so that processes that miss each other say so."""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -22,6 +23,12 @@ TWELVE_STEPS = (
     *("evaluate.max_tokens=900", "evaluate.final_max_tokens=900"),
 )
 """A run of which two checkpoints and two evaluations are left."""
+SHORT = (
+    "evaluate.every=1000000",
+    "evaluate.final_max_tokens=300",
+    "model.attention.num_kv_heads=2",
+)
+"""A run that is not evaluated on its way, and that a tensor group of two can share."""
 LOSSES = (("train", "loss"), ("eval", "nats_per_token"))
 NORMS = ("train", "grad_norm")
 
@@ -37,6 +44,27 @@ def started(number: int, *words: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         timeout=240,
     )
+
+
+def played(
+    scene: str, place: Path, number: int, *words: str, options: tuple[str, ...] = ()
+) -> "subprocess.CompletedProcess[str]":
+    """Return what processes of a scene print, and torchrun's exit code."""
+    command = [*torchrun(number), *options, "-m", "tests.scale.failing", scene, *words]
+    return subprocess.run(
+        command,
+        cwd=place,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def left_of(folder: Path) -> list[psutil.Process]:
+    """Return the processes of a run that are still there."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in (p.info["cmdline"] or [])]
 
 
 def trained(number: int, out: Path, *words: str) -> RunFolder:
