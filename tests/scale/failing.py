@@ -91,9 +91,14 @@ def runs_that_fail(words: list[str]) -> None:
         except Exception as error:
             # LookupError is what the process itself has met: in others it is of a class that all know.
             kind = "UserError" if isinstance(error, UserError) else "another"
-            print(out, kind, *[word for word in ("No space", "full", "mine") if word in str(error)])
+            say(out, kind, *(word for word in ("No space", "full", "mine") if word in str(error)))
         else:
-            print(out, found.folder.finished)
+            say(out, str(found.folder.finished))
+
+
+def say(*words: str) -> None:
+    """Print a line at once, beside those of other processes."""
+    sys.stdout.write(" ".join(words) + "\n")
 
 
 def slow(words: list[str]) -> None:
@@ -113,7 +118,7 @@ def slow(words: list[str]) -> None:
         sync(path)
 
     files.sync = sync_slowly
-    print(archwright.train(*words, out="slow", quiet=True, on_step=on_step).folder.finished)
+    say(str(archwright.train(*words, out="slow", quiet=True, on_step=on_step).folder.finished))
 
 
 def unheard() -> None:
