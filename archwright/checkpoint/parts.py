@@ -86,6 +86,8 @@ class Stored:
                 for name in opened.keys():  # noqa: SIM118
                     sizes = tuple(opened.get_slice(name).get_shape())
                     begin = tuple(begins[name][_BEGIN]) if name in begins else (0,) * len(sizes)
+                    if any(type(at) is not int or at < 0 for at in begin):
+                        raise ValueError(f"{name} begins nowhere")
                     end = tuple(a + b for a, b in zip(begin, sizes, strict=True))
                     self._places.setdefault(name, []).append((file, Block(end, begin, sizes)))
         for name, places in self._places.items():
@@ -189,5 +191,5 @@ def _told(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
         raise DamagedError(f"{path} is not a whole safetensors file ({error}).") from error
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: what it says of itself does not fit.") from error

@@ -10,6 +10,8 @@ from archwright.spec.errors import UserError, nearest
 SUFFIXES = (".parquet", ".arrow")
 DATASET, SPLITS = "state.json", "dataset_dict.json"
 """Files by which a folder says that `save_to_disk` wrote it: one dataset, or a folder for each of its splits."""
+ABOUT = "dataset_info.json"
+"""What it has beside the first of them."""
 BY_NAME = "datasets:"
 """What stands before a name that `datasets.load_dataset` knows, as in `datasets:NAME[:CONFIG][@SPLIT]`."""
 ARROW_FILE = b"ARROW1"
@@ -31,7 +33,11 @@ def rows(path: Path, field: str) -> Iterator[str]:
             values.validate(full=True)
             for text in values.to_pylist():
                 yield text or ""
-    except (pyarrow.ArrowException, OSError) as error:
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        UnicodeDecodeError,
+    ) as error:  # names of columns may be no UTF-8
         raise UserError(
             f'"{path}" cannot be read as a table: {" ".join(str(error).split())}'
         ) from None
@@ -90,7 +96,8 @@ def dataset_files(folder: Path) -> list[Path] | None:
     """Return the files of a dataset that `save_to_disk` wrote into a folder, in its order; None of any other folder.
 
     Raises:
-        UserError: it has splits, of which one is to be named, or rows in another order than its files.
+        UserError: it has splits, of which one is to be named, or rows in another order than its files, or does not say
+            which these are.
     """
     if (folder / SPLITS).is_file():
         splits = sorted(p.parent for p in folder.glob(f"*/{DATASET}"))
@@ -102,8 +109,12 @@ def dataset_files(folder: Path) -> list[Path] | None:
         state = json.loads((folder / DATASET).read_text("utf-8"))
         names = [str(file["filename"]) for file in state["_data_files"]]
         mapped = bool(state.get("_indices_files") or state.get("_indices_data_files"))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        if not (folder / ABOUT).is_file():  # any file may be called so
+            return None
+        raise UserError(
+            f'"{folder / DATASET}" is damaged: it does not say which files hold the rows. Save the dataset again.'
+        ) from None
     if mapped:
         raise UserError(_mapped(str(folder)))
     return [folder / Path(name).name for name in names]

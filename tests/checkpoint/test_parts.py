@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from archwright import checkpoint
 from archwright.checkpoint import optimizers as of_optimizers
-from archwright.checkpoint.parts import Stored, is_whole, part_name
+from archwright.checkpoint.parts import INFO, Stored, is_whole, part_name
 from archwright.files import DamagedError
 from archwright.scale.layout import Block
 from archwright.spec.errors import UserError
@@ -213,6 +214,20 @@ def test_what_parts_do_not_cover_is_damage(
     (path / part_name("model.safetensors", 0, 2)).unlink()
     with pytest.raises(DamagedError, match=r"parts of first\.\w+ are missing"):
         Stored(path / "model.safetensors")
+
+
+@pytest.mark.parametrize("begin", ["[0.0]", "[true]", "[-2]", "[null]", "[0, 0]", "0", "[" * 9999])
+def test_a_part_that_begins_nowhere_is_damage(tmp_path: Path, begin: str) -> None:
+    """Two parts of as many numbers as there are."""
+    for number, text in enumerate((begin, "[2]")):
+        about = {INFO: f'{{"x": {{"saved_offsets": {text}}}}}'}
+        save_file({"x": torch.ones(2)}, tmp_path / part_name("m.safetensors", number, 2), about)
+    with pytest.raises(DamagedError) as caught:
+        Stored(tmp_path / "m.safetensors").whole("x")
+    (line,) = caught.value.lines
+    assert line.endswith(
+        "00001-of-00002.safetensors is damaged: what it says of itself does not fit."
+    )
 
 
 @pytest.mark.parametrize(

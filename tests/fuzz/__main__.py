@@ -18,7 +18,7 @@ import torch
 from tests.fuzz.cases import BAD, Outcome, Reader
 from tests.fuzz.seeds import Seed, Workshop, in_memory
 from tests.fuzz.table import table
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.targets import TARGETS, Target, missing
 from tests.fuzz.workers import judged
 
 HEAD = (
@@ -76,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     _import_all()
     targets = [t for t in TARGETS if not options.only or t.name in options.only]
+    for target in targets:
+        if needed := missing(target):
+            print(f"{target.name}: left out, without {' and '.join(needed)}", file=sys.stderr)
+    targets = [target for target in targets if not missing(target)]
     with tempfile.TemporaryDirectory(prefix="archwright-fuzz-", dir=in_memory()) as scratch:
         tallies = [_tally(target, Path(scratch), options) for target in targets]
     rows = [tally.row() for tally in tallies]

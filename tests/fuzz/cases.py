@@ -28,6 +28,8 @@ GROWTH = 1 << 30
 """Bytes that a case may add to a process at its peak."""
 LINES, LETTERS = 24, 1000
 """How long an answer may be: in lines, and each of them."""
+AWAY = 0.1
+"""Share of the cases in which a file is missing or another one, where that is tried."""
 BAD = ("traceback", "slow", "big", "silent", "stuck", "unreadable")
 """Ends that no case may come to."""
 
@@ -39,7 +41,8 @@ class Case:
     number: int
     seed: Seed
     path: str
-    content: bytes
+    content: bytes | None
+    """None: the file is missing."""
     kept: bool
 
 
@@ -72,13 +75,23 @@ class Reader:
         path = dice.choice(sorted(seed.kinds))
         place = self._place(number)
         before = seed.files[path].replace(ROOT_MARK, str(place).encode())
+        if self.target.takes_away and dice.random() < AWAY:
+            return Case(number, seed, path, self._another(seed, path, dice), False)
         content, kept = mutated(before, seed.kinds[path], dice, self._words)
         return Case(number, seed, path, content, kept)
+
+    def _another(self, seed: Seed, path: str, dice: Random) -> bytes | None:
+        """Return what stands in place of a file that was mislaid: nothing, or another one of its kind."""
+        others = [p for p, kind in seed.kinds.items() if p != path and kind == seed.kinds[path]]
+        return seed.files[dice.choice(others)] if others and dice.random() < 0.5 else None
 
     def lay(self, case: Case, place: Path) -> None:
         """Write a case's folder."""
         _lay(case.seed, place)
-        (place / case.path).write_bytes(case.content)
+        if case.content is None:
+            (place / case.path).unlink()
+        else:
+            (place / case.path).write_bytes(case.content)
         with contextlib.chdir(place):
             self.target.amend(case.path)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tomli_w
 
+from tests.fuzz.arrow_tables import table_types, table_values
 from tests.fuzz.trees import FLOATS, INTEGERS, changed, fill_in, json_with_a_key_twice
 
 Words = Sequence[str]
@@ -205,6 +206,40 @@ def _with_header(header: Any, data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
+INFO = "DCP_SHARDING_INFO"
+"""Key of a part's metadata: a table from names to where their blocks begin."""
+
+
+def _part_values(content: bytes, dice: Random, words: Words) -> bytes:
+    """Change where blocks of a part of a checkpoint begin, or what any safetensors file says."""
+    header, data = _safetensors(content)
+    begins = json.loads(header["__metadata__"][INFO])
+    cut = [name for name, told in begins.items() if told["saved_offsets"]]
+    way = dice.randrange(6)
+    if way > 2 or not cut:
+        return _tensor_values(content, dice, words)
+    a, b = dice.choice(cut), dice.choice(cut)
+    if way == 0:
+        begin = begins[a]["saved_offsets"]
+        at = dice.randrange(len(begin))
+        size = header[a]["shape"][at]
+        begin[at] = dice.choice((*INTEGERS, -size, size, begin[at] + 1, begin[at] - 1))
+    elif way == 1:
+        begins[a], begins[b] = begins[b], begins[a]
+    else:
+        del begins[a]
+    header["__metadata__"][INFO] = json.dumps(begins)
+    return _with_header(header, data)
+
+
+def _part_types(content: bytes, dice: Random, words: Words) -> bytes:
+    """Change anything in the table of where blocks begin, which stands in the metadata as text."""
+    header, data = _safetensors(content)
+    begins = json.loads(header["__metadata__"][INFO])
+    header["__metadata__"][INFO] = fill_in(json.dumps(changed(begins, dice, words, types=True)))
+    return _with_header(header, data)
+
+
 def _same_size(shape: list[int], dice: Random) -> list[int]:
     ways = [shape[::-1], [*shape, 1], [1, *shape], [int(np.prod(shape, dtype=object))]]
     if shape and shape[0] % 2 == 0:
@@ -274,5 +309,8 @@ KINDS: dict[str, tuple[Change, Change]] = {
     "npy": (_array_values, _array_types),
     "tokens": (_token_values, _token_types),
     "safetensors": (_tensor_values, _tensor_types),
+    "parts": (_part_values, _part_types),
+    "parquet": (table_values, table_types),
+    "arrow": (table_values, table_types),
 }
 """How each kind of file is changed: in its values, and in their types."""

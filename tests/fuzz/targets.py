@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -45,10 +46,19 @@ class Target:
     """What a forger does to hide the change of a file."""
     also: tuple[Callable[[], None], ...] = ()
     """Changes of a valid folder after which it may be read as something else: an older copy."""
+    takes_away: bool = False
+    """Whether files are also missing, or lie in the place of others."""
+    needs: tuple[str, ...] = ()
+    """Libraries without which such files are not read here; extras of the package."""
     dear: int = 1
     """How many times fewer cases there are where time is short."""
     words: Callable[[], Sequence[str]] = field(default=lambda: ())
     """Strings that are valid somewhere in such files."""
+
+
+def missing(target: Target) -> list[str]:
+    """Return the libraries that a target needs and that are not installed."""
+    return [name for name in target.needs if importlib.util.find_spec(name) is None]
 
 
 def digest(*parts: object) -> str:
@@ -245,6 +255,77 @@ def _tokenizer(seed: Seed) -> object:
     return digest(told, [t.token_lengths for t in whole], [t.begin_of_text for t in whole])
 
 
+# Text in tables
+
+
+def _tables(*names: str) -> Callable[[Workshop], Sequence[Seed]]:
+    """Return files of rows, each written in another way."""
+
+    def seeds(workshop: Workshop) -> Sequence[Seed]:
+        place = workshop.made("tables", _make_tables)
+        kinds = {name: (place / name).read_bytes() for name in names}
+        return [
+            Seed(name, {name: content}, {name: Path(name).suffix[1:]})
+            for name, content in kinds.items()
+        ]
+
+    return seeds
+
+
+def _make_tables() -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = [f"{i} the model of a query é\n" * (i % 7) for i in range(40)]
+    table = pyarrow.table({"number": [*range(len(texts))], "text": texts})
+    large = table.set_column(1, "text", table.column("text").cast(pyarrow.large_string()))
+    parquet.write_table(table, "plain.parquet", compression="none", row_group_size=15)
+    parquet.write_table(table, "packed.parquet", compression="zstd", write_page_checksum=True)
+    parquet.write_table(large, "large.parquet", use_dictionary=False, data_page_version="2.0")
+    packed = pyarrow.ipc.IpcWriteOptions(compression="lz4")
+    with pyarrow.ipc.new_stream("stream.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=15)
+    with pyarrow.ipc.new_file("file.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=15)
+    with pyarrow.ipc.new_file("packed.arrow", large.schema, options=packed) as writer:
+        writer.write_table(large)
+
+
+def _saved_datasets(workshop: Workshop) -> Sequence[Seed]:
+    """Return a folder that `save_to_disk` has written, in two files, and one of several splits."""
+    kinds = {"*.arrow": "arrow", "*.json": "json"}
+    place = workshop.made("datasets", _make_datasets)
+    return [
+        of_folder("one", place / "one", kinds, text="saved"),
+        of_folder("splits", place / "splits", kinds, text="saved/train"),
+    ]
+
+
+def _make_datasets() -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    texts = [f"{i} the model of a query é\n" * (1 + i % 7) for i in range(40)]
+    found = datasets.Dataset.from_dict({"number": [*range(len(texts))], "text": texts})
+    found.save_to_disk("one/saved", num_shards=2)
+    datasets.DatasetDict({"train": found, "test": found}).save_to_disk("splits/saved")
+
+
+def _rows(seed: Seed) -> object:
+    """Read the documents of a table as `train` does."""
+    from archwright.spec.run_spec import DataSpec
+    from archwright.text.corpus import open_corpus
+
+    corpus = open_corpus(DataSpec(text=(seed.more.get("text", seed.name),)))
+    return digest(
+        *(
+            (document.name, *document.pieces)
+            for side in (corpus.train, corpus.held_out)
+            for document in side
+        )
+    )
+
+
 # The cache
 
 
@@ -331,6 +412,11 @@ def _checkpoints(workshop: Workshop) -> Sequence[Seed]:
     kinds = {pattern: Path(pattern).suffix[1:] for pattern in CHECKPOINTS}
     places = {"a run": workshop.run(), "a run of two processes": workshop.run_of_two()}
     return [of_folder(name, place, kinds) for name, place in places.items()]
+
+
+def _parts(workshop: Workshop) -> Sequence[Seed]:
+    """Return a run whose newest checkpoint two processes have written in parts, of which alone something changes."""
+    return [of_folder("a run", workshop.run_of_two(), {"*-of-*.safetensors": "parts"})]
 
 
 def _cut_run_files(*patterns: str) -> Callable[[Workshop], Sequence[Seed]]:
@@ -444,6 +530,7 @@ def _seal(path: str) -> None:
     if Path(path).name == seal.name:
         return
     told = json.loads(seal.read_text())
+    told["files"] = {name: {} for name in told["files"] if (folder / name).exists()}
     for name in told["files"]:
         content = (folder / name).read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
@@ -487,6 +574,7 @@ STORES = ("cache/tokens/*/*.json", "cache/tokens/*/*.npy", "cache/tokens/*/*.bin
 CHECKED = "archwright.hf.loading:_checked"
 JUDGED = "archwright.spec.run_rules:enforce_run"
 WHOLE_PLAN = "archwright.lab.plan_file:_check_files"
+ROWS = "archwright.text.tables:_check"
 TOKENIZED = "archwright.text.tokenizer:Tokenizer.check"
 
 TARGETS = (
@@ -512,6 +600,28 @@ TARGETS = (
     Target("safetensors", _tensor_files, _load, (CHECKED,)),
     Target("indices", _indices, _load, (CHECKED,)),
     Target("tokenizers", _tokenizers, _tokenizer, (TOKENIZED,)),
+    Target(
+        "Parquet",
+        _tables("plain.parquet", "packed.parquet", "large.parquet"),
+        _rows,
+        (ROWS,),
+        needs=("pyarrow",),
+    ),
+    Target(
+        "Arrow",
+        _tables("stream.arrow", "file.arrow", "packed.arrow"),
+        _rows,
+        (ROWS,),
+        needs=("pyarrow",),
+    ),
+    Target(
+        "saved datasets",
+        _saved_datasets,
+        _rows,
+        (ROWS,),
+        takes_away=True,
+        needs=("datasets", "pyarrow"),
+    ),
     Target(
         "token store",
         _stores,
@@ -551,6 +661,16 @@ TARGETS = (
         ("archwright.checkpoint.optimizers:optimizer_misfits",),
         amend=_seal,
         also=(_drop_newest,),
+        dear=2,
+    ),
+    Target(
+        "checkpoints in parts",
+        _parts,
+        _restore,
+        ("archwright.checkpoint.optimizers:optimizer_misfits",),
+        amend=_seal,
+        also=(_drop_newest,),
+        takes_away=True,
         dear=2,
     ),
     Target("plans", _plans, _plan, (WHOLE_PLAN, "archwright.training.data:reload_data")),

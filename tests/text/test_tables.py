@@ -153,6 +153,13 @@ def test_without_pyarrow_it_is_said_what_to_install(
     assert message(path).endswith("not installed: pip install 'archwright[parquet]'")
 
 
+@pytest.mark.parametrize("write", [write_arrow, write_feather])
+def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path, write: Write) -> None:
+    path = write(tmp_path / "a.arrow", ["one", "two"], field="column")
+    path.write_bytes(path.read_bytes().replace(b"column", b"col\xadmn"))
+    assert message(path).startswith(f'data.text: "{path}" cannot be read as a table: ')
+
+
 class TestDatasets:
     """Folders and names of Hugging Face's datasets."""
 
@@ -172,6 +179,20 @@ class TestDatasets:
         made.save_to_disk(tmp_path / "saved")
         found = open_texts((str(tmp_path / "saved"),), DataSpec())
         assert ["".join(d.pieces) for d in found] == made["text"][:]
+
+    @pytest.mark.parametrize("content", ["", "[]", "[" * 20_000, '{"_data_files": [1]}'])
+    def test_one_that_does_not_say_its_files_is_refused(self, tmp_path: Path, content: str) -> None:
+        """Read as any folder, it would have the rows in another order, and its JSON as text."""
+        saved = tmp_path / "saved"
+        datasets.Dataset.from_dict({"text": TEXTS[:9]}).save_to_disk(saved)
+        (saved / "state.json").write_text(content)
+        assert message(saved) == (
+            f'data.text: "{saved}/state.json" is damaged: it does not say which files hold the rows. '
+            "Save the dataset again."
+        )
+        (saved / "dataset_info.json").unlink()
+        (saved / "state.json").write_text("of something else")
+        assert "of something else" in sides(saved)[1] + sides(saved)[0]
 
     def test_one_of_several_splits_is_named(self, tmp_path: Path) -> None:
         one = datasets.Dataset.from_dict({"text": ["one", "two"]})
