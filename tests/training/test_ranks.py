@@ -1,5 +1,4 @@
-"""What processes of a run say to each other before its first step, what the first of them does alone, and what it hears of
-the others."""
+"""What processes of a run say to each other before its first step, what the first does alone, and what it hears."""
 
 import contextlib
 import queue
