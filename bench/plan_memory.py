@@ -37,10 +37,13 @@ HEAD = (
 )
 EXPERTS = "model.feedforward.kind=experts model.feedforward.num_experts=8"
 AGAIN = "machine.activation_checkpointing=full"
+SELECTIVE = "machine.activation_checkpointing=selective"
 CONFIGURATIONS = (
     f"modern {SMALL}",
     f"modern {SMALL} machine.precision=fp32",
     f"modern {SMALL} machine.kernel=sdpa",
+    f"modern {SMALL} machine.kernel=sdpa {SELECTIVE}",
+    f"modern {SMALL} machine.kernel=sdpa {AGAIN}",
     f"modern {SMALL} optimizer.kind=muon",
     f"modern {SMALL} {AGAIN} batch_size=32",
     f"modern {SMALL} machine.compile=block",
@@ -128,8 +131,7 @@ def measured(configuration: str) -> float:
     torch.set_float32_matmul_precision("medium")
     idle = _resident("VmRSS")
     model = build(run.model).use_kernel(run.machine.kernel)
-    if run.machine.activation_checkpointing == "full":
-        model.checkpoint_activations()
+    model.checkpoint_activations(run.machine.activation_checkpointing)
     compile_parts(model, run.machine.compile, whole_loss=run.machine.loss == "whole")
 
     class Random:

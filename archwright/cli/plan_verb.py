@@ -49,8 +49,8 @@ matrices of layers, pipeline the layers, context the tokens of a text. The first
 DDP, DDP with experts or tensor, FSDP, FSDP with experts, with tensor, with pipeline, with context. Or the
 one of --split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1, zero2 and fsdp
 for the devices that are left, and no-sequence where norms are not shared by tokens.
-Checkpointing computes again: selective norms, activations and gates, full whole layers. Keys of --json:
-docs/planning.md
+Checkpointing computes again: selective all of a layer but products with weights and attention, full whole
+layers (machine.activation_checkpointing of a run). Keys of --json: docs/planning.md
 
 WHAT may be a run: what was estimated for its steps then stands beside what they took, and of the options
 --json and --html are for it. With --hardware this, speeds are measured on this machine, kept for a week,

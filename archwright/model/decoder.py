@@ -20,6 +20,7 @@ from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import ActivationCheckpointing
 
 
 class Decoder(Stack, LanguageModel):
@@ -185,10 +186,11 @@ class Decoder(Stack, LanguageModel):
         super().use_kernel(name)
         return self
 
-    def checkpoint_activations(self) -> "Decoder":
-        """Keep only what enters each layer, and compute layers again in the backward pass."""
+    def checkpoint_activations(self, what: ActivationCheckpointing = "full") -> "Decoder":
+        """Keep less of each layer for the backward pass, which computes the rest again, as
+        `machine.activation_checkpointing` says."""
         for stack in self.stacks:
-            stack.checkpoints_activations = True
+            stack.activation_checkpointing = what
         return self
 
     def __repr__(self) -> str:

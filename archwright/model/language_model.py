@@ -15,6 +15,7 @@ from archwright.parts.linear import Linear
 from archwright.parts.masks import MaskPattern
 from archwright.parts.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import ActivationCheckpointing
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,9 @@ class LanguageModel(nn.Module, ABC):
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
 
     @abstractmethod
-    def checkpoint_activations(self) -> "LanguageModel":
-        """Keep only what enters each layer, and compute layers again in the backward pass."""
+    def checkpoint_activations(self, what: ActivationCheckpointing = "full") -> "LanguageModel":
+        """Keep less of each layer for the backward pass, which computes the rest again, as
+        `machine.activation_checkpointing` says."""
 
     def num_parameters(self) -> int:
         """Return the number of parameters; a tied table counts once."""

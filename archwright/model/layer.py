@@ -1,13 +1,11 @@
 """One layer: named branches, wired by a residual choice."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
@@ -118,29 +116,6 @@ class Layer(nn.Module):
                 raise UserError(
                     f"{name}: {mixer} takes no {given}; expected a batch without, or {given} in takes of its spec"
                 )
-
-
-def recomputed(
-    layer: Layer, x: Float[Tensor, "batch length dim"], context: Context
-) -> Float[Tensor, "batch length dim"]:
-    """Return what a layer makes of x, of which only x is kept: its backward pass computes the layer again."""
-    out: Tensor = checkpoint(
-        layer, x, context, use_reentrant=False, context_fn=lambda: (nullcontext(), _again(layer))
-    )
-    return out
-
-
-@contextmanager
-def _again(layer: Layer) -> Iterator[None]:
-    """Inside, branches do not count what they see, as they saw it before."""
-    branches = [layer.branch(name) for name in layer.branches]
-    for branch in branches:
-        branch.first_pass = False
-    try:
-        yield
-    finally:
-        for branch in branches:
-            branch.first_pass = True
 
 
 class _Wired:

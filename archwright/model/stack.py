@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
-from archwright.model.layer import Layer, recomputed
+from archwright.model.layer import Layer
+from archwright.model.recomputation import recomputed
 from archwright.model.reversible import read_reversibly
 from archwright.parts.context import Context
 from archwright.parts.global_tokens import GlobalTokens
@@ -19,6 +20,7 @@ from archwright.parts.mixers import Mixer
 from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.token_layout import rows_at
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import ActivationCheckpointing
 
 
 class Stack(nn.Module):
@@ -34,8 +36,8 @@ class Stack(nn.Module):
     layers: nn.ModuleList
     """Those with parameters of their own: fewer than there are to go through where some are shared."""
     norm: nn.Module
-    checkpoints_activations: bool = False
-    """Whether layers keep only what enters them, and are computed again in the backward pass."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What layers keep for the backward pass, which computes the rest again."""
 
     def assemble(
         self,
@@ -120,10 +122,10 @@ class Stack(nn.Module):
         keeps_all = cache is not None or not torch.is_grad_enabled()
         for i, layer in enumerate(layers):
             layer.prepare(context)
-            if self.checkpoints_activations and not keeps_all:
-                x = recomputed(layer, x, context)
-            else:
+            if keeps_all:
                 x = layer(x, context, cache and cache.states(i))
+            else:
+                x = recomputed(layer, x, context, self.activation_checkpointing)
         return x
 
     @property

@@ -72,5 +72,9 @@ class Branch(nn.Module):
         beside those that enter and leave `Linear` maps."""
         return 0.0
 
+    def kept_results_per_token(self, length: int) -> float:
+        """Return how many of `kept_values_per_token` are results of `Linear` maps, such as of a second call."""
+        return 0.0
+
     def after_step(self, *, updated: bool) -> None:
         """Do what follows from the batches of a training step; `updated`: whether the weights moved."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, get_args
 
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
@@ -10,11 +11,15 @@ from archwright.parts.mixers import AttentionMixer
 from archwright.planning.memory import PER_ACTIVATION
 from archwright.planning.splits import blocks_of, share
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import ActivationCheckpointing
 
-CHECKPOINTING = ("none", "selective", "full")
-"""What is computed again in the backward pass: nothing; norms, activations and gates; all of a layer."""
+CHECKPOINTING: tuple[ActivationCheckpointing, ...] = get_args(ActivationCheckpointing)
+"""What is computed again in the backward pass, as `machine.activation_checkpointing` says: nothing; all but products
+with weights and attention; all of a layer."""
 STREAM = 0
 """Stands in place of blocks where numbers are those of the stream: devices share them by tokens, or each has all."""
+WHOLE = 1
+"""Of one block each device has all."""
 Values = Mapping[int, float]
 """Numbers per token by the blocks that devices share them by, such as heads; see `STREAM`."""
 
@@ -30,7 +35,8 @@ def activation_bytes(
         none        what enters each norm and each branch, the result of each map, and what enters the maps that
                     write into the stream: 32 dim for a layer of GPT (Korthikanti et al., 2022, section 4.1, less
                     scores and dropout)
-        selective   as none, without what norms, activations and gates give
+        selective   what enters each layer, and the results of its maps and of attention: 22 dim for a layer of GPT;
+                    and all else of one layer, while it is computed again
         full        what enters each layer; and all of one layer, while it is computed again
 
     Of reversible layers, in any case what leaves the last, and all of one layer.
@@ -67,13 +73,10 @@ def activations(
         text = length if spec.encoder_model is None else target_length or length
         longer = text + spec.global_tokens
         times = spec.vectors_per_token * longer / length  # of numbers for each token of the text
-        if is_reversible or checkpointing == "full":
-            kept.append({STREAM: 0 if is_reversible else spec.dim * times})
-            values = layer_values(layer, spec.dim, longer, "none", length)
-            again = max(again, _scaled(values, times), key=amount)
-        else:
-            values = layer_values(layer, spec.dim, longer, checkpointing, length)
-            kept.append(_scaled(values, times))
+        values = layer_values(layer, spec.dim, longer, length)
+        own, others = values.under("full" if is_reversible else checkpointing)
+        kept.append({} if is_reversible else _scaled(own, times))
+        again = max(again, _scaled(others, times), key=amount)
     return added(kept), again
 
 
@@ -81,19 +84,39 @@ def _scaled(values: Values, times: float) -> Values:
     return {blocks: number * times for blocks, number in values.items()}
 
 
-def layer_values(
-    layer: Layer, dim: int, length: int, checkpointing: str, source_length: int
-) -> Values:
-    """Return the numbers per token that a layer leaves, `checkpointing` being none or selective."""
-    kept: dict[int, float] = defaultdict(float)
-    kept[STREAM] += len(layer.branches) * dim  # what enters the norms, or the branches
+class LayerValues(NamedTuple):
+    """Numbers per token that a layer has while it is computed."""
+
+    entering: Values
+    results: Values
+    """Of attention, and of maps inside branches."""
+    written: Values
+    """Results of maps that write into the stream: their sums alone are needed, unless something stands between."""
+    others: Values
+    """What norms, activations and gates give."""
+
+    def under(self, checkpointing: str) -> tuple[Values, Values]:
+        """Return what is kept until the backward pass, and what is there while the layer is computed again."""
+        everything = added((self.entering, self.results, self.others))
+        if checkpointing == "none":
+            return everything, {}
+        if checkpointing == "full":
+            return self.entering, everything
+        return added((self.entering, self.results, self.written)), self.others
+
+
+def layer_values(layer: Layer, dim: int, length: int, source_length: int) -> LayerValues:
+    """Return the numbers per token that a layer has while it is computed."""
+    results, written, others = (defaultdict[int, float](float) for _ in range(3))
     mixers = layer.mixers()
+    # What enters the norms, or the branches, of which the first is what enters the layer.
+    others[STREAM] += (2 * len(layer.branches) - 1) * dim
     for name in layer.branches:
         branch, mixer = layer.branch(name), mixers.get(name)
         heads = mixer.num_heads if isinstance(mixer, AttentionMixer) else STREAM
-        kept[heads] += branch.kept_values_per_token(length)
-        if checkpointing == "none":
-            kept[STREAM] += dim
+        of_maps = branch.kept_results_per_token(length)
+        results[heads] += of_maps
+        others[heads] += branch.kept_values_per_token(length) - of_maps
         for module in branch.modules():
             if not isinstance(module, Linear):
                 continue
@@ -103,10 +126,12 @@ def layer_values(
             # Each device makes what is not shared of its own tokens, as the stream is.
             blocks = STREAM if module.num_blocks == 1 else blocks_of(module)
             if not module.is_residual_output:
-                kept[blocks] += times * module.d_out
-            elif mixer is not None or checkpointing == "none":
-                kept[blocks] += times * module.d_in
-    return kept
+                results[blocks] += times * module.d_out
+                continue
+            (others if mixer is None else results)[blocks] += times * module.d_in
+            # Where it is shared by rows, each device has a part of the sum for all tokens.
+            written[min(blocks, WHOLE)] += times * module.d_out
+    return LayerValues({STREAM: dim}, results, written, others)
 
 
 def added(values: Iterable[Values]) -> Values:

@@ -29,9 +29,9 @@ def exchanged(
         context   keys and values of the others, in both passes, and their gradients
         experts   each token to its experts and back, in both passes
 
-    What is computed again is exchanged again.
+    What layers exchange is exchanged again where they are computed again, be it in part.
     """
-    tokens, again = length / split.context, checkpointing == "full"
+    tokens, again = length / split.context, checkpointing != "none"
     stream = tokens / (split.tensor if split.sequence else 1)
     per_pass = passes * PER_ACTIVATION
     keys = on_a_device(stage.keys, split.tensor, sequence=False)

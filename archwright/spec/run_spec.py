@@ -365,6 +365,9 @@ class InitFrom(Spec):
     """A run folder or a folder with model.safetensors; empty: fresh weights."""
 
 
+ActivationCheckpointing = Literal["none", "selective", "full"]
+
+
 class MachineSpec(Spec):
     """Decisions that the machine makes once, by measurement, for which numbers of the last week are taken unless
     ARCHWRIGHT_REMEASURE is set; given values are kept."""
@@ -381,9 +384,11 @@ class MachineSpec(Spec):
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
     float32 logits would take more than 256 MiB."""
-    activation_checkpointing: Literal["none", "full"] = "none"
-    """full: keep only what enters each layer, and compute the rest of it again in the backward pass, which saves memory
-    and takes up to a third more FLOPs (Chen et al., 2016)."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What is computed again in the backward pass, which saves memory. selective: all of a layer but products with
+    weights and attention, whose results are kept; scores are computed again where a kernel keeps them (Korthikanti et
+    al., 2022). full: all of a layer, of which only what enters it is kept, for up to a third more FLOPs (Chen et al.,
+    2016). Layers that are compiled keep by themselves what selective does."""
     compile: Literal["auto", "none", "block"] = "auto"
     """block: torch.compile for each layer; auto: where steps are then faster, tried in runs of over ten minutes."""
     fused: Literal["auto", "none", "liger"] = "auto"

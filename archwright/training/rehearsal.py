@@ -87,8 +87,9 @@ class Rehearsal:
         with self.going_on():
             self.model: Decoder = build_uninitialized(spec)
         self.model.use_kernel("blockwise" if machine.kernel == "auto" else machine.kernel)
-        if machine.activation_checkpointing == "full":
-            self.model.checkpoint_activations()
+        # Compiled layers are left to the compiler.
+        if machine.activation_checkpointing == "full" or machine.compile != "block":
+            self.model.checkpoint_activations(machine.activation_checkpointing)
         precision = "fp32" if machine.precision == "auto" else machine.precision
         self.precision = Precision(precision, torch.device("cpu"), self.model.head.d_out)
         self._optimizers: Optimizers | None = None

@@ -180,7 +180,7 @@ def make_model(
     check_memory(run, num_tokens, machine, layout)
     device = machine.device if with_values else "meta"
     model = build(run.model, seed=run.seed, device=device, vocab_size=num_tokens)
-    return model if machine.activation_checkpointing == "none" else model.checkpoint_activations()
+    return model.checkpoint_activations(machine.activation_checkpointing)
 
 
 def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: Layout = ONE) -> None:

@@ -258,8 +258,7 @@ class Steps:
 
         spec = run.model.resolved()
         model = build(spec).use_kernel(run.machine.kernel)
-        if run.machine.activation_checkpointing == "full":
-            model.checkpoint_activations()
+        model.checkpoint_activations(run.machine.activation_checkpointing)
         vocab_size, dice = int(spec.vocab_size), np.random.default_rng(0)
         batch = full_batch(
             run,

@@ -124,6 +124,18 @@ def test_activations_are_those_of_the_paper(gpt: Needs, tensor: int, pipeline: i
     assert shared + s * h * num_layers * (2 / tensor + scores) == pytest.approx(paper, rel=1e-12)
 
 
+@pytest.mark.parametrize("tensor", [1, 8])
+def test_results_of_maps_that_are_shared_by_rows_are_whole(gpt: Needs, tensor: int) -> None:
+    """In selective recomputation, each device keeps its parts of the two sums for all tokens."""
+    first, dim = gpt.stages(8)[0], 12288
+    whole, shared = (
+        on_a_device(first.kept["selective"], tensor, sequence=sequence) / first.num_layers / dim
+        for sequence in (False, True)
+    )
+    assert whole == pytest.approx(1 + 8 / tensor + 2)
+    assert shared == pytest.approx(9 / tensor + 2)
+
+
 def test_what_is_planned_has_the_activations_of_its_fullest_stage(gpt: Needs) -> None:
     way = setup(gpt, Split(64, "fsdp", tensor=8, pipeline=8), "none", texts=64.0)
     assert way.memory.activations == pytest.approx(32 * LENGTH * 12288 * 96 / 8)
@@ -190,8 +202,9 @@ def test_four_sums_of_activations_for_each_layer(gpt: Needs) -> None:
     of_one = 2 * 7 / 8 * LENGTH * 12288 * 2
     sent = bytes_sent(gpt, Split(8, tensor=8, sequence=False))
     assert sent == {"tensor": pytest.approx(3 * 96 * 4 * of_one)}
-    again = bytes_sent(gpt, Split(8, tensor=8, sequence=False), "full")
-    assert again == {"tensor": pytest.approx(3 * 96 * 6 * of_one)}
+    for checkpointing in ("selective", "full"):  # layers gather again what they compute again
+        again = bytes_sent(gpt, Split(8, tensor=8, sequence=False), checkpointing)
+        assert again == {"tensor": pytest.approx(3 * 96 * 6 * of_one)}
     parts = bytes_sent(gpt, Split(8, tensor=8))  # five halves of a sum for each of two
     assert parts == {"tensor": pytest.approx(3 * 96 * 5 * of_one)}
 

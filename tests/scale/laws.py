@@ -252,7 +252,7 @@ def settings(dice: random.Random) -> Iterator[str]:
     yield f"z_loss={dice.choice((0.0, 0.1))}"
     yield f"label_smoothing={dice.choice((0.0, 0.1))}"
     yield f"machine.loss={dice.choice(('whole', 'chunked'))}"
-    yield f"machine.activation_checkpointing={dice.choice(('none', 'none', 'full'))}"
+    yield f"machine.activation_checkpointing={dice.choice(('none', 'selective', 'full'))}"
     yield f"machine.kernel={dice.choice(('eager', 'sdpa', 'blockwise'))}"
 
 
@@ -347,8 +347,7 @@ def trained(run: RunSpec, processes: Processes, rounding: int = 0) -> Trained:
     alone = not isinstance(processes, Group)
     model = whole if alone else build(run.model, device="meta").double()
     model.use_kernel(run.machine.kernel)
-    if run.machine.activation_checkpointing == "full":
-        model.checkpoint_activations()
+    model.checkpoint_activations(run.machine.activation_checkpointing)
     names = {id(p): name for name, p in model.named_parameters()}
     processes.cut(model)
     if isinstance(processes, Group):

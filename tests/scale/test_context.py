@@ -19,7 +19,7 @@ from tests.tiny import WORDS
 
 BLOCKWISE = "machine.kernel=blockwise"
 ROWS = {
-    "windows, soft caps": ("gemma-2-2b", BLOCKWISE),
+    "windows, soft caps": ("gemma-2-2b", BLOCKWISE, "machine.activation_checkpointing=selective"),
     "documents, computed again": (
         *("modern", "data.packing=document_mask", "machine.loss=chunked"),
         "machine.activation_checkpointing=full",

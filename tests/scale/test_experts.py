@@ -19,7 +19,10 @@ ROWS = {
     "biases, numbers for all experts": (
         *("mixtral-8x7b", "model.feedforward.expert.kind=xielu", "grad_accum_steps=2"),
         *("model.feedforward.expert.bias=true", "model.feedforward.out_bias=true"),
-        "model.feedforward.expert.hidden_norm.kind=rms",
+        *(
+            "model.feedforward.expert.hidden_norm.kind=rms",
+            "machine.activation_checkpointing=selective",
+        ),
     ),
     "experts that no token goes through": ("mixtral-8x7b", "model.feedforward.top_k=1"),
 }

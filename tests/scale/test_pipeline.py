@@ -31,7 +31,7 @@ ROWS = {
     "experts that are balanced, numbers of activations": (
         *("mixtral-8x7b", "model.feedforward.balance_loss=1", "grad_accum_steps=4"),
         *("model.feedforward.router_z_loss=0.1", "model.feedforward.expert.kind=xielu"),
-        "machine.loss=chunked",
+        *("machine.loss=chunked", "machine.activation_checkpointing=selective"),
     ),
     "layers that come again": ("albert-base", "grad_accum_steps=2"),
 }

@@ -27,7 +27,7 @@ SHORT = "model.context_length=29"
 """A length of which processes have different numbers of tokens."""
 ROWS = {
     "biases": ("textbook", "model.feedforward.kind=gelu", SHORT),
-    "one key-value head": ("modern", SHORT),
+    "one key-value head": ("modern", SHORT, "machine.activation_checkpointing=selective"),
     "parallel branches": (
         *("modern", "model.residual.kind=parallel", "model.attention.num_kv_heads=2"),
         *("model.attention.sinks=true", "model.attention.bias=true", "model.feedforward.bias=true"),

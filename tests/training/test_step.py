@@ -15,7 +15,7 @@ from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.scale.processes import Processes
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import AdamW
+from archwright.spec.run_spec import ActivationCheckpointing, AdamW
 from archwright.training.step import StepResult, train_step
 
 SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).override(
@@ -254,13 +254,15 @@ EXPERTS = (
 )
 
 
+@pytest.mark.parametrize("what", ["selective", "full"])
 @pytest.mark.parametrize("changes", [(), EXPERTS], ids=["dense", "experts"])
-def test_layers_that_are_computed_again_give_the_same_step(changes: tuple[str, ...]) -> None:
+def test_layers_that_are_computed_again_give_the_same_step(
+    changes: tuple[str, ...], what: ActivationCheckpointing
+) -> None:
     """Bit for bit, dropout and what routers see included; and their values are not kept."""
     found = []
-    for again in (False, True):
-        model = build(SPEC.override(*changes), seed=3)
-        model = model.checkpoint_activations() if again else model
+    for checkpointing in ("none", what):
+        model = build(SPEC.override(*changes), seed=3).checkpoint_activations(checkpointing)
         kept: dict[int, int] = {}
 
         def keep(x: Tensor, kept: dict[int, int] = kept) -> Tensor:

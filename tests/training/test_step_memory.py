@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from archwright.data.inputs import Batch, Inputs
 from archwright.machine.precision import Precision
+from archwright.planning.activations import CHECKPOINTING
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
@@ -73,11 +74,12 @@ def run(*changes: str) -> RunSpec:
         ("machine.precision=fp32", "machine.kernel=sdpa"),
         ("optimizer.kind=muon", "machine.loss=chunked"),
         ("machine.activation_checkpointing=full", "grad_accum_steps=2"),
+        ("machine.activation_checkpointing=selective", "machine.kernel=sdpa"),
         ("model.feedforward.kind=experts", "model.feedforward.num_experts=4"),
         ("model.attention.mask.kind=window", "model.attention.mask.size=64"),
         ("model.encoder.kind=stack", "model.cross_attention.kind=softmax", SPANS),
     ],
-    ids=["plain", "fp32", "muon", "again", "experts", "window", "two stacks"],
+    ids=["plain", "fp32", "muon", "again", "selective", "experts", "window", "two stacks"],
 )
 def test_tensors_are_those_of_real_steps(changes: tuple[str, ...]) -> None:
     asked = run(*changes)
@@ -130,11 +132,21 @@ def test_tensors_are_those_of_a_real_evaluation(changes: tuple[str, ...]) -> Non
 
 
 def test_layers_that_are_computed_again_take_less() -> None:
-    plain, again = (
+    plain, selective, full = (
         step_memory(run("batch_size=16", f"machine.activation_checkpointing={how}"))
-        for how in ("none", "full")
+        for how in CHECKPOINTING
     )
-    assert again.tensors < 0.7 * plain.tensors
+    assert full.tensors < 0.7 * plain.tensors
+    assert full.tensors < selective.tensors < 0.9 * plain.tensors
+
+
+def test_compiled_layers_are_left_to_the_compiler() -> None:
+    """Which keeps by itself what is asked for."""
+    plain, selective = (
+        step_memory(run("machine.compile=block", f"machine.activation_checkpointing={how}"))
+        for how in ("none", "selective")
+    )
+    assert selective == plain
 
 
 def test_a_hole_is_used_again_unless_something_settles_in_it() -> None:

@@ -149,7 +149,12 @@ class TransientGlobalAttention(AttentionMixer):
     def kept_values_per_token(self, length: int) -> float:
         """Sums, before and behind their norm, and their keys and values."""
         sums = length // self.spec.block_size
-        return sums / length * (2.0 * self.dim + self.key.d_out + self.value.d_out)
+        return sums / length * 2.0 * self.dim + self.kept_results_per_token(length)
+
+    def kept_results_per_token(self, length: int) -> float:
+        """Keys and values of sums."""
+        sums = length // self.spec.block_size
+        return sums / length * (self.key.d_out + self.value.d_out)
 
     def new_state(self, batch: int) -> KVCache | None:  # type: ignore[override]
         return None

@@ -1,0 +1,96 @@
+"""Layers that keep little for the backward pass, which computes the rest of them again."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from archwright.model.layer import Layer
+from archwright.parts.context import Context
+from archwright.spec.run_spec import ActivationCheckpointing
+
+PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._grouped_mm.default,
+    torch.ops.aten._scaled_mm.default,
+}
+"""Operations that multiply with weights."""
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default,
+}
+"""Operations that are all of attention, and keep no scores. Of others, products of batches make scores and mix values:
+to keep these would take more memory than all else."""
+
+
+def recomputed(
+    layer: Layer,
+    x: Float[Tensor, "batch length dim"],
+    context: Context,
+    checkpointing: ActivationCheckpointing,
+) -> Float[Tensor, "batch length dim"]:
+    """Return what a layer makes of x, of which its backward pass computes again what is not kept.
+
+    Args:
+        checkpointing: what is kept. full: x. selective: x, and the results of products with weights and of attention
+            (Korthikanti et al., 2022, section 5, whose scores alone are computed again; here norms, activations and
+            gates are, too). A compiler keeps as much by itself, so that layers that are compiled are left to it.
+    """
+    is_compiled = layer._compiled_call_impl is not None
+    if checkpointing == "none" or (checkpointing == "selective" and is_compiled):
+        whole: Tensor = layer(x, context)
+        return whole
+    out: Tensor = checkpoint(
+        layer, x, context, use_reentrant=False, context_fn=lambda: _passes(layer, checkpointing)
+    )
+    return out
+
+
+def _passes(
+    layer: Layer, checkpointing: ActivationCheckpointing
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return what holds while a layer is computed for the first time, and while it is again."""
+    if checkpointing == "full":
+        return nullcontext(), _again(layer, nullcontext())
+    first, again = create_selective_checkpoint_contexts(_policy)
+    return first, _again(layer, again)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Say whether the results of an operation are kept. One that draws random numbers must draw them again, so that the
+    next one does, too."""
+    kept = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether attention hides some of its weights at random."""
+    names = [argument.name for argument in operation._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p", 0.0))
+
+
+@contextmanager
+def _again(layer: Layer, inside: AbstractContextManager[Any]) -> Iterator[None]:
+    """Inside, branches do not count what they see, as they saw it before."""
+    branches = [layer.branch(name) for name in layer.branches]
+    for branch in branches:
+        branch.first_pass = False
+    try:
+        with inside:
+            yield
+    finally:
+        for branch in branches:
+            branch.first_pass = True
