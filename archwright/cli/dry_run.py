@@ -102,12 +102,16 @@ def _cost(
     rows = -(-run.batch_size // run.grad_accum_steps)
     yield "text", text
     yield "parameters", f"{model.num_parameters():,}"
-    least = least_memory(model, rows, whole_logits=run.machine.loss == "whole").total
+    whole_logits = run.machine.loss == "whole"
+    least = least_memory(model, rows, whole_logits=whole_logits).total
     yield "memory", f"{fmt.size(least)} at least"
-    one, most = (split_one(run, model, again) for again in ("full", "none"))
+    one, most = (
+        split_one(run, model, again, rows, whole_logits=whole_logits) for again in ("full", "none")
+    )
+    texts = "text" if rows == 1 else f"{rows:,} texts"
     yield (
         "training",
-        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for a text at a time",
+        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for {texts} at a time",
     )
     yield "cache", f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
     yield "a token", f"{fmt.count(flops)} FLOPs"

@@ -7,9 +7,10 @@ from archwright import format as fmt
 from archwright.cli.parser import terminal_width
 from archwright.planning.advice import advice
 from archwright.planning.cost import BACKWARD
-from archwright.planning.plans import Plan, Range, larger_numbers
+from archwright.planning.plans import FEW_SEQUENCES, Plan, Range, larger_numbers
+from archwright.planning.training_memory import Setup
 
-PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
+PARTS = ("weights", "gradients", "optimizer", "copies", "gathered", "activations", "logits")
 Row = tuple[str, str, str]
 
 
@@ -113,6 +114,12 @@ def _training(found: Plan) -> Iterator[Row]:
     least, most = (fmt.percent(share) for share in work.mfu)
     at = f"estimated, at {least}" if least == most else f"estimated, at {most} to {least}"
     peak = "measured peak" if work.hardware.evidence == "measured" else "peak"
+    if work.training_precision != work.precision:
+        yield (
+            "precision",
+            work.training_precision,
+            f"training in {work.precision} is not planned, serving is",
+        )
     yield "tokens", fmt.count(training.tokens), f"{fmt.exact(training.steps)} steps"
     yield "FLOPs", fmt.flops(training.flops), "counted"
     yield (
@@ -136,15 +143,26 @@ def _training(found: Plan) -> Iterator[Row]:
     if training.cost is not None:
         yield "price", _between(training.cost, fmt.amount), f"estimated, at {work.price:g} an hour"
     yield "fits", _fit(found), "estimated"
+    if found.setup is not None:
+        how = "the largest that fits" if work.micro_batch is None else "as asked for"
+        yield "micro-batch", _micro_batch(found.setup), f"estimated, {how}"
+
+
+def _micro_batch(way: Setup) -> str:
+    """Say how many texts a group of devices reads at once, and how often in a step."""
+    micro, number = way.batch.micro, way.batch.number
+    sequences = f"{micro:,} sequence{'s' * (micro > 1)}"
+    return f"{sequences}, {number:,} accumulated" if number > 1 else sequences
 
 
 def _fit(found: Plan) -> str:
     if found.setup is not None:
         return f"{found.setup.split.name}, checkpointing {found.setup.checkpointing}"
-    groups, texts = found.smallest.split.ranks, found.workload.batch_tokens / found.context
-    if groups > texts:
+    groups, micro, texts = found.smallest.split.ranks, found.smallest.batch.micro, found.texts
+    if groups * micro > texts:
         number = "one text" if texts == 1 else f"{texts:.0f} texts"
-        return f"no: {groups} groups of devices for {number} a step; give a larger --batch"
+        each = "" if micro == 1 else f" with {micro:,} each"
+        return f"no: {groups} groups of devices{each} for {number} a step; give a larger --batch"
     if found.fewest_devices is None:
         *_, most = (0, *larger_numbers(found.workload.devices))
         return f"no, nor on more devices with this batch, up to {most:,}" if most else "no"
@@ -164,7 +182,12 @@ def _memory(found: Plan) -> Iterator[Row]:
 
 def _ways(found: Plan) -> Iterator[str]:
     """Yield a table of the ways to split: bytes on the device with most, what a device sends, and which fit."""
-    rows = [("  split", "checkpointing", "state", "other", "all", "sent", "on links", "fits")]
+    rows = [
+        (
+            *("  split", "checkpointing", "micro-batch"),
+            *("state", "other", "all", "sent", "on links", "fits"),
+        )
+    ]
     for way in found.ways:
         memory, sent = way.memory, sum(way.exchange.values())
         state = memory.weights + memory.gradients + memory.optimizer
@@ -172,16 +195,23 @@ def _ways(found: Plan) -> Iterator[str]:
             (
                 f"  {way.split.name}",
                 way.checkpointing,
+                f"{way.batch.micro:,} x {way.batch.number:,}",
                 fmt.size(state),
                 fmt.size(memory.total - state),
                 fmt.size(memory.total),
                 fmt.size(sent) if sent else "-",
                 "-" if (seconds := found.exchange(way)) is None else fmt.duration(seconds),
-                "yes" if found.fits(way) else "no",
+                f"no: {why}" if (why := found.why_not(way)) else "yes",
             )
         )
-    yield from fmt.columns(rows, right=range(2, 7))
-    yield "  state: weights, gradients, optimizer, counted; other bytes, and those sent in a step, are estimated"
+    yield from fmt.columns(rows, right=range(2, 8))
+    yield "  micro-batch: sequences of a group of devices at once, and how often in a step"
+    if any(found.why_not(way) == FEW_SEQUENCES for way in found.ways):
+        number = "one" if found.texts == 1 else fmt.significant(found.texts)
+        yield f"  {FEW_SEQUENCES}: {number} a step, less than a micro-batch for each group of devices"
+    yield (
+        "  state: weights, gradients, moments in 32 bits, counted; other bytes, and those sent in a step, are estimated"
+    )
 
 
 def _serving(found: Plan) -> Iterator[Row]:

@@ -29,6 +29,7 @@ OF_A_PLAN = (
     "mfu",
     "price",
     "split",
+    "micro_batch",
 )
 """Options of what is to be planned, which a run that has trained has settled."""
 
@@ -43,14 +44,16 @@ Parameters, FLOPs and caches are counted from the model, built without memory. A
 times are estimated: times from the stated utilisation of published peaks (--mfu). Speeds of serving are
 bounds, by the roofline: bytes over bandwidth and FLOPs over peak.
 
-Weights, gradients and moments are in 32 bits, activations in 16; a plan fills 90 % of a device's memory.
+Weights, gradients and moments are in 32 bits; activations, and the copy of weights that autocast or FSDP
+computes with, in 16. A plan fills 90 % of a device's memory.
 DDP keeps all of a model on each device, FSDP its share; experts shares out those of mixtures, tensor the
 matrices of layers, pipeline the layers, context the tokens of a text. The first way that fits is named: of
 DDP, DDP with experts or tensor, FSDP, FSDP with experts, with tensor, with pipeline, with context. Or the
 one of --split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1, zero2 and fsdp
 for the devices that are left, and no-sequence where norms are not shared by tokens.
-Checkpointing computes again: selective all of a layer but products with weights and attention, full whole
-layers (machine.activation_checkpointing of a run). Keys of --json: docs/planning.md
+A group of devices reads as many sequences at once as fit, or those of --micro-batch, until it has read its
+share of the batch. Checkpointing computes again: selective all of a layer but products with weights and
+attention, full whole layers (machine.activation_checkpointing of a run). Keys of --json: docs/planning.md
 
 WHAT may be a run: what was estimated for its steps then stands beside what they took, and of the options
 --json and --html are for it. With --hardware this, speeds are measured on this machine, kept for a week,
@@ -135,6 +138,7 @@ def _parser() -> Parser:
     add("--mfu", default="0.3-0.5", metavar="X", help="share of the peak (default: 0.3-0.5)")
     add("--price", type=float, metavar="X", help="of a device for an hour")
     add("--split", default="auto", metavar="S", help="how to train (default: what fits first)")
+    add("--micro-batch", type=int, metavar="N", help="sequences at once (default: what fits)")
     add("--html", metavar="FILE", help="write a page with charts, too")
     add("--json", action="store_true", help="print JSON: of several models a list")
     return parser
@@ -171,6 +175,7 @@ def _workload(options: Namespace) -> "Workload":
         mfu=options.mfu,
         price=options.price,
         split=options.split,
+        micro_batch=options.micro_batch,
     )
 
 
@@ -203,7 +208,11 @@ def _refuse_beside_a_run(name: str, options: Namespace, parser: Parser) -> None:
     Raises:
         UserError: those that are given, on one line.
     """
-    given = [f"--{key}" for key in OF_A_PLAN if getattr(options, key) != parser.get_default(key)]
+    given = [
+        f"--{key.replace('_', '-')}"
+        for key in OF_A_PLAN
+        if getattr(options, key) != parser.get_default(key)
+    ]
     if options.hardware == presets.THIS and "--hardware" in given:
         given.remove("--hardware")
     if given:

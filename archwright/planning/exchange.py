@@ -2,6 +2,7 @@
 
 from archwright.planning.activations import on_a_device
 from archwright.planning.memory import PER_ACTIVATION
+from archwright.planning.micro_batch import Batch
 from archwright.planning.split import Split
 from archwright.planning.splits import share
 from archwright.planning.stages import PER_WEIGHT, Stage
@@ -11,17 +12,17 @@ PER_WEIGHT_SENT = 2
 
 
 def exchanged(
-    stage: Stage, split: Split, checkpointing: str, passes: float, length: int
+    stage: Stage, split: Split, checkpointing: str, batch: Batch, length: int
 ) -> dict[str, float]:
-    """Return the bytes that a device of a stage sends in a step of `passes` texts of `length` tokens.
+    """Return the bytes that a device of a stage sends in a step, for texts of `length` tokens.
 
     Each of n devices that exchange what makes N bytes in all sends N (n - 1) / n to gather it, and as much to add it up
     and keep a share (Rajbhandari et al., 2019, section 7); adding up what all keep takes both.
 
         data      DDP and ZeRO-1 add gradients up once a step, 4 bytes each, and give the sums or the new weights back;
-                  ZeRO-2 adds them up behind each text, as it keeps sharded sums alone (Rajbhandari et al., 2019,
-                  section 5.2), and gives the new weights back once; FSDP, too, adds them up behind each text, and
-                  gathers weights in 16 bits before each forward and each backward pass
+                  ZeRO-2 adds them up behind each micro-batch, as it keeps sharded sums alone (Rajbhandari et al.,
+                  2019, section 5.2), and gives the new weights back once; FSDP, too, adds them up behind each
+                  micro-batch, and gathers weights in 16 bits before each forward and each backward pass
         tensor    for each branch two sums of s h, of activations and of their gradients (Shoeybi et al., 2019, figure
                   4); with sequence parallelism as many bytes, and one gathering more (Korthikanti et al., 2022,
                   section 4.2.2)
@@ -33,18 +34,18 @@ def exchanged(
     """
     tokens, again = length / split.context, checkpointing != "none"
     stream = tokens / (split.tensor if split.sequence else 1)
-    per_pass = passes * PER_ACTIVATION
+    per_token = batch.texts * PER_ACTIVATION
     keys = on_a_device(stage.keys, split.tensor, sequence=False)
     sizes = {
-        "data": _data(stage, split, passes),
-        "tensor": per_pass
+        "data": _data(stage, split, batch.number),
+        "tensor": per_token
         * tokens
         * stage.branch_width
         * ((5 if split.sequence else 4) + 2 * again)
         * _to_others(split.tensor),
-        "pipeline": per_pass * stream * stage.dim * stage.num_neighbours,
-        "context": per_pass * length * keys * (3 + again) * _to_others(split.context),
-        "experts": per_pass
+        "pipeline": per_token * stream * stage.dim * stage.num_neighbours,
+        "context": per_token * length * keys * (3 + again) * _to_others(split.context),
+        "experts": per_token
         * stream
         * stage.sent_to_experts
         * (4 + 2 * again)
@@ -53,9 +54,9 @@ def exchanged(
     return {name: size for name, size in sizes.items() if size}
 
 
-def _data(stage: Stage, split: Split, passes: float) -> float:
-    # Gradients that are kept in shards have no whole to be summed in, so that each text's are added up at once.
-    gradients = PER_WEIGHT * (passes if split.data in ("zero2", "fsdp") else 1.0)
+def _data(stage: Stage, split: Split, passes: int) -> float:
+    # Gradients that are kept in shards have no whole to be summed in, so that those of each pass are added up at once.
+    gradients = PER_WEIGHT * (passes if split.data in ("zero2", "fsdp") else 1)
     weights = 2 * PER_WEIGHT_SENT * passes if split.data == "fsdp" else PER_WEIGHT
     per_weight = gradients + weights
     return sum(

@@ -3,19 +3,23 @@ estimated."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any
 
 from archwright.catalogue.parameter_counts import Counts
 from archwright.model.build import build
+from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.cost import BACKWARD
 from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes, cache_bytes_per_token
+from archwright.planning.micro_batch import share_of
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
 from archwright.planning.rules_of_thumb import Suspicion, suspicions
 from archwright.planning.serving import BYTES, Serving, serving
-from archwright.planning.splits import refuse_split
+from archwright.planning.split import Split
+from archwright.planning.splits import refuse_split, splits
 from archwright.planning.stages import Needs
-from archwright.planning.training_memory import USABLE, Setup, setups, setups_of
+from archwright.planning.training_memory import USABLE, Setup, setup, setups_of
 from archwright.planning.workload import Workload
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -25,6 +29,8 @@ MOST_ASKED = 2**17
 """Devices beyond which no way to train is looked for."""
 MOST_BUBBLE = 1.0
 """Most time that stages of a pipeline may wait, over the time that they compute."""
+FEW_SEQUENCES = "few sequences"
+"""Why a way to train does not fit whose groups of devices have no micro-batch each in a step."""
 EVIDENCE = {
     "parameters": "counted",
     "active_parameters": "counted",
@@ -104,7 +110,7 @@ class Plan:
     ways: tuple[Setup, ...]
     """One way to train of each sort: the first that fits, or else the one that takes least memory."""
     smallest: Setup
-    """The way to train that takes least memory on each device."""
+    """The way to train that takes least memory on each device, with its micro-batch."""
     fewest_devices: int | None
     """The fewest devices, the stated number doubled, on which some way fits; None: not even very many."""
     training: Training
@@ -135,9 +141,18 @@ class Plan:
         """Whether the model goes on with texts behind a cache."""
         return self.can_cache and self.decodes
 
+    @property
+    def texts(self) -> float:
+        """Texts of a step of training."""
+        return self.workload.batch_tokens / self.context
+
     def fits(self, way: Setup) -> bool:
         """Tell whether a way to train fits."""
-        return fits(way, self.workload, self.workload.batch_tokens / self.context)
+        return fits(way, self.workload, self.texts)
+
+    def why_not(self, way: Setup) -> str:
+        """Say why a way to train does not fit; empty where it does."""
+        return why_not(way, self.workload, self.texts)
 
     def exchange(self, way: Setup) -> float | None:
         """Return the seconds of a step in which a device sends what others need, if all links are full; None where
@@ -171,10 +186,13 @@ class Plan:
             "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token if self.writes else None,
             "cache_bytes_per_text": self.cache_bytes_per_text if self.writes else None,
             "training_flops": self.training.flops,
+            "training_precision": self.workload.training_precision,
             "fits": self.setup is not None,
             "fewest_devices": self.fewest_devices,
             "split": (self.setup or self.smallest).split.name,
             "checkpointing": (self.setup or self.smallest).checkpointing,
+            "micro_batch": (self.setup or self.smallest).batch.micro,
+            "micro_batches": (self.setup or self.smallest).batch.number,
             "training_memory_bytes": memory.total,
             "training_memory_bytes_by_part": asdict(memory),
             "ways": [self._record_of_way(way) for way in self.ways],
@@ -205,6 +223,8 @@ class Plan:
             "split": way.split.name,
             **{key: value for key, value in asdict(way.split).items() if key != "devices"},
             "checkpointing": way.checkpointing,
+            "micro_batch": way.batch.micro,
+            "micro_batches": way.batch.number,
             "layers": way.layers,
             "memory_bytes": way.memory.total,
             "memory_bytes_by_part": asdict(way.memory),
@@ -212,6 +232,7 @@ class Plan:
             "exchange": self.exchange(way),
             "bubble": way.bubble,
             "fits": self.fits(way),
+            "why_not": self.why_not(way) or None,
         }
 
 
@@ -219,7 +240,8 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     """Return what the model of a run costs.
 
     Raises:
-        UserError: a model that breaks rules, a context that its positions forbid, or a batch without a whole text.
+        UserError: a model that breaks rules, a context that its positions forbid, a batch without a whole text, or a
+            micro-batch beyond it.
     """
     spec = run.model
     context = work.context or spec.context_length
@@ -233,10 +255,11 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         refuse_split(work.split, model, context)
     work = _with_a_text(work, context)
     needs, texts = Needs(run, model, context), work.batch_tokens / context
-    ways = [*_ways(needs, work, work.devices, texts)]
+    _refuse_micro_batch(needs, work, texts)
+    per_token = (1 + BACKWARD) * sum(forward.values())
+    ways = [*_ways(needs, work, texts, per_token)]
     fitting = next((way for way in ways if fits(way, work, texts)), None)
     smallest = min(ways, key=lambda way: way.memory.total)
-    per_token = (1 + BACKWARD) * sum(forward.values())
     return Plan(
         name=spec.name,
         workload=work,
@@ -265,7 +288,8 @@ def plan(run: RunSpec, work: Workload) -> Plan:
                 itemsize=BYTES[work.precision],
             )
             for phase in PHASES
-            if phase != "decode" or run.objective.causal
+            if (phase != "decode" or run.objective.causal)
+            and (phase != "training" or work.training_precision == work.precision)
         },
     )
 
@@ -318,26 +342,67 @@ def _first_by_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Set
 
 
 def fits(way: Setup, work: Workload, texts: float) -> bool:
-    """Tell whether a way to train fits into memory, each group of devices has a text to read in a step, and stages do
-    not wait longer than they compute, unless just that way is asked for."""
-    in_memory = way.memory.total <= USABLE * work.hardware.memory_bytes
-    keeps_busy = way.bubble <= MOST_BUBBLE or work.split is not None
-    return in_memory and keeps_busy and way.split.ranks <= texts
+    """Tell whether a way to train fits into memory, each group of devices has a micro-batch to read in a step, and
+    stages do not wait longer than they compute, unless just that way is asked for."""
+    return not why_not(way, work, texts)
 
 
-def _ways(needs: Needs, work: Workload, devices: int, texts: float) -> Iterator[Setup]:
-    """Yield the ways to train on so many devices: all, or those with the split that is asked for."""
+def why_not(way: Setup, work: Workload, texts: float) -> str:
+    """Say why a way to train does not fit; empty where it does."""
+    if way.split.ranks * way.batch.micro > texts:
+        return FEW_SEQUENCES
+    if way.memory.total > USABLE * work.hardware.memory_bytes:
+        return "memory"
+    return "stages wait" if way.bubble > MOST_BUBBLE and work.split is None else ""
+
+
+def _ways(needs: Needs, work: Workload, texts: float, per_token: float) -> Iterator[Setup]:
+    """Yield the ways to train, split by split; of one split those that fit first, the quickest at best before others
+    and the one with least computed again where they are equally quick."""
+    memory = USABLE * work.hardware.memory_bytes
+    computing = per_token * work.batch_tokens / work.training_peak
+
+    def seconds(way: Setup) -> float:
+        if not fits(way, work, texts):
+            return inf
+        again = 1 / (1 + BACKWARD) if way.checkpointing == "full" else 0.0
+        sent = _seconds_on_links(work, way) or 0.0
+        return max(computing * (1 + again) * (1 + way.bubble), sent)
+
+    for split in _splits(needs, work, work.devices):
+        yield from sorted(setups_of(needs, split, texts, memory, work.micro_batch), key=seconds)
+
+
+def _splits(needs: Needs, work: Workload, devices: int) -> Iterator[Split]:
+    """Yield the ways to split over so many devices: all, or the one that is asked for."""
     if work.split is None:
-        yield from setups(needs, devices, texts)
+        yield from splits(devices, needs.degrees)
     else:
-        yield from setups_of(needs, replace(work.split, devices=devices), texts)
+        yield replace(work.split, devices=devices)
+
+
+def _refuse_micro_batch(needs: Needs, work: Workload, texts: float) -> None:
+    """Refuse a micro-batch beyond what a group of devices reads in a step, however these are split.
+
+    Raises:
+        UserError: that it is.
+    """
+    most = max(share_of(texts, split) for split in _splits(needs, work, work.devices))
+    if work.micro_batch is not None and work.micro_batch > most:
+        raise UserError(
+            f"micro-batch: found {work.micro_batch:,}; expected at most {int(most):,}, the sequences of a step for a "
+            "group of devices"
+        )
 
 
 def _fewest(needs: Needs, work: Workload, texts: float) -> int | None:
     """Return the stated number of devices, doubled until some way to train fits."""
+    micro = work.micro_batch or 1
     for devices in larger_numbers(work.devices):
-        if any(fits(way, work, texts) for way in _ways(needs, work, devices, texts)):
-            return devices
+        for split in _splits(needs, work, devices):
+            found = (setup(needs, split, again, texts, micro) for again in CHECKPOINTING)
+            if any(fits(way, work, texts) for way in found):
+                return devices
     return None
 
 
@@ -354,7 +419,7 @@ def _tokens(work: Workload, counts: Counts) -> float:
 
 def _training(work: Workload, counts: Counts, per_token: float, setup: Setup | None) -> Training:
     tokens = _tokens(work, counts)
-    peak, flops = work.devices * work.hardware.peak(work.precision), per_token * tokens
+    peak, flops = work.training_peak, per_token * tokens
     bound = per_token * work.batch_tokens / peak
     seconds = Range(flops / peak / work.mfu[1], flops / peak / work.mfu[0])
     device_hours = seconds.times(work.devices / 3600)

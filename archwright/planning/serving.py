@@ -6,6 +6,7 @@ from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 from archwright.planning.cost import next_token_flops, prefill_flops
 from archwright.planning.memory import cache_bytes
+from archwright.planning.splits import share
 from archwright.planning.training_memory import USABLE
 from archwright.spec.hardware import Hardware
 
@@ -27,7 +28,7 @@ class Serving:
     """Of one copy of the model: a server, or what it takes to hold the weights and the cache of one text."""
     weight_bytes: float
     largest_batch: int
-    """Most texts whose caches fit beside the weights."""
+    """Most texts whose caches fit beside the weights, those that stand on several devices counted on each."""
     prefill_tokens_per_second: float
     """Of one text that is read."""
     decode_tokens_per_second: float
@@ -48,14 +49,14 @@ def serving(
     bits, or in 32 with such weights."""
     if not model.can_cache:
         return None
-    weights = BYTES[precision] * model.num_parameters()
-    cache = cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
+    size = BYTES[precision]
+    weights, itemsize = size * model.num_parameters(), max(2, int(size))
     devices, memory = min(SERVER, most_devices), USABLE * hardware.memory_bytes
-    while devices * memory < weights + cache:
+    while devices * memory < weights + cache_on_devices(model, length, itemsize, devices):
         if devices == most_devices:
             return None
         devices = min(2 * devices, most_devices)
-    size = BYTES[precision]
+    cache = cache_on_devices(model, length, itemsize, devices)
     largest = LARGEST if not cache else min(LARGEST, int((devices * memory - weights) / cache))
     peak = devices * hardware.peak(precision)
     bandwidth = devices * hardware.memory_bandwidth
@@ -67,7 +68,7 @@ def serving(
 
     def step(batch: int, tokens: int = length) -> float:
         """Return the seconds of one token for each text of a batch."""
-        kept = cache_bytes(model, tokens, itemsize=max(2, int(size)))
+        kept = cache_on_devices(model, tokens, itemsize, devices)
         read = size * weights_read(model, batch, decodes=True) + batch * kept
         return max(read / bandwidth, batch * next_token_flops(model, tokens) / peak)
 
@@ -82,6 +83,17 @@ def serving(
         largest / step(largest),
         tuple((n, n / step(n)) for n in (*batches, largest)),
         tuple((n, n / prefill(n), 1 / step(1, n)) for n in reversed(contexts)),
+    )
+
+
+def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: int) -> float:
+    """Return the bytes of a text's cache on all devices of a copy, those that stand on several counted on each: devices
+    of a server share layers by heads, so that each has a head at least, or a latent whole; servers share the layers."""
+    tensor = min(devices, SERVER)
+    return sum(
+        mixer.state_bytes(length, itemsize)
+        * (1.0 if mixer.kept_blocks is None else tensor * share(mixer.kept_blocks, tensor))
+        for mixer in model.mixers()
     )
 
 

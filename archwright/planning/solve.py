@@ -51,7 +51,8 @@ def match(
         decode_time: seconds of one more token behind the context, at best; needs `hardware`.
 
     Raises:
-        UserError: not one quantity, a path that is no dimension of the model, or one without influence.
+        UserError: not one quantity, a path that is no dimension of the model, one without influence, or more or less
+            than with any value that was tried; the line has the nearest, and what is left over.
     """
     asked = {
         "parameters": parameters,
@@ -78,11 +79,15 @@ def match(
 
     spec.override(f"{free}={step}")  # says what is wrong with the path
     allowed: list[int] = []
-    for multiple in (2**i for i in range(MOST.bit_length()) if step * 2**i <= MOST):
+    for multiple in _powers(step):
         if (size := amount(multiple)) is not None:
             allowed.append(multiple)
             if size >= wanted and len(allowed) > 1:
                 break
+    if allowed and not (amount(allowed[0]) or 0) <= wanted <= (amount(allowed[-1]) or 0):
+        more = (odd * n for odd in (3, 5, 7) for n in _powers(odd * step))
+        outside = (n for n in more if not allowed[0] < n < allowed[-1])
+        allowed = sorted({*allowed} | {n for n in outside if amount(n) is not None})
     if not allowed or amount(allowed[0]) == amount(allowed[-1]):
         raise UserError(f'match: "{free}" has no influence on {name}, or no allowed value')
     below = max((n for n in allowed if (amount(n) or 0) <= wanted), default=allowed[0])
@@ -102,7 +107,18 @@ def match(
     found = amount(best)
     assert found is not None
     value = step * best
+    least, most = (amount(n) or 0 for n in (allowed[0], allowed[-1]))
+    if not least <= wanted <= most:
+        raise UserError(
+            f"match: {name}: found {wanted:,.6g}, which no value of {free} that was tried comes to; the nearest is "
+            f"{value}, with {found:,.6g}, {found / wanted - 1:+.1%}"
+        )
     return Solution(spec.override(f"{free}={value}"), value, found, found / wanted - 1)
+
+
+def _powers(step: int) -> list[int]:
+    """Return the powers of two that a step may be taken times."""
+    return [2**i for i in range(MOST.bit_length()) if step * 2**i <= MOST]
 
 
 def _around(middle: int, below: int, above: int) -> list[int]:

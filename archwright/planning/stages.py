@@ -40,6 +40,8 @@ class Kind(NamedTuple):
     """Equal blocks that tensor parallelism shares out; 1: each device has all."""
     is_expert: bool
     """Whether they are those of experts, which devices share, too."""
+    is_cast: bool
+    """Whether products read them, which autocast gives them to in 16 bits."""
     optimizer: int
     """Bytes of the optimizer for each."""
 
@@ -60,6 +62,8 @@ class Stage:
     weights: Weights
     largest: Weights
     """Of the layer with most."""
+    around: Weights
+    """Those that are in no layer: embedding, last norm, head."""
     kept: Mapping[str, Values]
     """Numbers per token that stay until the backward pass, by what is computed again."""
     again: Mapping[str, Values]
@@ -114,8 +118,8 @@ class Needs:
         weights: dict[int, tuple[Kind, int]] = {}
         for layer in unique:
             weights |= self._weights[layer]
-        weights |= self._first if is_first else {}
-        weights |= self._last if is_last else {}
+        around = (self._first if is_first else {}) | (self._last if is_last else {})
+        around = {at: each for at, each in around.items() if at not in weights}
         values = {
             name: activations(layers, self.length, name, self.target_length)
             for name in CHECKPOINTING
@@ -125,11 +129,12 @@ class Needs:
             len(layers),
             self.model.spec.dim * self.model.spec.vectors_per_token,
             2 - is_first - is_last,
-            _added_up(weights),
+            _added_up(weights | around),
             max(
                 (_added_up(self._weights[layer]) for layer in unique),
                 key=lambda weights: sum(weights.values()),
             ),
+            _added_up(around),
             {name: kept for name, (kept, _) in values.items()},
             {name: again for name, (_, again) in values.items()},
             self.logits if is_last else 0.0,
@@ -143,6 +148,12 @@ class Needs:
             max(keys, key=amount),
             sum(spec.vectors_per_token * _sent_to_experts(layer) for layer, spec in layers),
         )
+
+    @cached_property
+    def _cast(self) -> set[int]:
+        """The parameters that products read, by their identity; a tied table is one."""
+        maps = (m for m in self.model.modules() if isinstance(m, Linear))
+        return {id(p) for m in maps for p in m.parameters(recurse=False)}
 
     @cached_property
     def _weights(self) -> dict[Layer, dict[int, tuple[Kind, int]]]:
@@ -175,9 +186,9 @@ class Needs:
         for m in module.modules():
             for name, parameter in m.named_parameters(recurse=False):
                 blocks = _blocks(m, name, in_layer=in_layer)
-                kind = Kind(
-                    blocks, isinstance(m, GroupedLinear), self._optimizer.get(id(parameter), 0)
-                )
+                kept = self._optimizer.get(id(parameter), 0)
+                is_cast = id(parameter) in self._cast
+                kind = Kind(blocks, isinstance(m, GroupedLinear), is_cast, kept)
                 found.setdefault(id(parameter), (kind, parameter.numel()))
         return found
 

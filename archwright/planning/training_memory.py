@@ -7,13 +7,18 @@ from archwright.model.language_model import LanguageModel
 from archwright.planning.activations import CHECKPOINTING, on_a_device
 from archwright.planning.exchange import exchanged
 from archwright.planning.memory import PER_ACTIVATION, WHOLE_LOGITS
+from archwright.planning.micro_batch import Batch, largest_micro, share_of
 from archwright.planning.split import DATA, Split
-from archwright.planning.splits import share, splits
-from archwright.planning.stages import PER_WEIGHT, Needs, Stage, Weights
+from archwright.planning.splits import share
+from archwright.planning.stages import PER_WEIGHT, Kind, Needs, Stage, Weights
 from archwright.spec.run_spec import RunSpec
 
-PER_GATHERED = 2 * 2 + 4
+PER_COPY = 2
+"""Bytes of a weight in 16 bits."""
+PER_GATHERED = 2 * PER_COPY + PER_WEIGHT
 """Bytes for each weight of a layer that FSDP gathers: in 16 bits, as well as the next one, and its gradient."""
+PER_GATHERED_AROUND = PER_COPY + PER_WEIGHT
+"""Bytes for each weight around the layers, which FSDP holds until the end of the backward pass, and its gradient."""
 USABLE = 0.9
 """Share of a device's memory that a plan fills; the rest is for kernels and what is lost between tensors."""
 
@@ -25,6 +30,8 @@ class TrainingMemory:
     weights: float
     gradients: float
     optimizer: float
+    copies: float
+    """Of weights in 16 bits, which autocast makes in the forward pass and the backward pass reads again."""
     gathered: float
     """Of what other devices have and is held for a while: layers, gradients, and keys and values."""
     activations: float
@@ -42,65 +49,101 @@ class Setup:
 
     split: Split
     checkpointing: str
+    batch: Batch
+    """What each group of devices reads in a step."""
     memory: TrainingMemory
     exchange: dict[str, float]
     """Bytes that a device sends in a step, by what they are exchanged for."""
     layers: tuple[int, ...]
     """Of each stage."""
     bubble: float
-    """Time that a device waits for other stages, over the time that it computes: (p - 1) / m with p stages and m texts
-    one after another (Narayanan et al., 2021, section 2.2.1)."""
+    """Time that a device waits for other stages, over the time that it computes: (p - 1) / m with p stages and m
+    micro-batches (Narayanan et al., 2021, section 2.2.1)."""
 
 
-def split_one(run: RunSpec, model: LanguageModel, checkpointing: str) -> float:
-    """Return the bytes of training on one device, with a text of the context at a time."""
+def split_one(
+    run: RunSpec,
+    model: LanguageModel,
+    checkpointing: str,
+    rows: int = 1,
+    *,
+    whole_logits: bool = False,
+) -> float:
+    """Return the bytes of training on one device, with `rows` texts of the context at a time."""
     needs = Needs(run, model, model.spec.context_length)
-    return setup(needs, Split(1), checkpointing, texts=1.0).memory.total
+    memory = setup(needs, Split(1), checkpointing, rows, rows).memory
+    return memory.total + (rows * needs.logits - memory.logits if whole_logits else 0)
 
 
-def setups(needs: Needs, devices: int, texts: float) -> Iterator[Setup]:
-    """Yield ways to train on steps of `texts` texts, in the order of `splits`, each with least computed again first."""
-    for split in splits(devices, needs.degrees):
-        yield from setups_of(needs, split, texts)
+def setups_of(
+    needs: Needs, split: Split, texts: float, memory: float, micro: int | None = None
+) -> Iterator[Setup]:
+    """Yield the ways to train with a split on steps of `texts` texts, least computed again first.
 
-
-def setups_of(needs: Needs, split: Split, texts: float) -> Iterator[Setup]:
-    """Yield the ways to train with a split, by what is computed again."""
+    Args:
+        memory: bytes of a device that may be filled.
+        micro: texts at once; None: as many as fit.
+    """
     for checkpointing in CHECKPOINTING:
-        yield setup(needs, split, checkpointing, texts)
+        number = micro or _largest_micro(needs, split, checkpointing, texts, memory)
+        yield setup(needs, split, checkpointing, texts, number)
 
 
-def setup(needs: Needs, split: Split, checkpointing: str, texts: float) -> Setup:
-    """Return what a way to train takes on the device that takes most."""
+def setup(needs: Needs, split: Split, checkpointing: str, texts: float, micro: int = 1) -> Setup:
+    """Return what a way to train takes on the device that takes most, with micro-batches of `micro` texts."""
     stages = needs.stages(split.pipeline)
-    passes = max(1.0, texts / split.ranks)
-    memories = [
-        stage_memory(needs, stage, split, checkpointing, texts_kept(split.pipeline, at, passes))
-        for at, stage in enumerate(stages)
-    ]
-    sent = [exchanged(stage, split, checkpointing, passes, needs.length) for stage in stages]
+    batch = Batch(share_of(texts, split), micro)
+    sent = [exchanged(stage, split, checkpointing, batch, needs.length) for stage in stages]
     return Setup(
         split,
         checkpointing,
-        max(memories, key=lambda memory: memory.total),
+        batch,
+        _fullest(needs, split, checkpointing, batch),
         max(sent, key=lambda sizes: sum(sizes.values())),
         tuple(stage.num_layers for stage in stages),
-        (split.pipeline - 1) / passes,
+        (split.pipeline - 1) / batch.number,
     )
 
 
-def texts_kept(pipeline: int, stage: int, passes: float) -> int:
-    """Return how many texts a stage keeps at once, which come one forward, one backward (Narayanan et al., 2021,
-    section 2.2.1): the first as many as there are stages, the last one."""
-    return max(1, min(pipeline - stage, int(passes)))
+def _largest_micro(
+    needs: Needs, split: Split, checkpointing: str, texts: float, memory: float
+) -> int:
+    share = share_of(texts, split)
+
+    def fits(micro: int) -> bool:
+        return _fullest(needs, split, checkpointing, Batch(share, micro)).total <= memory
+
+    return largest_micro(share, split.pipeline, fits)
+
+
+def _fullest(needs: Needs, split: Split, checkpointing: str, batch: Batch) -> TrainingMemory:
+    """Return the bytes on one device of the stage that takes most."""
+    memories = [
+        stage_memory(
+            needs,
+            stage,
+            split,
+            checkpointing,
+            micro_batches_kept(split.pipeline, at, batch.number),
+            batch.micro,
+        )
+        for at, stage in enumerate(needs.stages(split.pipeline))
+    ]
+    return max(memories, key=lambda memory: memory.total)
+
+
+def micro_batches_kept(pipeline: int, stage: int, number: int) -> int:
+    """Return how many of a step's micro-batches a stage keeps at once, which come one forward, one backward (Narayanan
+    et al., 2021, section 2.2.1): the first as many as there are stages, the last one."""
+    return min(pipeline - stage, number)
 
 
 def stage_memory(
-    needs: Needs, stage: Stage, split: Split, checkpointing: str, texts: int
+    needs: Needs, stage: Stage, split: Split, checkpointing: str, micro_batches: int, micro: int
 ) -> TrainingMemory:
-    """Return the bytes on one device of a stage that keeps `texts` texts at once."""
+    """Return the bytes on one device of a stage that keeps so many micro-batches of `micro` texts at once."""
     level = DATA.index(split.data)  # each level shards one thing more
-    tokens, tensor = needs.length / split.context, split.tensor
+    tokens, tensor = micro * needs.length / split.context, split.tensor
     kept, again = (
         on_a_device(values[checkpointing], tensor, sequence=split.sequence)
         for values in (stage.kept, stage.again)
@@ -109,9 +152,10 @@ def stage_memory(
         weights=PER_WEIGHT * held(stage.weights, split, sharded=level >= 3),
         gradients=PER_WEIGHT * held(stage.weights, split, sharded=level >= 2),
         optimizer=held(stage.weights, split, sharded=level >= 1, optimizer=True),
-        gathered=_gathered(needs, stage, split),
-        activations=PER_ACTIVATION * tokens * (texts * kept + again),
-        logits=min(stage.logits / split.context, WHOLE_LOGITS) / tensor,
+        copies=_copies(stage, split),
+        gathered=_gathered(stage, split, tokens),
+        activations=PER_ACTIVATION * tokens * (micro_batches * kept + again),
+        logits=min(micro * stage.logits / split.context, WHOLE_LOGITS) / tensor,
     )
 
 
@@ -127,16 +171,36 @@ def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = Fal
     )
 
 
-def _gathered(needs: Needs, stage: Stage, split: Split) -> float:
-    """Return the bytes of what a device holds for a while of what others have."""
-    per_weight = {"fsdp": PER_GATHERED, "zero2": PER_WEIGHT}.get(split.data, 0)
-    shared = {  # experts of which a device has all that it needs are not gathered
-        kind: number
-        for kind, number in stage.largest.items()
-        if split.replicas > (split.experts if kind.is_expert else 1)
+def _copies(stage: Stage, split: Split) -> float:
+    """Return the bytes of weights in 16 bits beside those in 32: autocast keeps those of all products from the forward
+    to the backward pass, FSDP those of the layer that is computed and of the next; what it gathers, it counts."""
+    of_layers = split.data == "fsdp" and split.replicas > 1
+    weights, number = (stage.largest, 2) if of_layers else (stage.weights, 1)
+    cast = {
+        kind: count
+        for kind, count in weights.items()
+        if kind.is_cast and not (of_layers and _is_shared(kind, split))
     }
-    found = per_weight * held(shared, split, sharded=False)
-    if split.context > 1:
-        keys = on_a_device(stage.most_keys, split.tensor, sequence=False)
-        found += PER_ACTIVATION * needs.length * (1 - 1 / split.context) * keys
-    return found
+    return number * PER_COPY * held(cast, split, sharded=False)
+
+
+def _gathered(stage: Stage, split: Split, tokens: float) -> float:
+    """Return the bytes of what a device holds for a while of what others have; `tokens` of a micro-batch are its
+    own."""
+    per_weight, per_weight_around = {
+        "fsdp": (PER_GATHERED, PER_GATHERED_AROUND),
+        "zero2": (PER_WEIGHT, PER_WEIGHT),
+    }.get(split.data, (0, 0))
+    layer, around = (
+        held({kind: n for kind, n in each.items() if _is_shared(kind, split)}, split, sharded=False)
+        for each in (stage.largest, stage.around)
+    )
+    keys = on_a_device(stage.most_keys, split.tensor, sequence=False)
+    of_texts = PER_ACTIVATION * tokens * (split.context - 1) * keys
+    return per_weight * layer + per_weight_around * around + of_texts
+
+
+def _is_shared(kind: Kind, split: Split) -> bool:
+    """Tell whether devices with the same part of the model have the same weights of a kind, which shards spread; of
+    experts they may have others."""
+    return split.replicas > (split.experts if kind.is_expert else 1)

@@ -15,6 +15,8 @@ BATCH = 4e6
 """Tokens of a step where nobody says."""
 MOST_TOKENS = 1e16
 MOST_DEVICES = 2**24
+NOT_TRAINED_IN = ("int8", "fp4")
+"""Precisions that models are served in, and that no training is planned in."""
 MOST_PRICE = 1e6
 
 
@@ -40,6 +42,18 @@ class Workload:
     """Of a device for an hour."""
     split: Split | None = None
     """How the training is split; None: the first way that fits."""
+    micro_batch: int | None = None
+    """Sequences that a group of devices reads at once; None: as many as fit."""
+
+    @property
+    def training_precision(self) -> str:
+        """Precision in which a training is planned: the one that is asked for, but where none trains in it."""
+        return "bf16" if self.precision in NOT_TRAINED_IN else self.precision
+
+    @property
+    def training_peak(self) -> float:
+        """FLOP/s of all devices at best, in training."""
+        return self.devices * self.hardware.peak(self.training_precision)
 
 
 def workload(
@@ -53,6 +67,7 @@ def workload(
     mfu: str = "0.3-0.5",
     price: float | None = None,
     split: str = "auto",
+    micro_batch: int | None = None,
 ) -> Workload:
     """Return what is asked for.
 
@@ -76,6 +91,8 @@ def workload(
         lines.append(f"devices: found {devices}; expected 1 to {MOST_DEVICES:,}")
     if context is not None and not 1 <= context <= 2**30:
         lines.append(f"context: found {context}; expected 1 to {2**30:,}")
+    if micro_batch is not None and micro_batch < 1:
+        lines.append(f"micro-batch: found {micro_batch}; expected 1 or more sequences")
     if price is not None and not 0 <= price <= MOST_PRICE:
         lines.append(f"price: found {price:g}; expected 0 to {MOST_PRICE:,.0f}")
     shares = [_share(text) for text in mfu.split("-")]
@@ -102,6 +119,7 @@ def workload(
         limits,
         price,
         given,
+        micro_batch,
     )
 
 

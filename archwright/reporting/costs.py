@@ -108,11 +108,21 @@ def _memory(found: Mapping[str, Plan]) -> Iterator[Block]:
         bars.append(Bar("all", setup.memory.total, _size(setup.memory.total), strong=True))
         bars.append(Bar("the device", limit, _size(limit)))
         how = f"{setup.split.name}, checkpointing {setup.checkpointing}"
-        texts = "one text at a time" if setup.split.pipeline == 1 else "one forward, one backward"
+        micro = setup.batch.micro
+        texts = "one sequence at a time" if micro == 1 else f"{micro:,} sequences at a time"
+        texts += ", one forward, one backward" * (setup.split.pipeline > 1)
         yield Bars(f"{name}: bytes on each device, {how}, {texts}", bars)
 
 
-WAYS = ("split", "checkpointing", "bytes on a device", "sent in a step", "on full links", "fits")
+WAYS = (
+    "split",
+    "checkpointing",
+    "micro-batch",
+    "bytes on a device",
+    "sent in a step",
+    "on full links",
+    "fits",
+)
 
 
 def _ways(found: Mapping[str, Plan]) -> Iterator[Block]:
@@ -123,10 +133,11 @@ def _ways(found: Mapping[str, Plan]) -> Iterator[Block]:
             cells = (
                 way.split.name,
                 way.checkpointing,
+                f"{way.batch.micro:,} x {way.batch.number:,}",
                 _size(way.memory.total),
                 _size(sent) if sent else "-",
                 "-" if seconds is None else fmt.duration(seconds),
-                "yes" if each.fits(way) else "no",
+                f"no: {why}" if (why := each.why_not(way)) else "yes",
             )
             rows.append(Row(cells, "chosen" if way == each.setup else ""))
         caption = f"{name}: one way of each sort, on the device with most. Estimated from counted weights."

@@ -53,6 +53,23 @@ def test_heads_for_a_cache_and_layers_for_a_time() -> None:
     assert abs(found.left_over) < 0.1
 
 
+@pytest.mark.parametrize(("wanted", "nearest"), [(1.0, 1), (1e15, 2**22)])
+def test_what_no_value_comes_to_is_a_line_with_the_nearest(wanted: float, nearest: int) -> None:
+    spec = SMALL.override(f"feedforward.hidden_dim={nearest}")
+    found = build(spec, device="meta").num_parameters()
+    left = f"{found:,.6g}, {found / wanted - 1:+.1%}"
+    with pytest.raises(UserError, match=f"comes to; the nearest is {nearest}, with ") as error:
+        match(SMALL, "feedforward.hidden_dim", parameters=wanted)
+    assert str(error.value).endswith(left)
+
+
+def test_the_most_heads_are_no_power_of_two() -> None:
+    spec = SMALL.override("dim=192", "attention.num_heads=12", "attention.head_dim=16")
+    wanted = cache_bytes(build(spec.override("attention.num_kv_heads=12"), device="meta"), 64)
+    found = match(spec, "attention.num_kv_heads", cache_size=float(wanted))
+    assert (found.value, found.left_over) == (12, 0.0)
+
+
 def test_what_cannot_be_solved_is_a_line() -> None:
     with pytest.raises(UserError, match="expected one of parameters"):
         match(SMALL, "num_layers")

@@ -1,17 +1,20 @@
 """Splits over devices against closed formulas and published setups: what each device has, and what it sends."""
 
 import math
+from typing import Any
 
 import pytest
+import torch
 
 from archwright.model import build
-from archwright.planning.activations import activation_bytes, on_a_device
+from archwright.planning.activations import CHECKPOINTING, activation_bytes, on_a_device
 from archwright.planning.exchange import exchanged
+from archwright.planning.micro_batch import Batch
 from archwright.planning.plans import Plan, plan
 from archwright.planning.split import AXES, Split, parse_split
 from archwright.planning.splits import Degrees, problems, splits
 from archwright.planning.stages import Needs, layers_by_stage, optimizer_bytes
-from archwright.planning.training_memory import held, setup, setups, texts_kept
+from archwright.planning.training_memory import held, micro_batches_kept, setup
 from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
@@ -94,7 +97,8 @@ def test_one_device_is_no_split(name: str) -> None:
     run = load_run(name)
     model = build(run.model, device="meta")
     length = run.model.context_length
-    for way in setups(Needs(run, model, length), 1, texts=4.0):
+    needs = Needs(run, model, length)
+    for way in (setup(needs, Split(1), name, texts=4.0) for name in CHECKPOINTING):
         memory = way.memory
         assert memory.weights == memory.gradients == 4 * model.num_parameters()
         assert memory.optimizer == optimizer_bytes(run, model)
@@ -111,7 +115,7 @@ def test_activations_are_those_of_the_paper(gpt: Needs, tensor: int, pipeline: i
     dropout: 5 a s / (h t), and 2, which sequence parallelism shares."""
     s, h, a, num_layers = LENGTH, 12288, 96, 96
     first = gpt.stages(pipeline)[0]
-    kept = texts_kept(pipeline, 0, 64.0)
+    kept = micro_batches_kept(pipeline, 0, 64)
     assert kept * first.num_layers == num_layers
     whole, shared = (
         2 * s * kept * on_a_device(first.kept["none"], tensor, sequence=sequence)
@@ -144,9 +148,9 @@ def test_what_is_planned_has_the_activations_of_its_fullest_stage(gpt: Needs) ->
 
 
 def test_stages_keep_fewer_texts_towards_the_end() -> None:
-    assert [texts_kept(4, stage, 16.0) for stage in range(4)] == [4, 3, 2, 1]
-    assert [texts_kept(4, stage, 2.0) for stage in range(4)] == [2, 2, 2, 1]
-    assert texts_kept(1, 0, 16.0) == 1
+    assert [micro_batches_kept(4, stage, 16) for stage in range(4)] == [4, 3, 2, 1]
+    assert [micro_batches_kept(4, stage, 2) for stage in range(4)] == [2, 2, 2, 1]
+    assert micro_batches_kept(1, 0, 16) == 1
 
 
 @pytest.mark.parametrize("stages", range(1, 13))
@@ -185,8 +189,9 @@ def test_experts_are_spread_over_devices_that_read_other_texts(mixtral: Needs) -
     assert sharded == pytest.approx(mixtral.parameters / 64, rel=1e-12)
 
 
-def bytes_sent(needs: Needs, split: Split, checkpointing: str = "none", passes: float = 3.0):  # type: ignore[no-untyped-def]
-    return exchanged(needs.stages(split.pipeline)[0], split, checkpointing, passes, needs.length)
+def bytes_sent(needs: Needs, split: Split, checkpointing: str = "none", micro: int = 1):  # type: ignore[no-untyped-def]
+    stage, batch = needs.stages(split.pipeline)[0], Batch(3.0, micro)
+    return exchanged(stage, split, checkpointing, batch, needs.length)
 
 
 def test_gradients_are_added_up_between_devices(llama: Needs) -> None:
@@ -195,6 +200,170 @@ def test_gradients_are_added_up_between_devices(llama: Needs) -> None:
     for data, each in (("ddp", 8), ("zero1", 8), ("zero2", 4 * 3 + 4), ("fsdp", (4 + 4) * 3)):
         sent = bytes_sent(llama, parse_split(data, 8))
         assert sent == {"data": pytest.approx(each * llama.parameters * 7 / 8)}, data
+
+
+def test_what_is_added_up_behind_each_micro_batch(llama: Needs) -> None:
+    """Three texts are two micro-batches of two, and one of four; what follows from tokens stays."""
+    for micro, number in ((1, 3), (2, 2), (4, 1)):
+        for data, each in (("ddp", 8), ("zero2", 4 * number + 4), ("fsdp", 8 * number)):
+            sent = bytes_sent(llama, parse_split(data, 8), micro=micro)
+            assert sent == {"data": pytest.approx(each * llama.parameters * 7 / 8)}, (data, micro)
+    ways = (bytes_sent(llama, Split(8, tensor=4, context=2), micro=n) for n in (1, 2))
+    first, second = ({k: v for k, v in sent.items() if k != "data"} for sent in ways)
+    assert first == second
+
+
+def test_a_short_context_is_read_many_texts_at_once() -> None:
+    """FSDP sends 8 bytes of each weight but an eighth for each of 62 micro-batches of 16 texts of 512 tokens, which
+    takes less than the products; with one text at a time it would take more than twice as long as they."""
+    asked = {"devices": 8, "split": "fsdp", "context": 512}
+    found = planned("llama-3.2-1b", micro_batch=16, **asked)
+    sent = 8 * found.counts.total * 7 / 8
+    assert found.training.exchange_bytes == {"data": pytest.approx(62 * sent)}
+    alone = planned("llama-3.2-1b", micro_batch=1, **asked).training
+    assert alone.exchange_bytes == {"data": pytest.approx(977 * sent)}
+    assert alone.exchange is not None
+    assert found.training.exchange is not None
+    assert alone.exchange > 2 * alone.step.least > 10 * found.training.exchange
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("llama-3.2-1b", {"devices": 8, "split": "fsdp", "context": 512}),
+        ("llama-3.2-1b", {"devices": 8, "context": 4096}),
+        ("gpt-2", {"devices": 2, "hardware": "rtx-4090"}),
+        ("llama-3-8b", {"devices": 64, "split": "fsdp,tensor=2", "batch": "16M"}),
+    ],
+)
+def test_the_largest_micro_batch_that_fits(name: str, asked: dict[str, Any]) -> None:
+    """Twice as many texts take twice the activations, which do not fit, or are more than a group of devices has."""
+    found = planned(name, **asked)
+    way = found.setup
+    assert way is not None
+    assert way.batch.texts == found.workload.batch_tokens / found.context / way.split.ranks
+    assert way.memory.total <= found.memory
+    assert math.log2(way.batch.micro).is_integer()
+    more = way.memory.total + way.memory.activations
+    assert more > found.memory or 2 * way.batch.micro > way.batch.texts
+    alone = planned(name, **asked, micro_batch=1).setup
+    assert alone is not None
+    if alone.split == way.split and alone.checkpointing == way.checkpointing:
+        times = way.memory.activations / alone.memory.activations
+        assert times == pytest.approx(way.batch.micro)
+
+
+@pytest.mark.parametrize("pipeline", [2, 4, 8])
+def test_stages_have_four_micro_batches_each(pipeline: int) -> None:
+    """Huang et al., 2019, section 2.3: from 4 on for each stage waiting is negligible."""
+    found = planned("llama-3.2-1b", devices=16, context=2048, split=f"pipeline={pipeline},fsdp")
+    assert found.setup is not None
+    batch = found.setup.batch
+    assert batch.micro > 1
+    assert batch.number >= 4 * pipeline
+    assert found.setup.bubble == pytest.approx(
+        (pipeline - 1) / math.ceil(batch.texts / batch.micro)
+    )
+
+
+def test_computing_again_where_links_would_take_longer() -> None:
+    """Few activations let more texts through at once, so that FSDP gathers less often: over the links of an RTX 4090
+    that is worth a third more FLOPs, over those of an H100 nothing."""
+    asked = {"devices": 64, "context": 2048, "split": "fsdp"}
+    slow = planned("llama-3-8b", hardware="rtx-4090", **asked)
+    assert slow.setup is not None
+    assert slow.setup.checkpointing == "full"
+    one = planned("llama-3-8b", hardware="rtx-4090", micro_batch=1, **asked)
+    assert one.setup is not None
+    seconds = 8 * one.counts.total * 63 / 64 * one.setup.batch.number / 32e9
+    assert slow.training.bound * 4 / 3 < seconds
+    assert planned("llama-3-8b", **asked).setup.checkpointing == "none"  # type: ignore[union-attr]
+
+
+def test_what_fsdp_gathers() -> None:
+    """Of a layer its weights in 16 bits, those of the next and a gradient; of the table, which is also the head, and the
+    last norm the weights and the gradient."""
+    needs = needs_of("llama-3.2-1b")
+    layer = 2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048
+    around = 128256 * 2048 + 2048
+    memory = setup(needs, Split(8, "fsdp"), "none", texts=8.0).memory
+    assert memory.gathered == 8 * layer + 6 * around
+    assert memory.copies == 0
+    assert setup(needs, Split(8, "zero2"), "none", texts=8.0).memory.gathered == 4 * (
+        layer + around
+    )
+
+
+def test_experts_that_are_not_gathered_are_cast(mixtral: Needs) -> None:
+    """Eight devices with an expert of each layer: of two layers it is there in 16 bits."""
+    memory = setup(mixtral, Split(8, "fsdp", experts=8), "none", texts=8.0).memory
+    assert memory.copies == 2 * 2 * 3 * 4096 * 14336
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3-8b"])
+def test_copies_are_what_autocast_keeps(name: str) -> None:
+    """Of torch, what a forward pass under autocast saves with the shape of a weight."""
+    run = RunSpec(model=load(name).tiny().override("vocab_size=512", "context_length=32"))
+    model = build(run.model)
+    shapes = {tuple(p.shape) for p in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def save(t: torch.Tensor) -> torch.Tensor:
+        base = t if t._base is None else t._base
+        if t.dtype == torch.bfloat16 and {tuple(t.shape), tuple(t.shape)[::-1]} & shapes:
+            saved[base.data_ptr()] = base
+        return t
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(save, lambda t: t),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        model(torch.randint(0, 512, (1, 32))).logits.sum()
+    memory = setup(Needs(run, model, 32), Split(1), "none", texts=1.0).memory
+    assert memory.copies == sum(t.nbytes for t in saved.values())
+
+
+def test_a_model_does_not_fit_without_its_copy_in_16_bits() -> None:
+    """16 + 2 bytes of each of 1.24B weights leave nothing for activations in 90 % of 24 GB."""
+    found = planned("llama-3.2-1b", hardware="rtx-4090", devices=1, context=4096)
+    assert found.setup is None
+    norms = (2 * 16 + 1) * 2048
+    assert found.smallest.memory.copies == 2 * (found.counts.total - norms)
+
+
+def test_why_a_way_does_not_fit() -> None:
+    found = planned("llama-3-8b", devices=64, context=8192, batch="256k", micro_batch=2)
+    why = {way.split.name: found.why_not(way) for way in found.ways}
+    assert why["DDP"] == "few sequences"  # 31 of 8,192 tokens for 64 pairs
+    assert {reason for name, reason in why.items() if "FSDP, tensor 8" in name} == {""}
+    assert (
+        planned("llama-3-8b", devices=8).why_not(
+            planned("llama-3-8b", devices=8, split="ddp").smallest
+        )
+        == "memory"
+    )
+    waits = planned("llama-3.2-1b", devices=64, context=8192, batch="16k")
+    assert "stages wait" in {waits.why_not(way) for way in waits.ways}
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ({"micro_batch": 0}, "micro-batch: found 0; expected 1 or more sequences"),
+        (
+            {"micro_batch": 62, "split": "fsdp"},
+            "micro-batch: found 62; expected at most 61, the sequences of a step for a group of devices",
+        ),
+        (
+            {"micro_batch": 1000},
+            "micro-batch: found 1,000; expected at most 488, the sequences of a step for a group of devices",
+        ),
+    ],
+)
+def test_a_micro_batch_that_cannot_be_is_one_line(asked: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        planned("llama-3-8b", devices=8, context=8192, **asked)
+    assert error.value.lines == (line,)
 
 
 def test_four_sums_of_activations_for_each_layer(gpt: Needs) -> None:
@@ -212,7 +381,7 @@ def test_four_sums_of_activations_for_each_layer(gpt: Needs) -> None:
 def test_stages_send_what_stands_between_them(gpt: Needs) -> None:
     stages = gpt.stages(8)
     split = Split(64, tensor=8, pipeline=8)
-    sent = [exchanged(stage, split, "none", 3.0, LENGTH)["pipeline"] for stage in stages]
+    sent = [exchanged(stage, split, "none", Batch(3.0), LENGTH)["pipeline"] for stage in stages]
     once = 3 * LENGTH * 12288 * 2 / 8
     assert sent == [once, *[2 * once] * 6, once]
 

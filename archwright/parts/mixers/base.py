@@ -75,6 +75,12 @@ class Mixer(Branch, ABC):
         return float(self.state_bytes(length, 1))
 
     @property
+    def kept_blocks(self) -> int | None:
+        """Equal blocks of what it keeps that devices may share: heads; 1: all of it is read for each head; None: any
+        part by itself."""
+        return None
+
+    @property
     def along_text(self) -> str:
         return "kind"
 

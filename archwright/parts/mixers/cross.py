@@ -65,6 +65,10 @@ class SoftmaxCrossAttention(Mixer):
         return [self.key, self.value]
 
     @property
+    def kept_blocks(self) -> int:
+        return self.num_kv_heads
+
+    @property
     def tensor_parallel(self) -> TensorParallel:
         sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
         # Keys and values of one head are read by all.
