@@ -62,7 +62,7 @@ def _fit(found: Plan) -> Iterator[str]:
 
 def _instead(found: Plan) -> str:
     """Say what would spare whole layers that are computed again."""
-    for checkpointing, how in (("none", "nothing"), ("selective", "norms and gates alone")):
+    for checkpointing, how in (("none", "nothing"), ("selective", "all but products and attention")):
         for way in found.ways:
             if way.checkpointing == checkpointing and found.fits(way):
                 return f'of the ways to split, "{way.split.name}" fits with {how} computed again'
