@@ -2,7 +2,7 @@
 
     python -m bench.scale               losses of 15 steps in one process and in groups of 2 and 4; makes the table of
                                         docs/scale.md anew
-    python -m bench.scale --pipeline    the same of pipelines, beside one process with the same parts of a batch
+    python -m bench.scale --pipeline    the same of pipelines, beside one process with the same microbatches
     python -m bench.scale --float64     the largest of both in float64, where what rounding turns is a billionth as wide
     python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
 
@@ -41,7 +41,7 @@ MODELS = {
     "textbook (ReLU)": ("textbook",),
     "textbook, GELU": ("textbook", "model.feedforward.kind=gelu"),
     "modern": ("modern",),
-    "modern, Muon, two parts a batch, chunked loss": (
+    "modern, Muon, two microbatches, chunked loss": (
         *("modern", "optimizer.kind=muon", "grad_accum_steps=2", "machine.loss=chunked"),
     ),
     "gemma-2-2b": ("gemma-2-2b",),
@@ -88,7 +88,7 @@ PIPELINES = (
     *((1, 1, 1, True, 1, 1, 4), (1, 2, 1, True, 1, 1, 2), (1, 1, 2, True, 1, 1, 2)),
     *((1, 1, 1, True, 2, 1, 2), (1, 2, 1, True, 1, 2, 2)),
 )
-"""The same of pipelines, which want a batch in parts."""
+"""The same of pipelines, which want a batch in microbatches."""
 IN_PARTS = "grad_accum_steps=4"
 
 
@@ -224,7 +224,9 @@ def parity(cases: Sequence[Case], steps: int) -> str:
     """Return the table of the largest differences from one process."""
     one = {case.name: trained(case, steps) for case in cases}
     accumulated = {
-        case.name: trained(case, steps, f"grad_accum_steps={4 if 'parts' in case.name else 2}")
+        case.name: trained(
+            case, steps, f"grad_accum_steps={4 if 'microbatches' in case.name else 2}"
+        )
         for case in cases
     }
     with in_halves():
@@ -232,8 +234,8 @@ def parity(cases: Sequence[Case], steps: int) -> str:
     many = of_all(cases, steps, GRIDS)
     heads = [title(grid) for grid in GRIDS]
     lines = [
-        f"| model | loss, step 1 and {steps} | {' | '.join(heads)} | control: one process, its gradients in parts | "
-        "control: one process, rowwise products in halves |",
+        f"| model | loss, step 1 and {steps} | {' | '.join(heads)} | control: one process, its gradients in "
+        "microbatches | control: one process, rowwise products in halves |",
         "|---|---|" + "---|" * (len(heads) + 2),
     ]
     for case in cases:
@@ -348,13 +350,13 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "dense": (
         (),
         {
-            "two copies of one thread": "scale.shard=1",
+            "two replicas of one thread": "scale.shard=1",
             "two shards": "scale.shard=2",
             "a tensor group of two": "scale.tensor=2",
             "a context group of two": "scale.context=2",
         },
     ),
-    "dense, 8 parts a batch": (
+    "dense, 8 microbatches": (
         ("grad_accum_steps=8",),
         {
             "two shards": "scale.shard=2",

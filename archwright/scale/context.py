@@ -1,9 +1,9 @@
 """Context parallel: the tokens of each row shared by processes, from outside; attention alone sees those of others.
 
-Each process has a stretch of every row. Attention asks the context of its pass for the keys and values of all tokens,
-which are gathered, and for a mask, which is that of its queries among these keys. The gradients of keys and values are
-added up over processes, and each takes those of its own tokens. Positions and documents are those of whole rows, of
-which a process knows its stretch and the others' where these are not plain.
+Each process has a chunk of the sequence, of every row. Attention asks the context of its pass for the keys and values
+of all tokens, which are all-gathered, and for a mask, which is that of its queries among these keys. The gradients of
+keys and values are reduce-scattered: added up over processes, of which each takes those of its own tokens. Positions
+and documents are those of whole rows, of which a process knows its chunk and the others' where these are not plain.
 
 Parameters have a part of their gradient in each process, which sees as many tokens; FSDP2 adds these up, as it does
 with rows.
@@ -25,11 +25,11 @@ from archwright.spec.model_spec import ModelSpec
 
 
 def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
-    """Let passes of a model be over stretches of texts of which the other processes of a group have the rest.
+    """Let passes of a model be over chunks of sequences of which the other processes of a group have the rest.
 
     Args:
-        model: its passes are given the stretch of this process, and have a context that knows whole rows.
-        group: in the order of their stretches, which are equally long.
+        model: its passes are given the chunk of this process, and have a context that knows whole rows.
+        group: in the order of their chunks, which are equally long.
     """
 
     def whole(own: Tensor | None) -> Tensor | None:
@@ -56,7 +56,7 @@ def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
 
 
 class _SharedStretch(StretchContext):
-    """The context of the stretch that this process of a group has."""
+    """The context of the chunk of sequences that this process of a group has."""
 
     def __init__(self, whole: TokenLayout, tokens: Tensor, group: dist.ProcessGroup) -> None:
         self._group = group

@@ -14,7 +14,7 @@ from archwright.spec.scale import PipelineSchedule, ScaleSpec
 
 
 class Layout(NamedTuple):
-    """A grid of processes: `pipeline` stages of the model, of each of which there are `replicate` copies, each cut up
+    """A grid of processes: `pipeline` stages of the model, of each of which there are `replicate` replicas, each cut up
     over `shard` times `context` groups of them and what such a group holds over its `tensor` processes by heads and
     hidden values."""
 
@@ -28,11 +28,11 @@ class Layout(NamedTuple):
     context: int = 1
     """How many processes share the tokens of each row."""
     expert: int = 1
-    """How many of those that a copy is cut up over share the experts of each mixture."""
+    """How many of those that a replica is cut up over share the experts of each mixture."""
     pipeline: int = 1
     """How many have a part of the layers each."""
     schedule: PipelineSchedule = "1f1b"
-    """In which order these work on the parts of a batch."""
+    """In which order these work on microbatches."""
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
     @property
     def num_shards(self) -> int:
-        """Over how many of them each copy of the model is cut up by FSDP2."""
+        """Over how many of them each replica of the model is cut up by FSDP2."""
         return self.shard * self.context
 
     def part_rows(self, run: RunSpec) -> int:
@@ -218,7 +218,7 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
     if layout.num_shards * layout.tensor * layout.pipeline > 1 and not run.optimizer.can_shard:
         yield (
             f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
-            "can_shard = True in its spec, or copies alone: scale.shard=1, scale.context=1, scale.tensor=1 and "
+            "can_shard = True in its spec, or replicas alone: scale.shard=1, scale.context=1, scale.tensor=1 and "
             "scale.pipeline=1"
         )
     yield from _unshareable(run.model, layout)
@@ -235,17 +235,17 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
 
 
 def _without_parts(run: RunSpec, layout: Layout) -> Iterator[str]:
-    """Yield why a batch has too few parts for a pipeline."""
+    """Yield why a batch has too few microbatches for a pipeline."""
     parts, stages = run.grad_accum_steps, layout.pipeline
     if stages > 1 and parts < stages:
         yield (
             f"grad_accum_steps: found {parts}; expected at least scale.pipeline = {stages}, as each stage works on "
-            "another part of the batch"
+            "another microbatch"
         )
     elif layout.is_interleaved and parts % stages:
         yield (
             f"grad_accum_steps: found {parts}; expected a multiple of scale.pipeline = {stages}, as "
-            'scale.pipeline_schedule = "interleaved_1f1b" takes parts in rounds of as many'
+            'scale.pipeline_schedule = "interleaved_1f1b" takes microbatches in rounds of as many'
         )
 
 

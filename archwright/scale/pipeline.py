@@ -1,10 +1,10 @@
-"""Pipeline parallel: the parts of a batch go through the stages of a model, in the order of one of torch's schedules.
+"""Pipeline parallel: microbatches go through the stages of a model, in the order of one of torch's schedules.
 
 Only the residual stream goes from stage to stage, forward, and its gradient backward; what else a layer looks at
 (documents, positions, padding, tokens) each stage has, as all read the same rows. The last stage computes the loss.
 What branches of other stages ask to be minimised besides starts its way back behind the last layer of theirs.
 
-Narayanan et al., 2021, Megatron-LM: 1F1B and interleaved schedules; Huang et al., 2019, GPipe: parts of a batch.
+Narayanan et al., 2021, Megatron-LM: 1F1B and interleaved schedules; Huang et al., 2019, GPipe: microbatches.
 """
 
 import logging

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Passes(Protocol):
-    """Forward passes over parts of a batch."""
+    """Forward passes over parts of a batch, which are microbatches."""
 
     def loss(self, part: Batch) -> Tensor:
         """Return the loss of a part: the model is computed up to its end."""
@@ -125,7 +125,7 @@ PER_TOKEN = ("tokens", "position_ids", "segment_ids", "padding_mask", "token_typ
 
 
 def stretch_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return the stretch of each row of a batch that belongs to one of many processes, all of which have as many
+    """Return the chunk of each row of a batch that belongs to one of many processes, all of which have as many
     tokens: rows of another number end in padding."""
     if size == 1:
         return batch

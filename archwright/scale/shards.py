@@ -39,7 +39,7 @@ class ModelShards(Shards):
     """A model whose parameters, gradients and optimizers are cut up along their first axis.
 
     Every layer is a unit: its parameters are gathered before it computes, forward and backward, and its gradients are
-    added up behind it, over the processes of a shard and over copies. All that stands around layers is one more unit.
+    added up behind it, over the processes of a shard and over replicas. All that stands around layers is one more unit.
     Of branches that a tensor group shares, what a process holds is cut up so; and so are experts, over the processes
     that have the same, and the layers of a stage, over those of the stage.
 
@@ -77,7 +77,7 @@ class ModelShards(Shards):
         self.model, self.mesh = model, mesh
         # Nobody changes in place what a model returns.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        # A number has nothing to cut; FSDP2 refuses it.
+        # A scalar parameter (0-d) has nothing to cut; FSDP2 refuses it.
         numbers = {p for p in model.parameters() if p.ndim == 0}
         gone = {p for name, p in model.named_parameters() if not self.stages.holds(name)}
         for maps in self.experts.units:

@@ -15,24 +15,24 @@ class ScaleSpec(Spec):
     to the rounding of sums."""
 
     replicate: AutoCount = Field("auto", examples=[2])
-    """Copies of the model, whose gradients are added up; auto: as many as there are processes for, beside `shard`, and
-    one where that is auto, too."""
+    """Data-parallel replicas of the model, whose gradients are added up; auto: as many as there are processes for,
+    beside `shard`, and one where that is auto, too."""
     shard: AutoCount = Field("auto", examples=[2])
-    """Processes over which each copy's parameters, gradients and optimizer are cut up; auto: what is left."""
+    """Processes over which each replica's parameters, gradients and optimizer are cut up; auto: what is left."""
     context: Count = Field(1, examples=[2])
     """Processes that share the tokens of each row, context parallel: only attention sees the keys and values of all.
-    Each copy's parameters are cut up over these, too."""
+    Each replica's parameters are cut up over these, too."""
     tensor: Count = Field(1, examples=[2])
     """Processes that read the same rows and share heads and hidden values of each layer, tensor parallel."""
     expert: Count = Field(1, examples=[2])
     """Processes that share the experts of each mixture, expert parallel: each has some of them whole, and tokens are
     sent to and fro. They are among those of `shard` times `context`, which it divides."""
     pipeline: Count = Field(1, examples=[2])
-    """Stages of the model, pipeline parallel: each process has a run of its layers, and parts of a batch, as many as
+    """Stages of the model, pipeline parallel: each process has a run of its layers, and microbatches, as many as
     `grad_accum_steps` says, go from one to the next."""
     pipeline_schedule: PipelineSchedule = "1f1b"
-    """The order in which a stage works on the parts of a batch: one forward, one backward; interleaved, where each
-    process has two shorter runs of layers and waits about half as long."""
+    """The order in which a stage works on microbatches: one forward, one backward; interleaved, where each process has
+    two shorter runs of layers and the bubble is about half as large."""
     sequence: bool = True
     """Whether these also share the tokens between the branches of layers, sequence parallel, where all that stands
     there looks at each token by itself."""

@@ -263,7 +263,7 @@ def _predictions(
     model.eval()
     with uncompiled(model):
         for arrays, mine in processes.dealt(windows):
-            batch = processes.tokens(to_device(arrays, precision.device))
+            batch = to_device(processes.tokens(arrays.map(torch.from_numpy)), precision.device)
             with precision.autocast():
                 out = processes.output(model, batch)
             yield out, batch, mine

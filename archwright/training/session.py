@@ -318,7 +318,7 @@ class Session:
             self.model.train()
         return train_step(
             self.model,
-            to_device(self.batches.at(step), self.device),
+            self.batches.at(step).map(torch.from_numpy),
             self.optimizers,
             lr_scale=lr_scale,
             precision=self.precision,

@@ -77,7 +77,8 @@ def train_step(
     `stream_decay`, and that of the first alone is the loss that is returned. A loss or a gradient that is not finite
     updates nothing. `chunked` logits never exist all at once. Branches then move
     what follows no gradient by `after_step`, by what they saw in all parts. Of each part, several `processes` take
-    their rows: what is divided by is the whole batch's, and all that is returned are sums over them.
+    their rows: what is divided by is the whole batch's, and all that is returned are sums over them. `batch` may be in
+    the memory of the CPU: what is computed is copied to the device of `precision`.
     """
     passes = _Passes(
         model,
@@ -122,7 +123,9 @@ class _Passes(Passes):
     ) -> None:
         self.model, self.batch, self.precision, self.processes = model, batch, precision, processes
         self.loss_of, self.second_weight, self.settings = loss_of, second_weight, settings
-        self.parts = [processes.rows(part) for part in batch.split(num_parts)]
+        # Only what is this process's goes to its device.
+        own = (processes.rows(part) for part in batch.split(num_parts))
+        self.parts = [to_device(part, precision.device) for part in own]
         self.num_valid = valid_targets(batch)
         self.num_cases = second_cases(batch)
         self._found: dict[str, list[tuple[Tensor, int]]] = defaultdict(list)
@@ -165,8 +168,8 @@ class _Passes(Passes):
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch of arrays as tensors on a device."""
-    return batch.map(lambda array: torch.from_numpy(array).to(device, non_blocking=True))
+    """Return a batch of arrays, or of tensors, as tensors on a device."""
+    return batch.map(lambda array: torch.as_tensor(array).to(device, non_blocking=True))
 
 
 def valid_targets(batch: Batch) -> int:

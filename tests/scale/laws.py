@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import hypothesis
 import numpy as np
@@ -53,6 +53,7 @@ from archwright.spec.model_spec import ModelSpec, NoEncoder
 from archwright.spec.overrides import dump
 from archwright.spec.read import to_toml
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.scale import PipelineSchedule
 from archwright.training.session import Session
 from bench.scale import environment, torchrun
 from tests.scale.gradients import first_gradients, joined
@@ -161,8 +162,10 @@ def drawn(
         for axis in _in_turn(dice, mixes=mixes):
             plan = dice.choice([plan for plan in some if plan[axis] > 1])
             words = [f"scale.{key}={json.dumps(n)}" for key, n in plan.items()]
-            # Each stage of a pipeline works on another part of a batch.
+            # Each stage of a pipeline works on another microbatch, and has a layer at least.
             words.append(f"grad_accum_steps={max(run.grad_accum_steps, plan['pipeline'])}")
+            if plan["pipeline_schedule"] == "interleaved_1f1b":
+                words.append(f"model.num_layers={max(spec.num_layers, 2 * plan['pipeline'])}")
             planned = run.override(*words)
             lines = _refusals(planned)
             if not lines:
@@ -263,10 +266,17 @@ def plans(size: int) -> Iterator[dict[str, Any]]:
         if math.prod(numbers) != size:
             continue
         cut = plan["shard"] * plan["context"]
-        for sequence in (True, False) if plan["tensor"] > 1 else (True,):
-            yield from (
-                plan | {"expert": n, "sequence": sequence} for n in (1, 2, 4) if cut % n == 0
-            )
+        choices = itertools.product(
+            [n for n in (1, 2, 4) if cut % n == 0],
+            (True, False) if plan["tensor"] > 1 else (True,),
+            get_args(PipelineSchedule) if plan["pipeline"] > 1 else ("1f1b",),
+        )
+        for expert, sequence, schedule in choices:
+            yield plan | {
+                "expert": expert,
+                "sequence": sequence,
+                "pipeline_schedule": schedule,
+            }
 
 
 def layout(run: RunSpec) -> Layout:
@@ -513,7 +523,8 @@ def _has(run: RunSpec, axis: str) -> bool:
 def plan_of(run: RunSpec) -> str:
     """Return the plan of a run in words."""
     words = [f"{axis} {getattr(run.scale, axis)}" for axis in SHARED if _has(run, axis)]
-    return ", ".join([*words, *["sequence"] * (run.scale.sequence and _has(run, "tensor"))])
+    words += ["sequence"] * (run.scale.sequence and _has(run, "tensor"))
+    return ", ".join([*words, *["interleaved"] * layout(run).is_interleaved])
 
 
 def failures(found: dict[int, Verdict], folder: Path) -> Iterator[str]:
@@ -545,6 +556,8 @@ def missing(found: dict[int, Verdict], drawn: Drawn) -> Iterator[str]:
     for axis in SHARED:
         if not any(_has(v.run, axis) for v in held):
             yield f"nothing was trained with scale.{axis} above 1"
+    if not any(layout(v.run).is_interleaved for v in held):
+        yield "nothing was trained by an interleaved pipeline"
 
 
 def main(words: Sequence[str] | None = None) -> int:

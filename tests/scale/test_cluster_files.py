@@ -44,8 +44,9 @@ def test_options_of_the_batch_file_come_before_its_commands() -> None:
 
 STANDS_FOR_SRUN = """\
 #!/bin/bash
-# Two tasks, as on two nodes.
-shift
+# Two tasks, as on two nodes, with the cores that were asked for.
+[ "$1 $2" = "--kill-on-bad-exit=1 --cpus-per-task=3" ] || exit 9
+shift 2
 for node in 0 1; do SLURM_PROCID=$node "$@" & done
 wait -n && wait -n
 """
@@ -75,6 +76,7 @@ def test_the_batch_file_trains_on_two_nodes(tmp_path: Path) -> None:
         "SLURM_JOB_NODELIST": "a[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "3",
     }
     variables.pop("ARCHWRIGHT_CACHE", None)  # the batch file says where
     words = tiny_words("text.txt", "budget=4steps", "evaluate.final_max_tokens=900")[1:]
@@ -114,6 +116,7 @@ def test_machines_of_the_job_meet_at_the_first() -> None:
     given = dict(word.partition("=")[::2] for word in container["args"])
     name, port = job["metadata"]["name"], service["spec"]["ports"][0]["port"]
     assert spec["completionMode"] == "Indexed"
+    assert spec["podReplacementPolicy"] == "Failed", "the pod before may still write"
     assert spec["completions"] == spec["parallelism"] == int(given["--nnodes"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == int(given["--nproc-per-node"])
     assert pod["subdomain"] == service["metadata"]["name"]

@@ -46,6 +46,9 @@ FOUR: tuple[Grid, ...] = (
     (1, 1, 2, True, 1, 1, 2, "1f1b"),
     (1, 1, 1, True, 2, 1, 2, "1f1b"),
     (1, 2, 1, True, 1, 2, 2, "1f1b"),
+    (1, 2, 1, True, 1, 1, 2, "interleaved_1f1b"),
+    (1, 1, 2, True, 1, 1, 2, "interleaved_1f1b"),
+    (1, 1, 1, True, 2, 1, 2, "interleaved_1f1b"),
 )
 
 
@@ -79,7 +82,7 @@ def test_gradients_are_those_of_one_process(
 
 @pytest.mark.release
 @pytest.mark.parametrize("name", [*ROWS][:2])
-def test_gradients_beside_shards_copies_and_other_groups(
+def test_gradients_beside_shards_replicas_and_other_groups(
     name: str, rows: dict[str, Case], by_four: dict[str, Tensor]
 ) -> None:
     assert_gradients(name, rows[name], by_four, FOUR)
@@ -184,14 +187,14 @@ def test_stages_are_as_even_as_can_be(num_stages: int) -> None:
         (
             ("modern", "grad_accum_steps=1"),
             Layout(pipeline=2),
-            "grad_accum_steps: found 1; expected at least scale.pipeline = 2, as each stage works on another part of "
-            "the batch",
+            "grad_accum_steps: found 1; expected at least scale.pipeline = 2, as each stage works on another "
+            "microbatch",
         ),
         (
             ("modern", "grad_accum_steps=4"),
             Layout(pipeline=3, schedule="interleaved_1f1b"),
             "grad_accum_steps: found 4; expected a multiple of scale.pipeline = 3, as scale.pipeline_schedule = "
-            '"interleaved_1f1b" takes parts in rounds of as many',
+            '"interleaved_1f1b" takes microbatches in rounds of as many',
         ),
         (
             ("t5-small",),

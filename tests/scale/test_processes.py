@@ -14,10 +14,12 @@ import torch
 
 import archwright
 from archwright import checkpoint
+from archwright.machine.compiling import has_compiler
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from bench.scale import MODELS, Case, environment, of_processes, title, torchrun, trained
-from tests.scale.together import assert_close, events, gone_back, values
+from tests.scale.together import LOSSES, NORMS, assert_close, events, gone_back, values
+from tests.scale.together import trained as trained_by
 from tests.tiny import ROOT, tiny_run, tiny_words
 
 pytestmark = pytest.mark.slow
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.slow
 STEPS = 4
 GRIDS = ((2, 1), (1, 2))
 ROWS = (
-    "modern, Muon, two parts a batch, chunked loss",
+    "modern, Muon, two microbatches, chunked loss",
     "deepseek-v3 (moving router bias)",
     "t5-small, GELU",
 )
@@ -39,8 +41,13 @@ def rows(text: Path) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def many(rows: list[Case]) -> dict[str, list[list[float]]]:
-    return of_processes(2, rows, STEPS, GRIDS)
+def narrow(text: Path) -> Case:
+    return Case("bf16", ("modern", "machine.precision=bf16"), str(text))
+
+
+@pytest.fixture(scope="module")
+def many(rows: list[Case], narrow: Case) -> dict[str, list[list[float]]]:
+    return of_processes(2, [*rows, narrow], STEPS, GRIDS)
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=ROWS)
@@ -56,6 +63,39 @@ def test_steps_are_those_of_one_process(
         for (loss, norm), (expected, expected_norm) in zip(found, one, strict=True):
             assert loss == pytest.approx(expected, abs=5e-6)
             assert norm == pytest.approx(expected_norm, rel=1e-4)
+
+
+def test_steps_in_bf16_are_those_of_one_process(
+    narrow: Case, many: dict[str, list[list[float]]]
+) -> None:
+    """The first loss, whose products are the same, to float32's rounding; later ones to what gradients are rounded to,
+    which one process adds up over rows before it narrows them."""
+    one, wide = trained(narrow, STEPS), trained(narrow._replace(words=narrow.words[:1]), 1)
+    assert abs(one[0][0] - wide[0][0]) > 1e-5, "products are narrow"
+    for grid in GRIDS:
+        found = many[f"{narrow.name}/{title(grid)}"]
+        assert found[0][0] == pytest.approx(one[0][0], abs=1e-6)
+        for (loss, norm), (expected, expected_norm) in zip(found, one, strict=True):
+            assert loss == pytest.approx(expected, abs=1e-3)
+            assert norm == pytest.approx(expected_norm, rel=1e-2)
+
+
+@pytest.mark.release
+@pytest.mark.skipif(not has_compiler(), reason="compiling for a CPU needs a C++ compiler")
+def test_compiled_layers_train_as_those_of_one_process_do(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the compiler itself, in both processes: each compiles the layers before they are sharded."""
+    words = ("budget=4steps", "evaluate.final_max_tokens=300")
+    one = archwright.train(tiny_run(text, *words), out=tmp_path / "one", quiet=True).folder
+    compiled = tmp_path / "compiled"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    words = (*words, "machine.compile=block")
+    two = trained_by(2, tmp_path / "two", *tiny_words(text, *words))
+    assert [*compiled.rglob("*.so")], "something was compiled"
+    assert two.spec.machine.compile == "block"
+    for kind, key in (*LOSSES, NORMS):
+        assert values(two, kind, key) == pytest.approx(values(one, kind, key), rel=1e-5)
 
 
 class StopHere(Exception):  # noqa: N818

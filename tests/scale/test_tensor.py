@@ -54,7 +54,7 @@ ROWS = {
 """What a tensor group shares, what it computes alike, and what stands between."""
 TWO: tuple[Grid, ...] = ((1, 1, 2, False), (1, 1, 2, True))
 FOUR: tuple[Grid, ...] = ((1, 2, 2, True), (2, 1, 2, False))
-STEPS, ROW = 4, "modern, Muon, two parts a batch, chunked loss"
+STEPS, ROW = 4, "modern, Muon, two microbatches, chunked loss"
 
 
 @pytest.fixture(scope="module")

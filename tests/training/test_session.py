@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 import torch
 
+from archwright.data.inputs import Batch
+from archwright.scale.layout import Layout
+from archwright.scale.processes import OneOf
 from archwright.spec.budget import Budget
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
 from archwright.training.progress import Silent
 from archwright.training.resolve import resolve
 from archwright.training.session import Session, is_spike
-from archwright.training.step import StepResult
+from archwright.training.step import StepResult, to_device
 
 RUN = RunSpec(batch_size=4).override("model.context_length=32")
 
@@ -152,3 +155,20 @@ def test_a_spike_stands_out() -> None:
     noisy = [1.0, 3.0] * 50  # mean 2, deviation 1
     assert is_spike(7.01, noisy)
     assert not is_spike(6.99, noisy)
+
+
+def test_a_process_copies_its_own_tokens_to_its_device(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[tuple[int, ...]] = []
+
+    def seen(batch: Batch, device: torch.device) -> Batch:
+        copied.append(batch.targets.shape)
+        return to_device(batch, device)
+
+    for room in ("session", "step"):
+        monkeypatch.setattr(f"archwright.training.{room}.to_device", seen)
+    session.run = session.run.override("grad_accum_steps=2")
+    session.processes = OneOf(Layout(shard=2, context=4))
+    session.make_step(0, 1.0)
+    assert copied == [(1, 8), (1, 8)], "of 4 rows of 32 tokens, in two parts"
