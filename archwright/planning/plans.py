@@ -9,7 +9,11 @@ from archwright.catalogue.parameter_counts import Counts
 from archwright.model.build import build
 from archwright.planning.cost import BACKWARD
 from archwright.planning.counts import counted, forward_flops_by_part
-from archwright.planning.memory import cache_bytes, cache_bytes_per_token
+from archwright.planning.memory import (
+    cache_bytes,
+    cache_bytes_per_later_token,
+    cache_bytes_per_token,
+)
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
 from archwright.planning.rules_of_thumb import Suspicion, suspicions
 from archwright.planning.serving import BYTES, Serving, serving
@@ -26,20 +30,30 @@ MOST_ASKED = 2**17
 MOST_BUBBLE = 1.0
 """Most time that stages of a pipeline may wait, over the time that they compute."""
 EVIDENCE = {
+    **dict.fromkeys(("name", "devices", "precision", "context", "target_length"), "given"),
     "parameters": "counted",
     "active_parameters": "counted",
+    "parameters_by_part": "counted",
     "flops_per_token": "counted",
+    "forward_flops_per_token_by_part": "counted",
     "kv_cache_bytes_per_token": "counted",
+    "kv_cache_bytes_per_later_token": "counted",
     "cache_bytes_per_text": "counted",
     "training_flops": "counted",
+    "fits": "estimated",
+    "fewest_devices": "estimated",
+    "split": "estimated",
+    "checkpointing": "estimated",
     "training_memory_bytes": "estimated",
+    "training_memory_bytes_by_part": "weights, gradients, optimizer: counted; others: estimated",
     "ways": "estimated",
     "training": "estimated",
-    "serving": "estimated",
+    "serving": "upper bound",
+    "suspicions": "rules of thumb",
     "operators": "counted",
 }
-"""How each number of a record was found: counted from the built model, or estimated from what is counted and from
-the speeds of the hardware."""
+"""How each number of a record was found: given, counted from the built model, or estimated from what is counted and
+from the speeds of the hardware."""
 TIMES = ("training", "serving")
 """Keys whose numbers follow from speeds."""
 
@@ -97,6 +111,8 @@ class Plan:
     """FLOPs of a forward pass on a token, by part; a backward pass takes twice as many."""
     kv_cache_bytes_per_token: int
     """Bytes that another token takes in 16 bits, before any window ends."""
+    cache_bytes_per_later_token: int
+    """Bytes that another token takes in 16 bits when all windows are full."""
     cache_bytes_per_text: int
     """Bytes that a text of the context takes in 16 bits."""
     setup: Setup | None
@@ -150,7 +166,7 @@ class Plan:
         known = self.workload.hardware.evidence
         found = EVIDENCE | {"hardware": known}
         if known == "measured":
-            found |= dict.fromkeys(TIMES, "estimated from measured rates")
+            found |= {key: f"{found[key]} from measured rates" for key in TIMES}
         return found
 
     def record(self) -> dict[str, Any]:
@@ -169,6 +185,9 @@ class Plan:
             "flops_per_token": self.flops_per_token,
             "forward_flops_per_token_by_part": self.forward_flops,
             "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token if self.writes else None,
+            "kv_cache_bytes_per_later_token": self.cache_bytes_per_later_token
+            if self.writes
+            else None,
             "cache_bytes_per_text": self.cache_bytes_per_text if self.writes else None,
             "training_flops": self.training.flops,
             "fits": self.setup is not None,
@@ -245,6 +264,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         counts=counts,
         forward_flops=forward,
         kv_cache_bytes_per_token=cache_bytes_per_token(model),
+        cache_bytes_per_later_token=cache_bytes_per_later_token(model),
         cache_bytes_per_text=cache_bytes(model, context),
         setup=fitting,
         ways=_first_by_sort(ways, work, texts),

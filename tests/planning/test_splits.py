@@ -252,7 +252,7 @@ def test_deepseek_v3_fits_as_published() -> None:
     asked = {"devices": 2048, "context": 4096, "batch": batch}
     found = planned("deepseek-v3", split="pipeline=16,experts=64,zero1", **asked)
     assert found.setup is not None
-    assert found.setup.split.name == "ZeRO-1, pipeline 16, experts 64"
+    assert found.setup.split.name == "ZeRO-1, pipeline-parallel 16, expert-parallel 64"
     assert found.setup.memory.total < 80e9
 
 
@@ -275,14 +275,14 @@ def test_the_order_of_ways() -> None:
     names = [split.name for split in splits(64, degrees)]
     assert names == [
         "DDP",
-        *(f"DDP, tensor {n}" for n in (2, 4, 8)),
+        *(f"DDP, tensor-parallel {n}" for n in (2, 4, 8)),
         "FSDP",
-        *(f"FSDP, tensor {n}" for n in (2, 4, 8)),
-        "FSDP, tensor 8, pipeline 2",
-        "FSDP, tensor 8, pipeline 4",
-        "FSDP, tensor 8, context 2",
-        "FSDP, tensor 8, pipeline 2, context 2",
-        "FSDP, tensor 8, pipeline 4, context 2",
+        *(f"FSDP, tensor-parallel {n}" for n in (2, 4, 8)),
+        "FSDP, tensor-parallel 8, pipeline-parallel 2",
+        "FSDP, tensor-parallel 8, pipeline-parallel 4",
+        "FSDP, tensor-parallel 8, context-parallel 2",
+        "FSDP, tensor-parallel 8, pipeline-parallel 2, context-parallel 2",
+        "FSDP, tensor-parallel 8, pipeline-parallel 4, context-parallel 2",
     ]
 
 
@@ -358,5 +358,8 @@ def test_a_split_is_called_as_it_is_asked_for() -> None:
     )
     assert parse_split("ddp", 8).name == "DDP"
     split = parse_split("fsdp,experts=4,context=2,pipeline=2,tensor=2", 16)
-    assert split.name == "FSDP, tensor 2, pipeline 2, context 2, experts 4"
+    assert (
+        split.name
+        == "FSDP, tensor-parallel 2, pipeline-parallel 2, context-parallel 2, expert-parallel 4"
+    )
     assert [*split.axes] == [*AXES]
