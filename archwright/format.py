@@ -90,6 +90,17 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def time_span(least: float, most: float) -> str:
+    """Return a range of seconds in the unit that fits its end, `24.2 to 40.3 days`; one time where both look alike."""
+    unit, seconds = next((u for u in UNITS if most >= u[1]), UNITS[-1])
+    ends = dict.fromkeys(significant(end / seconds) for end in (least, most))
+    return f"{' to '.join(ends)} {unit}"
+
+
+UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("s", 1.0), ("ms", 1e-3))
+"""Units of time, the longest first."""
+
+
 def parameters(number: int) -> str:
     """Return a number of parameters in three digits of millions or billions: `21.0M`, `27.0B`."""
     unit, letter = (1e9, "B") if number >= 0.9995e9 else (1e6, "M")
@@ -187,6 +198,7 @@ def columns(
     wrapped: Collection[int] = (),
     width: int = 0,
     first_width: int = 0,
+    break_on_hyphens: bool = True,
 ) -> Iterator[str]:
     """Yield the lines of a table, its columns two blanks apart.
 
@@ -194,6 +206,7 @@ def columns(
         right: numbers of the columns that are set to the right.
         wrapped: numbers of those that share what the others leave of `width`, in which long cells are broken.
         first_width: least width of the first column.
+        break_on_hyphens: whether cells may be broken behind a hyphen.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     widths[:1] = [max(first_width, width) for width in widths[:1]]
@@ -205,7 +218,9 @@ def columns(
         ]
     for row in rows:
         cells = [
-            textwrap.wrap(cell, width, replace_whitespace=False) if len(cell) > width else [cell]
+            textwrap.wrap(cell, width, replace_whitespace=False, break_on_hyphens=break_on_hyphens)
+            if len(cell) > width
+            else [cell]
             for cell, width in zip(row, widths, strict=True)
         ]
         for line in itertools.zip_longest(*cells, fillvalue=""):

@@ -9,18 +9,17 @@ trainer, on random tokens. What its largest resident size has grown by stands be
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.plan_results import Benchmark, compared, summary, write
+
 if TYPE_CHECKING:
     from archwright.spec.run_spec import RunSpec
 
-PAGE = Path(__file__).parents[1] / "docs" / "planning.md"
-BEGIN, END = "<!-- memory: python -m bench.plan_memory -->", "<!-- end of memory -->"
 STEPS = 6
 
 SMALL = (
@@ -68,7 +67,7 @@ DEFAULT = {"precision": "bf16", "kernel": "blockwise", "loss": "whole", "compile
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure, print the table, and write it into the page."""
+    """Measure, print the table, record it, and write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of configurations, from 0")
     parser.add_argument("--child", help="measure this configuration in this process")
@@ -77,25 +76,15 @@ def main(words: Sequence[str] | None = None) -> None:
         print(json.dumps(measured(options.child)))
         return
     chosen = range(len(CONFIGURATIONS)) if options.only is None else options.only
-    rows, errors = [], []
+    found: list[Benchmark] = []
     for number in chosen:
         configuration = CONFIGURATIONS[number]
         measured_bytes, estimate = (ask(configuration, "--child"), estimated(configuration))
-        errors.append(estimate / measured_bytes - 1)
-        rows.append(
-            (
-                configuration,
-                f"{measured_bytes / 1e6:,.0f}",
-                f"{estimate / 1e6:,.0f}",
-                f"{errors[-1]:+.1%}",
-            )
-        )
-        print(*rows[-1], sep="  ", flush=True)
-    sizes = [abs(error) for error in errors]
-    summary = f"Median error {statistics.median(sizes):.1%}, largest {max(sizes):.1%}."
-    print(summary)
+        found.append(compared(configuration, measured_bytes, estimate, 1e6))
+        print(*found[-1].row("memory"), sep="  ", flush=True)
+    print(summary("memory", found))
     if options.only is None:
-        write(rows, summary)
+        write("memory", found)
 
 
 def ask(configuration: str, option: str) -> float:
@@ -162,20 +151,6 @@ def _run(configuration: str) -> "RunSpec":
 def _resident(key: str) -> float:
     status = Path("/proc/self/status").read_text("utf-8")
     return int(status.split(f"{key}:")[1].split()[0]) * 1024.0
-
-
-def write(rows: Sequence[Sequence[str]], summary: str) -> None:
-    """Put the table into the page, between its marks."""
-    from archwright.machine.decide import cpu_name
-
-    text = PAGE.read_text("utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    head = ["configuration", "measured, MB", "estimated, MB", "error"]
-    table = [head, ["---", "--:", "--:", "--:"], *rows]
-    lines = ["| " + " | ".join(row) + " |" for row in table]
-    where = f"On {cpu_name()}. {summary}"
-    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", where, "", END]) + after, "utf-8")
 
 
 if __name__ == "__main__":

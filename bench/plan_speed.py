@@ -5,13 +5,11 @@
 Steps, texts and tokens are timed as rates are: the fastest of some, on one thread in processor time.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "planning.md"
-BEGIN, END = "<!-- speed: python -m bench.plan_speed -->", "<!-- end of speed -->"
+from bench.plan_results import Benchmark, compared, summary, write
+
 SHAPES = (
     "step dim=192 num_layers=3 context_length=384 vocab_size=3000 batch_size=4",
     "step dim=320 num_layers=6 context_length=320 vocab_size=5000 batch_size=4",
@@ -30,7 +28,7 @@ SHAPES = (
 
 
 def main() -> None:
-    """Measure, print the table, and write it into the page."""
+    """Measure, print the table, record it, and write it into the page."""
     import torch
 
     from archwright.machine.allocator import tune_allocator
@@ -38,16 +36,13 @@ def main() -> None:
     tune_allocator()
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("medium")
-    rows, errors = [], []
+    found: list[Benchmark] = []
     for shape in SHAPES:
         estimate, real = _both(shape)
-        errors.append(estimate / real - 1)
-        rows.append((shape, f"{1e3 * real:.2f}", f"{1e3 * estimate:.2f}", f"{errors[-1]:+.0%}"))
-        print(*rows[-1], sep="  ", flush=True)
-    sizes = [abs(error) for error in errors]
-    summary = f"Median error {statistics.median(sizes):.0%}, largest {max(sizes):.0%}."
-    print(summary)
-    _write(rows, summary)
+        found.append(compared(shape, real, estimate, 1e-3))
+        print(*found[-1].row("speed"), sep="  ", flush=True)
+    print(summary("speed", found))
+    write("speed", found)
 
 
 def _both(shape: str) -> tuple[float, float]:
@@ -85,19 +80,6 @@ def _both(shape: str) -> tuple[float, float]:
         cache = model.new_cache()
         read(cache, text[:, :before])
         return estimate.seconds, fastest(lambda: read(cache, text[:, :1]))
-
-
-def _write(rows: Sequence[Sequence[str]], summary: str) -> None:
-    from archwright.machine.decide import cpu_name
-
-    text = PAGE.read_text("utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    head = ["timed", "measured, ms", "estimated, ms", "error"]
-    table = [head, ["---", "--:", "--:", "--:"], *rows]
-    lines = ["| " + " | ".join(row) + " |" for row in table]
-    where = f"On {cpu_name()}. {summary}"
-    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", where, "", END]) + after, "utf-8")
 
 
 if __name__ == "__main__":

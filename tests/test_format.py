@@ -95,6 +95,20 @@ def test_durations_have_two_units(seconds: float, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("least", "most", "said"),
+    [
+        (0.6, 0.994, "600 to 994 ms"),
+        (1.0, 1.0, "1 s"),
+        (63.6, 105.6, "1.06 to 1.76 minutes"),
+        (51300, 85500, "14.2 to 23.8 hours"),
+        (24.2 * 86400, 40.3 * 86400, "24.2 to 40.3 days"),
+    ],
+)
+def test_a_span_of_time_has_the_unit_of_its_end(least: float, most: float, said: str) -> None:
+    assert fmt.time_span(least, most) == said
+
+
+@pytest.mark.parametrize(
     ("value", "said"),
     [(512, "512 bytes"), (1_044_000, "1.04 MB"), (999_900, "1 MB"), (8.2e9, "8.2 GB")],
 )

@@ -6,6 +6,7 @@ from itertools import chain
 
 from archwright.catalogue.diagram import diagram
 from archwright.catalogue.parameter_counts import Counts
+from archwright.catalogue.part_titles import part_title
 from archwright.catalogue.summaries import (
     arrangement,
     brief,
@@ -130,7 +131,7 @@ def _sources(blame: Mapping[str, Origin], file: str) -> dict[str, str]:
 
 def _parameters(counts: Counts) -> dict[str, str]:
     found = {
-        part: f"{count(number):>6}  {100 * number / counts.total:3.0f} %"
+        part_title(part): f"{count(number):>6}  {100 * number / counts.total:3.0f} %"
         for part, number in counts.parts.items()
     }
     found["all"] = f"{count(counts.total):>6}"

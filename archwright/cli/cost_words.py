@@ -10,7 +10,7 @@ from archwright.spec.read import load
 
 ABOUT = {
     "cache per token": "in 16 bits",
-    "FLOPs per token": "in training on texts as long as the context",
+    "FLOPs per token": "in training on sequences of the context",
     "training memory": "weights, gradients and AdamW's moments",
 }
 """What each cost is of."""

@@ -10,7 +10,7 @@ from archwright.machine.allocator import tune_allocator
 from archwright.machine.decide import cpu_name, decide
 from archwright.machine.rates import Rates, measure_rates
 from archwright.planning.memory import total_memory
-from archwright.reporting.estimates import Estimate, Here
+from archwright.reporting.estimates import Estimate, Here, Machines
 from archwright.reporting.history import read_history
 from archwright.reporting.result import result_of
 from archwright.runs import RunFolder
@@ -32,6 +32,7 @@ def this_machine() -> Hardware:
     return Hardware(
         name=presets.THIS,
         title=cpu_name(),
+        usual_devices=1,
         source=_when(found["fp32"].age),
         evidence="measured",
         memory_bytes=float(total_memory("cpu")),
@@ -68,24 +69,54 @@ def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Here]:
         run = run.override(f"model.context_length={context}")
     needed = step_memory(run)
     share = fmt.percent(needed.process / total_memory("cpu"))
-    yield Here("step_memory", "step, memory", needed.process, "bytes", f"{share} of this machine's")
+    yield Here(
+        "step_memory",
+        "step, memory",
+        needed.process,
+        "bytes",
+        f"{share} of this machine's",
+        kind="memory",
+    )
     more = "with evaluations on held-out text between steps"
-    yield Here("memory_with_evaluation", "  and evaluation", needed.with_evaluation, "bytes", more)
+    yield Here(
+        "memory_with_evaluation",
+        "  and evaluation",
+        needed.with_evaluation,
+        "bytes",
+        more,
+        kind="memory",
+    )
     moment = "at the moment when there are most"
     yield Here("step_tensors", "  tensors", needed.tensors, "bytes", moment, "counted")
     step = step_time(run)
     how = f"estimated from rates {_when(step.age)}"
     tokens = f"{run.tokens_per_step:,} tokens"
-    yield Here("step_time", "step, time", step.seconds, "seconds", tokens, how)
-    yield Here("training", "training", step.tokens_per_second, "tokens/s", "", how)
+    yield Here("step_time", "step, time", step.seconds, "seconds", tokens, how, "step")
+    yield Here("training", "training", step.tokens_per_second, "tokens/s", "", how, "step")
     try:
         length = run.model.context_length
         prefill, decode = prefill_time(run, length), decode_time(run, max(1, length - 1))
     except UserError:
         return
-    one = f"one text of {length:,}"
-    yield Here("prefill", "prefill", prefill.tokens_per_second, "tokens/s", one, how)
-    yield Here("decode", "decode", decode.tokens_per_second, "tokens/s", "one text", how)
+    one = f"one sequence of {length:,}"
+    yield Here("prefill", "prefill", prefill.tokens_per_second, "tokens/s", one, how, "prefill")
+    yield Here(
+        "decode", "decode", decode.tokens_per_second, "tokens/s", "one sequence", how, "decode"
+    )
+
+
+def notes_of_this_machine() -> list[str]:
+    """Return what else is to be known of figures of this machine: they are of its CPU alone."""
+    if not torch.cuda.is_available():
+        return []
+    gpu = torch.cuda.get_device_name()
+    return [f"These are of the CPU, {cpu_name()}; the GPU of this machine, {gpu}, is not measured."]
+
+
+def machines_of(folder: RunFolder) -> Machines:
+    """Return the machine that trained a run, and this one."""
+    known = folder.environment()
+    return Machines(str(known.get("gpu") or known.get("cpu") or ""), cpu_name())
 
 
 def beside_a_run(folder: RunFolder) -> dict[str, Estimate]:

@@ -1,12 +1,15 @@
 """Output of `archwright profile`: what is counted without a measurement, and several models side by side."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from archwright import format as fmt
+from archwright.catalogue.part_titles import part_title
 from archwright.planning.cost import BACKWARD
 
 if TYPE_CHECKING:
+    from archwright.planning.roofline import Operator
     from archwright.spec.run_spec import RunSpec
     from archwright.training.profiling import PartProfile, Profile
 
@@ -14,45 +17,111 @@ NOTABLE = 1.1
 """Times as long that a part must take for a word on it."""
 
 
-def counted(name: str, run: "RunSpec", batch_size: int, length: int | None) -> Iterator[str]:
-    """Yield a table of FLOPs and bytes by part, of a model of any size: it is built without memory."""
+@dataclass(frozen=True)
+class CountedStep:
+    """FLOPs and bytes of a training step by part, counted from a model built without memory."""
+
+    name: str
+    num_parameters: int
+    batch_size: int
+    length: int
+    target_length: int
+    """Tokens that the decoder of an encoder-decoder reads beside each source; of other models the length."""
+    precision: str
+    keeps_scores: bool
+    parts: "list[Operator]"
+
+    @property
+    def total(self) -> "Operator":
+        """The sum of all parts."""
+        from archwright.planning.roofline import Operator
+
+        flops = sum(each.flops for each in self.parts)
+        return Operator("all", flops, sum(each.num_bytes for each in self.parts))
+
+    def record(self) -> dict[str, Any]:
+        """Return all values, ready for JSON."""
+        keys = ("name", "num_parameters", "batch_size", "length", "target_length", "precision")
+        return {
+            **{key: getattr(self, key) for key in keys},
+            "parts": [_record(each) for each in self.parts],
+            "total": _record(self.total),
+            "evidence": "counted",
+        }
+
+    def table(self) -> Iterator[str]:
+        """Yield the lines of a table of parts."""
+        whole = self.total
+        yield (
+            f"{self.name}: {fmt.count(self.num_parameters)} parameters, {self.batch_size} rows of {self.length:,} "
+            "tokens; counted, not measured"
+        )
+        yield ""
+        rows = [("part", "forward", "backward", "share", "bytes", "share", "FLOPs per byte")]
+        for each in (*self.parts, whole):
+            forward = each.flops / (1 + BACKWARD)
+            rows.append(
+                (
+                    part_title(each.name),
+                    fmt.flops(forward),
+                    fmt.flops(BACKWARD * forward),
+                    fmt.percent(each.flops / whole.flops),
+                    fmt.size(each.num_bytes),
+                    fmt.percent(each.num_bytes / whole.num_bytes),
+                    fmt.significant(each.intensity),
+                )
+            )
+        yield from fmt.columns(rows, right=range(1, 7))
+        yield ""
+        scores = "wrote its scores and read them again" if self.keeps_scores else "kept no scores"
+        yield (
+            f"Bytes in {self.precision}, as if every product read its factors and wrote its result once, and attention "
+            f"{scores}. FLOPs of norms are estimated."
+        )
+
+
+def counted_step(
+    name: str, run: "RunSpec", batch_size: int, length: int | None, precision: str, kernel: str
+) -> CountedStep:
+    """Count a step of a model of any size: it is built without memory."""
     from archwright.model.build import build
     from archwright.planning.plans import refuse_positions
-    from archwright.planning.roofline import Operator, operators
+    from archwright.planning.roofline import operators
+    from archwright.planning.serving import BYTES
 
     length = length or run.model.context_length
     refuse_positions(run.model, length)
     model = build(run.model, device="meta")
     target_length = run.objective.target_length(length)
-    found = operators(
-        model, "training", texts=batch_size, length=length, target_length=target_length
+    precision = "bf16" if precision == "auto" else precision
+    parts = operators(
+        model,
+        "training",
+        texts=batch_size,
+        length=length,
+        target_length=target_length,
+        itemsize=BYTES[precision],
+        keeps_scores=kernel == "eager",
     )
-    whole = Operator("all", sum(o.flops for o in found), sum(o.num_bytes for o in found))
-    yield (
-        f"{name}: {fmt.count(model.num_parameters())} parameters, {batch_size} rows of {length:,} tokens; "
-        "counted, not measured"
+    return CountedStep(
+        name,
+        model.num_parameters(),
+        batch_size,
+        length,
+        target_length or length,
+        precision,
+        kernel == "eager",
+        parts,
     )
-    yield ""
-    rows = [("part", "forward", "backward", "share", "bytes", "share", "FLOPs per byte")]
-    for each in (*found, whole):
-        forward = each.flops / (1 + BACKWARD)
-        rows.append(
-            (
-                each.name,
-                fmt.flops(forward),
-                fmt.flops(BACKWARD * forward),
-                fmt.percent(each.flops / whole.flops),
-                fmt.size(each.num_bytes),
-                fmt.percent(each.num_bytes / whole.num_bytes),
-                fmt.significant(each.intensity),
-            )
-        )
-    yield from fmt.columns(rows, right=range(1, 7))
-    yield ""
-    yield (
-        "Bytes in 16 bits, as if every product read its factors and wrote its result once, and attention kept no "
-        "scores. FLOPs of norms are estimated."
-    )
+
+
+def _record(each: "Operator") -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "flops": each.flops,
+        "bytes": each.num_bytes,
+        "intensity": each.intensity,
+    }
 
 
 def side_by_side(found: Mapping[str, "Profile"]) -> Iterator[str]:

@@ -26,7 +26,8 @@ operations.
 KEY=VALUE changes the model, and of a run its objective, optimizer and data.tokenizer.special_tokens. Further
 models, or variants as compare takes them (:norm.kind=layer), are measured too, and stand side by side.
 
-With --dry-run nothing is measured: FLOPs and bytes by part are counted from the model, of any size."""
+With --dry-run nothing is measured: FLOPs and bytes by part are counted from the model, of any size, in the
+precision of --precision (default: bf16); with --kernel eager, attention writes its scores to memory."""
 
 EXAMPLES = """\
   archwright profile modern dim=256 num_layers=4
@@ -67,23 +68,29 @@ def run(words: Sequence[str]) -> int:
     options, _ = parser.parse_with_parts(words)
     runs = _all_requested(options)
     if options.dry_run:
-        from archwright.cli.profile_tables import counted
+        from archwright.cli.profile_tables import counted_step
 
-        tables = [
-            "\n".join(counted(name, run, options.batch_size, options.length))
+        found = [
+            counted_step(
+                name, run, options.batch_size, options.length, options.precision, options.kernel
+            )
             for name, run in runs.items()
         ]
-        print("\n\n".join(tables))
+        if options.json:
+            records = [each.record() for each in found]
+            print(json.dumps(records if len(records) > 1 else records[0], indent=2))
+        else:
+            print("\n\n".join("\n".join(each.table()) for each in found))
         return 0
     from archwright.cli.profile_tables import side_by_side
 
-    found = {name: _measured(run, options) for name, run in runs.items()}
-    (first, *others) = found.values()
+    measured = {name: _measured(run, options) for name, run in runs.items()}
+    (first, *others) = measured.values()
     if options.json:
-        records = [{"name": name, **each.record()} for name, each in found.items()]
+        records = [{"name": name, **each.record()} for name, each in measured.items()]
         print(json.dumps(records if others else first.record(), indent=2))
     else:
-        print("\n".join(side_by_side(found) if others else _report(first)))
+        print("\n".join(side_by_side(measured) if others else _report(first)))
     return 0
 
 

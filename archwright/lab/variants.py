@@ -74,8 +74,17 @@ class Named:
 
 
 def split(word: str) -> list[str]:
-    """Split `modern:norm.kind=layer,dim=64` into the name and the keys after it."""
-    head, *rest = re.split(r"[:,](?=[\w.]+\s*=)", word)
+    """Split `modern:norm.kind=layer,dim=64` into the name and the keys after it; inside brackets nothing is split."""
+    found, depth, start = list[str](), 0, 0
+    for match in re.finditer(r"[{\[]|[}\]]|[:,](?=[\w.]+\s*=)", word):
+        if match[0] in "{[":
+            depth += 1
+        elif match[0] in "}]":
+            depth -= 1
+        elif depth == 0:
+            found.append(word[start : match.start()])
+            start = match.end()
+    head, *rest = [*found, word[start:]]
     return [*([head] if head else []), *rest]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from archwright import format as fmt
+from archwright.catalogue.part_titles import part_title
 from archwright.planning.plans import Plan
 
 MUCH = 0.25
@@ -16,8 +17,8 @@ def advice(found: Plan) -> Iterator[str]:
     for part, flops in found.forward_flops.items():
         if flops >= MUCH * total and part.endswith("between tokens"):
             yield (
-                f"{part}: {fmt.percent(flops / total)} of the FLOPs at this context; windows in some layers, or a "
-                "shorter context in most of the training, take less"
+                f"{part_title(part)}: {fmt.percent(flops / total)} of the FLOPs at this context; windows in some "
+                "layers, or a shorter context in most of the training, take less"
             )
         elif flops >= MUCH * total and part == "head":
             yield (
@@ -26,14 +27,15 @@ def advice(found: Plan) -> Iterator[str]:
     exchange = found.training.exchange
     if exchange is not None and exchange > found.training.bound:
         yield (
-            f"links: {fmt.duration(exchange)} of a step, where products take {fmt.duration(found.training.bound)} at "
-            "best; more tokens a step for each device, or devices that keep their weights, as of experts, take less"
+            f"communication: at least {fmt.duration(exchange)} of a step, where compute takes "
+            f"{fmt.duration(found.training.bound)} at 100 % MFU; more tokens a step for each device, or expert "
+            "parallelism, whose weights stay where they are, take less"
         )
     serving = found.serving
     if serving is not None and found.decodes and serving.largest_batch < 32:
         yield (
-            f"cache: {fmt.size(found.cache_bytes_per_text)} a text, so that {serving.largest_batch} are served at "
-            "once; fewer heads of keys and values, latent attention, windows, or more devices serve more"
+            f"cache: {fmt.size(found.cache_bytes_per_text)} a sequence, so that {serving.largest_batch} are served at "
+            "once; fewer KV heads, latent attention, windows, or more devices serve more"
         )
 
 
@@ -50,7 +52,7 @@ def _fit(found: Plan) -> Iterator[str]:
     elif setup is None:
         texts = work.batch_tokens / found.context
         yield (
-            f"batch: {fmt.significant(texts)} texts a step are too few for {work.devices:,} devices; expected a "
+            f"batch: {fmt.significant(texts)} sequences a step are too few for {work.devices:,} devices; expected a "
             "larger --batch, or fewer devices"
         )
     elif setup.checkpointing == "full":
@@ -62,8 +64,11 @@ def _fit(found: Plan) -> Iterator[str]:
 
 def _instead(found: Plan) -> str:
     """Say what would spare whole layers that are computed again."""
-    for checkpointing, how in (("none", "nothing"), ("selective", "all but products and attention")):
+    for checkpointing, how in (
+        ("none", "nothing"),
+        ("selective", "all but products and attention"),
+    ):
         for way in found.ways:
             if way.checkpointing == checkpointing and found.fits(way):
-                return f'of the ways to split, "{way.split.name}" fits with {how} computed again'
-    return "more devices, or texts that are shorter, would spare that"
+                return f'of the parallelism strategies, "{way.split.name}" fits with {how} computed again'
+    return "more devices, or shorter sequences, would spare that"

@@ -14,6 +14,8 @@ WHOLE_LOGITS = 2**28
 """Bytes of float32 logits above which a loss is computed in chunks, where that is left open."""
 PER_ACTIVATION = 2
 """Bytes: a value in 16 bits."""
+BEYOND = 2**30
+"""Tokens that fill every window."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
 def cache_bytes_per_token(model: LanguageModel) -> int:
     """Return the bytes that another token takes in a cache of 16 bits, before any window ends."""
     return cache_bytes(model, 2) - cache_bytes(model, 1)
+
+
+def cache_bytes_per_later_token(model: LanguageModel) -> int:
+    """Return the bytes that another token takes in a cache of 16 bits when all windows are full."""
+    return (cache_bytes(model, 2 * BEYOND) - cache_bytes(model, BEYOND)) // BEYOND
 
 
 def logit_bytes(model: LanguageModel, rows: int) -> int:

@@ -11,7 +11,11 @@ from archwright.model.build import build
 from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.cost import BACKWARD
 from archwright.planning.counts import counted, forward_flops_by_part
-from archwright.planning.memory import cache_bytes, cache_bytes_per_token
+from archwright.planning.memory import (
+    cache_bytes,
+    cache_bytes_per_later_token,
+    cache_bytes_per_token,
+)
 from archwright.planning.micro_batch import share_of
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
 from archwright.planning.rules_of_thumb import Suspicion, suspicions
@@ -32,20 +36,30 @@ MOST_BUBBLE = 1.0
 FEW_SEQUENCES = "few sequences"
 """Why a way to train does not fit whose groups of devices have no micro-batch each in a step."""
 EVIDENCE = {
+    **dict.fromkeys(("name", "devices", "precision", "context", "target_length"), "given"),
     "parameters": "counted",
     "active_parameters": "counted",
+    "parameters_by_part": "counted",
     "flops_per_token": "counted",
+    "forward_flops_per_token_by_part": "counted",
     "kv_cache_bytes_per_token": "counted",
+    "kv_cache_bytes_per_later_token": "counted",
     "cache_bytes_per_text": "counted",
     "training_flops": "counted",
+    "fits": "estimated",
+    "fewest_devices": "estimated",
+    "split": "estimated",
+    "checkpointing": "estimated",
     "training_memory_bytes": "estimated",
+    "training_memory_bytes_by_part": "weights, gradients, optimizer: counted; others: estimated",
     "ways": "estimated",
     "training": "estimated",
-    "serving": "estimated",
+    "serving": "upper bound",
+    "suspicions": "rules of thumb",
     "operators": "counted",
 }
-"""How each number of a record was found: counted from the built model, or estimated from what is counted and from
-the speeds of the hardware."""
+"""How each number of a record was found: given, counted from the built model, or estimated from what is counted and
+from the speeds of the hardware."""
 TIMES = ("training", "serving")
 """Keys whose numbers follow from speeds."""
 
@@ -103,6 +117,8 @@ class Plan:
     """FLOPs of a forward pass on a token, by part; a backward pass takes twice as many."""
     kv_cache_bytes_per_token: int
     """Bytes that another token takes in 16 bits, before any window ends."""
+    cache_bytes_per_later_token: int
+    """Bytes that another token takes in 16 bits when all windows are full."""
     cache_bytes_per_text: int
     """Bytes that a text of the context takes in 16 bits."""
     setup: Setup | None
@@ -165,7 +181,7 @@ class Plan:
         known = self.workload.hardware.evidence
         found = EVIDENCE | {"hardware": known}
         if known == "measured":
-            found |= dict.fromkeys(TIMES, "estimated from measured rates")
+            found |= {key: f"{found[key]} from measured rates" for key in TIMES}
         return found
 
     def record(self) -> dict[str, Any]:
@@ -184,6 +200,9 @@ class Plan:
             "flops_per_token": self.flops_per_token,
             "forward_flops_per_token_by_part": self.forward_flops,
             "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token if self.writes else None,
+            "kv_cache_bytes_per_later_token": self.cache_bytes_per_later_token
+            if self.writes
+            else None,
             "cache_bytes_per_text": self.cache_bytes_per_text if self.writes else None,
             "training_flops": self.training.flops,
             "training_precision": self.workload.training_precision,
@@ -268,6 +287,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         counts=counts,
         forward_flops=forward,
         kv_cache_bytes_per_token=cache_bytes_per_token(model),
+        cache_bytes_per_later_token=cache_bytes_per_later_token(model),
         cache_bytes_per_text=cache_bytes(model, context),
         setup=fitting,
         ways=_first_by_sort(ways, work, texts),
@@ -353,7 +373,7 @@ def why_not(way: Setup, work: Workload, texts: float) -> str:
         return FEW_SEQUENCES
     if way.memory.total > USABLE * work.hardware.memory_bytes:
         return "memory"
-    return "stages wait" if way.bubble > MOST_BUBBLE and work.split is None else ""
+    return "pipeline bubble" if way.bubble > MOST_BUBBLE and work.split is None else ""
 
 
 def _ways(needs: Needs, work: Workload, texts: float, per_token: float) -> Iterator[Setup]:

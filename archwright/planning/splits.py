@@ -36,7 +36,7 @@ def problems(split: Split, model: LanguageModel, length: int) -> Iterator[str]:
     if split.pipeline > 1:
         yield from pipeline_problems(split.pipeline, model)
     if length % split.context:
-        yield _uneven("context", split.context, f"the {length:,} tokens of a text", length)
+        yield _uneven("context", split.context, f"the {length:,} tokens of a sequence", length)
     if split.experts > 1:
         numbers = {len(m.weight) for m in model.modules() if isinstance(m, GroupedLinear)}
         common = math.gcd(*numbers) if numbers else 1
@@ -72,7 +72,7 @@ def pipeline_problems(pipeline: int, model: LanguageModel) -> Iterator[str]:
     """Yield a line for each reason why a model has no such stages."""
     layers = [*model.all_layers]
     if model.spec.encoder_model is not None:
-        yield f"split: found pipeline={pipeline}; expected 1, as stages of two stacks are not planned"
+        yield f"split: found pipeline={pipeline}; expected 1, as stages of an encoder-decoder are not planned"
     elif len(set(layers)) < len(layers):
         yield f"split: found pipeline={pipeline}; expected 1, as layers share their weights"
     elif pipeline > len(layers):

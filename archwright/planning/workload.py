@@ -59,7 +59,7 @@ class Workload:
 def workload(
     *,
     hardware: str | Hardware = "h100",
-    devices: int = 8,
+    devices: int | None = None,
     precision: str = "bf16",
     tokens: str = "20xparams",
     batch: str | None = None,
@@ -71,6 +71,9 @@ def workload(
 ) -> Workload:
     """Return what is asked for.
 
+    Args:
+        devices: by default as many as a usual machine has of the hardware.
+
     Raises:
         UserError: what cannot be, one line each.
     """
@@ -81,6 +84,8 @@ def workload(
         device.peak(precision)
     except UserError as error:
         lines += error.lines
+    if devices is None:
+        devices = 1 if device is None else device.usual_devices
     amount = _amount(tokens.removesuffix(PER_PARAMETER))
     if not 0 < amount <= MOST_TOKENS:
         lines.append(f'tokens: found "{tokens}"; expected a number such as 15T, 300B or 20xparams')

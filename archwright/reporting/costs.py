@@ -1,21 +1,20 @@
-"""The page of `archwright plan --html`: what bounds each part, what fills a device, and speed by batch and context."""
+"""The page of `archwright plan --html`: what a plan says in tables, what bounds each part, what fills a device, and
+speed by batch and context."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from archwright import format as fmt
+from archwright.catalogue.part_titles import part_title
 from archwright.planning.advice import advice
 from archwright.planning.plans import Plan
-from archwright.planning.roofline import Phase, ridge
+from archwright.planning.roofline import Operator, Phase, ridge
 from archwright.reporting.document import (
     Bar,
     Bars,
     Block,
     Chart,
-    Fact,
-    Facts,
     Page,
     Row,
     Section,
@@ -24,6 +23,22 @@ from archwright.reporting.document import (
     Text,
 )
 from archwright.reporting.estimates import Here, this_machine_section
+from archwright.reporting.plan_rows import (
+    ABOUT_PARTS,
+    ABOUT_STRATEGIES,
+    PARTS,
+    STRATEGIES,
+    Rows,
+    device_rows,
+    memory_by_part,
+    memory_rows,
+    model_rows,
+    part_rows,
+    serving_rows,
+    side_by_side_rows,
+    strategy_rows,
+    training_rows,
+)
 
 MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
     "training": ("training", "circle-open", "$series-1", 16),
@@ -38,8 +53,15 @@ SHORT = 100
 """An axis is short whose end is less than so many times its beginning."""
 
 
-def cost_page(found: Mapping[str, Plan], here: Sequence[Here] = ()) -> Page:
-    """Lay the costs of one model, or of several, out as a page; `here`: what there is of this machine."""
+def cost_page(
+    found: Mapping[str, Plan], here: Sequence[Here] = (), notes: Sequence[str] = ()
+) -> Page:
+    """Lay the costs of one model, or of several, out as a page.
+
+    Args:
+        here: what there is of this machine.
+        notes: what else is to be known of it.
+    """
     first = next(iter(found.values()))
     work = first.workload
     head, rest = _verdict(found)
@@ -49,17 +71,21 @@ def cost_page(found: Mapping[str, Plan], here: Sequence[Here] = ()) -> Page:
         kicker=f"archwright plan, {devices}",
         verdict=head,
         verdict_rest=rest,
+        notes=() if here else notes,
         sections=[
-            Section("In short", [*_facts(found)]),
-            *([this_machine_section(here)] if here else []),
-            Section("What fills a device", [*_memory(found)]),
-            Section("Ways to split", [*_ways(found)]),
+            Section(
+                "Model", [_figures("What the model costs.", found, [model_rows]), *_parts(found)]
+            ),
+            *([this_machine_section(here, notes)] if here else []),
+            Section("Training", [_figures("What a training takes.", found, [training_rows])]),
+            Section("Memory on each device", [*_memory(found)]),
+            Section("Parallelism strategies", [*_strategies(found)]),
             Section("What bounds each part", [*_rooflines(found)]),
-            *([Section("Speed at best", charts)] if (charts := [*_speeds(found)]) else []),
+            Section("Serving", [*_serving(found)]),
             Section("What to change first", [*_changes(found)]),
             *([Section("Unusual", [table])] if (table := _suspicions(found)) else []),
         ],
-        footer="Made by archwright. One file, which requests nothing. Speeds and times are estimated or bounds; "
+        footer="Made by archwright. One file, which requests nothing. Speeds and times are estimates or bounds; "
         "docs/planning.md has the formulas.",
     )
 
@@ -76,84 +102,105 @@ def _verdict(found: Mapping[str, Plan]) -> tuple[str, str]:
     return span, f"for {fmt.count(each.training.tokens)} tokens, with {each.setup.split.name}."
 
 
-def _facts(found: Mapping[str, Plan]) -> Iterator[Block]:
-    yield Facts(
-        {
-            name: [
-                Fact("Parameters", fmt.count(each.counts.total), "counted"),
-                Fact("Active", fmt.count(each.counts.active), "counted, of one token"),
-                Fact("FLOPs per token", fmt.flops(each.flops_per_token), "counted, in training"),
-                Fact(
-                    "Cache per token",
-                    fmt.size(each.kv_cache_bytes_per_token) if each.writes else "-",
-                    "counted, in 16 bits" if each.writes else "none is kept",
-                ),
-                Fact(
-                    "Cache per text",
-                    fmt.size(each.cache_bytes_per_text) if each.writes else "-",
-                    f"of {each.context:,} tokens",
-                ),
-            ]
-            for name, each in found.items()
-        }
-    )
+def _figures(caption: str, found: Mapping[str, Plan], rows: Sequence[Rows]) -> Table:
+    """Return rows of one model with remarks, or of several side by side."""
+    if len(found) > 1:
+        cells = [Row([*map(_unbroken, row)]) for row in side_by_side_rows(found, rows)]
+        return Table(caption, ("", *found, "how it is known"), cells)
+    (each,) = found.values()
+    figures = [figure for of_kind in rows for figure in of_kind(each)]
+    lines = [Row((f.label, _unbroken(f.text), f.remark)) for f in figures]
+    return Table(caption, ("", "", "how it is known"), lines)
+
+
+def _parts(found: Mapping[str, Plan]) -> Iterator[Block]:
+    for name, each in found.items():
+        yield Table(f"{name}, by part. {ABOUT_PARTS}", PARTS, [*map(Row, part_rows(each))])
 
 
 def _memory(found: Mapping[str, Plan]) -> Iterator[Block]:
+    yield _figures("Whether the training fits.", found, [memory_rows])
     for name, each in found.items():
         setup = each.setup or each.smallest
-        parts = {part: float(size) for part, size in asdict(setup.memory).items() if size}
-        bars = [Bar(part, size, _size(size)) for part, size in parts.items()]
+        bars = [Bar(label, size, _size(size)) for label, size, _ in memory_by_part(setup)]
         limit = each.workload.hardware.memory_bytes
         bars.append(Bar("all", setup.memory.total, _size(setup.memory.total), strong=True))
         bars.append(Bar("the device", limit, _size(limit)))
         how = f"{setup.split.name}, checkpointing {setup.checkpointing}"
         micro = setup.batch.micro
-        texts = "one sequence at a time" if micro == 1 else f"{micro:,} sequences at a time"
-        texts += ", one forward, one backward" * (setup.split.pipeline > 1)
-        yield Bars(f"{name}: bytes on each device, {how}, {texts}", bars)
+        sequences = "one sequence at a time" if micro == 1 else f"{micro:,} sequences at a time"
+        sequences += ", one forward, one backward" * (setup.split.pipeline > 1)
+        yield Bars(f"{name}: bytes on each device, {how}, {sequences}", bars)
 
 
-WAYS = (
-    "split",
-    "checkpointing",
-    "micro-batch",
-    "bytes on a device",
-    "sent in a step",
-    "on full links",
-    "fits",
-)
-
-
-def _ways(found: Mapping[str, Plan]) -> Iterator[Block]:
+def _strategies(found: Mapping[str, Plan]) -> Iterator[Block]:
     for name, each in found.items():
-        rows = []
-        for way in each.ways:
-            sent, seconds = sum(way.exchange.values()), each.exchange(way)
-            cells = (
-                way.split.name,
-                way.checkpointing,
-                f"{way.batch.micro:,} x {way.batch.number:,}",
-                _size(way.memory.total),
-                _size(sent) if sent else "-",
-                "-" if seconds is None else fmt.duration(seconds),
-                f"no: {why}" if (why := each.why_not(way)) else "yes",
-            )
-            rows.append(Row(cells, "chosen" if way == each.setup else ""))
-        caption = f"{name}: one way of each sort, on the device with most. Estimated from counted weights."
-        yield Table(caption, WAYS, rows)
+        rows = [
+            Row([*map(_unbroken, cells)], "chosen" if way == each.setup else "")
+            for way, cells in strategy_rows(each)
+        ]
+        caption = f"{name}: one way of each sort, on the device with most. {ABOUT_STRATEGIES}"
+        yield Table(caption, STRATEGIES, rows)
+
+
+def _unbroken(text: str) -> str:
+    """Return a number and its unit as one word; what is longer may be broken."""
+    return (
+        text.replace(" ", "\N{NO-BREAK SPACE}") if text[:1].isdigit() and len(text) < 12 else text
+    )
 
 
 def _size(num_bytes: float) -> str:
-    return fmt.size(num_bytes).replace(" ", "\N{NO-BREAK SPACE}")
+    return _unbroken(fmt.size(num_bytes))
 
 
 def _rooflines(found: Mapping[str, Plan]) -> Iterator[Block]:
     yield Text(
-        "A part below the bend waits for memory, one to the right of it for arithmetic. One text, or one token of it."
+        "A part left of the ridge point is memory-bound, one to the right of it compute-bound. One sequence of the "
+        "context, or in decode one token behind it, on one device. Numbers at points are those of the table below."
     )
+    yield _figures("The device.", dict([next(iter(found.items()))]), [device_rows])
     for number, (name, each) in enumerate(found.items()):
         yield _roofline(number, name, each)
+        yield _roofline_table(name, each)
+
+
+def _numbers(found: Plan) -> dict[str, int]:
+    """Return the number of each part in the picture, the slowest parts first."""
+    hardware, precision = found.workload.hardware, found.workload.precision
+    seconds: dict[str, float] = {}
+    for operators in found.operators.values():
+        whole = sum(o.seconds(hardware, precision) for o in operators)
+        for o in operators:
+            share = o.seconds(hardware, precision) / whole
+            seconds[o.name] = max(seconds.get(o.name, 0.0), share)
+    ordered = sorted(seconds, key=lambda part: -seconds[part])
+    return {part: number for number, part in enumerate(ordered, start=1)}
+
+
+def _roofline_table(name: str, found: Plan) -> Table:
+    hardware, precision = found.workload.hardware, found.workload.precision
+    bend = ridge(hardware, precision)
+    by_phase = {
+        phase: {o.name: o for o in operators} for phase, operators in found.operators.items()
+    }
+    rows = []
+    for part, number in _numbers(found).items():
+        cells = []
+        for phase in by_phase.values():
+            if part not in phase:
+                cells.append("-")
+                continue
+            o = phase[part]
+            whole = sum(each.seconds(hardware, precision) for each in phase.values())
+            bound = "memory-bound" if o.intensity < bend else "compute-bound"
+            share = fmt.percent(o.seconds(hardware, precision) / whole)
+            cells.append(f"{fmt.significant(o.intensity)}, {bound}, {share}")
+        rows.append(Row((f"{number}  {part_title(part)}", *cells)))
+    caption = (
+        f"{name}: FLOPs per byte, what bounds the part, and its share of the time at the roofline."
+    )
+    return Table(caption, ("part", *by_phase), rows, even=True)
 
 
 def _roofline(number: int, name: str, each: Plan) -> Chart:
@@ -166,7 +213,7 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "at best",
+            "name": "roofline",
             "x": x,
             "y": [min(peak, i * hardware.memory_bandwidth) for i in x],
             "line": {"color": "$muted", "width": 2},
@@ -182,7 +229,7 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
                 "name": label,
                 "x": [o.intensity for o in operators],
                 "y": [o.attainable(hardware, precision) for o in operators],
-                "text": [o.name for o in operators],
+                "text": [part_title(o.name) for o in operators],
                 "marker": {"symbol": symbol, "size": size, "color": color, "line": {"width": 2}},
                 "hovertemplate": "%{text}<br>%{x:.3s} FLOPs per byte<br>%{y:.3s}FLOP/s<extra></extra>",
             }
@@ -192,25 +239,80 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
     return Chart(
         name=f"roofline-{number}",
         title=f"Roofline, {name}",
-        summary=f"The bend is at {bend:.0f} FLOPs per byte. In {last}, {slowest.name} takes longest.",
+        summary=f"The ridge point is at {bend:.0f} FLOPs per byte. In {last}, {part_title(slowest.name)} takes "
+        "longest.",
         traces=traces,
         layout={
             "xaxis": {**INTENSITY, "title": {"text": "FLOPs per byte"}},
             "yaxis": {"type": "log", "dtick": 1, "tickformat": ".0s"},
             "showlegend": True,
+            "annotations": [*_labels(each, points, ends), _ridge_label(bend, peak)],
         },
         unit="FLOP/s of one device",
         full_width=True,
     )
 
 
+LABEL = {"showarrow": False, "font": {"size": 12, "color": "$ink"}, "yanchor": "top"}
+NEAR = 0.05
+"""Share of the axis within which points have one label."""
+
+
+def _labels(
+    found: Plan, points: Sequence[Operator], ends: Sequence[float]
+) -> Iterator[dict[str, Any]]:
+    """Yield the numbers of the parts below their points, those of neighbours together."""
+    hardware, precision, numbers = (
+        found.workload.hardware,
+        found.workload.precision,
+        _numbers(found),
+    )
+    near = NEAR * math.log10(ends[1] / ends[0])
+    groups: list[list[Operator]] = []
+    for point in sorted(points, key=lambda o: o.intensity):
+        if groups and math.log10(point.intensity / groups[-1][0].intensity) < near:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    for group in groups:
+        middle = group[len(group) // 2]
+        text = ", ".join(map(str, sorted({numbers[o.name] for o in group})))
+        is_sloped = middle.intensity < ridge(hardware, precision)
+        yield {
+            **LABEL,
+            "x": math.log10(middle.intensity),
+            "y": math.log10(middle.attainable(hardware, precision)),
+            "text": text,
+            "xanchor": "left" if is_sloped else "center",
+            "xshift": 10 if is_sloped else 0,
+            "yshift": -2 if is_sloped else -10,
+        }
+
+
+def _ridge_label(bend: float, peak: float) -> dict[str, Any]:
+    text = f"ridge point, {fmt.significant(bend)} FLOPs per byte"
+    place = {"x": math.log10(bend), "y": math.log10(peak), "xanchor": "right", "yshift": 2}
+    return {
+        **LABEL,
+        **place,
+        "text": text,
+        "yanchor": "bottom",
+        "font": {"size": 11, "color": "$muted"},
+    }
+
+
+def _serving(found: Mapping[str, Plan]) -> Iterator[Block]:
+    yield _figures("Upper bounds of speed.", found, [serving_rows])
+    yield from _speeds(found)
+
+
 def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
     served = {name: each.serving for name, each in found.items() if each.serving is not None}
     writing = {name: each for name, each in served.items() if found[name].decodes}
     for name, title, x, y, summary in (
-        ("by-batch", "Decode, many texts", 0, 1, "texts at once"),
-        ("by-context", "Decode, one text", 0, 2, "tokens of the text"),
-        ("prefill", "Prefill, one text", 0, 1, "tokens of the text"),
+        ("by-batch", "Decode, many sequences", 0, 1, "sequences at once"),
+        ("by-context", "Decode, one sequence", 0, 2, "tokens of the sequence"),
+        ("prefill", "Prefill, one sequence", 0, 1, "tokens of the sequence"),
     ):
         traces = []
         serving = served if name == "prefill" else writing
@@ -236,7 +338,7 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
         yield Chart(
             name=name,
             title=title,
-            summary=f"Tokens per second at best, by {summary}.",
+            summary=f"Upper bound of tokens per second, by {summary}.",
             traces=traces,
             layout={
                 "xaxis": {**_log_axis(traces, "x"), "title": {"text": summary}},

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from archwright import format as fmt
 from archwright.reporting.document import Page, Row, Section, Table, Text
+from archwright.reporting.estimate_errors import HEAD as HEAD_OF_ERRORS
+from archwright.reporting.estimate_errors import error_rows, estimate_errors
 
 HEAD = ("", "estimated", "took", "difference")
 EVIDENCE = {"estimated": "estimated", "took": "measured"}
@@ -42,6 +44,8 @@ class Here:
     unit: Literal["seconds", "bytes", "tokens/s"]
     note: str
     evidence: str = "estimated"
+    kind: str = ""
+    """Kind of estimate, by which benchmarks know how far it is off; none: it is counted."""
 
     def row(self) -> tuple[str, str, str]:
         """Return its words: label, number, and what it is of and how it was found."""
@@ -54,20 +58,53 @@ class Here:
 
 
 def record_of_this_machine(found: Sequence[Here]) -> dict[str, Any]:
-    """Return what there is of this machine as plain data, each number with its unit and how it was found."""
+    """Return what there is of this machine as plain data, each number with its unit, how it was found, and the error of
+    such estimates in benchmarks."""
+    errors = estimate_errors()
     return {
-        each.key: {"value": each.value, "unit": each.unit, "evidence": each.evidence}
+        each.key: {
+            "value": each.value,
+            "unit": each.unit,
+            "evidence": each.evidence,
+            "benchmark_error": errors[each.kind].record() if each.kind in errors else None,
+        }
         for each in found
     }
 
 
-def this_machine_section(found: Sequence[Here]) -> Section:
+def this_machine_section(found: Sequence[Here], notes: Sequence[str] = ()) -> Section:
     """Return the section of a page that has what there is of this machine."""
     rows = [Row((label.strip(), *rest)) for label, *rest in (each.row() for each in found)]
-    return Section("On this machine", [Table("A step, and speeds.", ("", "", "how"), rows)])
+    table = Table("A step, and speeds.", ("", "", "how"), rows)
+    return Section("On this machine", [table, _errors(), *map(Text, notes)])
 
 
-def record(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
+def _errors() -> Table:
+    return Table(
+        f"{HEAD_OF_ERRORS.capitalize()}.", ("estimate", "error"), [*map(Row, error_rows())]
+    )
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machine that trained a run, and the one whose rates its estimates follow from."""
+
+    trained: str
+    """Empty: not recorded."""
+    estimated: str
+
+    @property
+    def note(self) -> str:
+        """What is to be known where these are two machines, or the first is not known."""
+        here = f"the estimates are of this machine's CPU, {self.estimated}."
+        if not self.trained:
+            return f"Where the run was trained is not recorded; {here}"
+        if self.trained == self.estimated:
+            return ""
+        return f"The run was trained on {self.trained}, and not here; {here}"
+
+
+def record(name: str, found: Mapping[str, Estimate], machines: Machines) -> dict[str, Any]:
     """Return the estimates of a run as plain data, by their keys."""
     numbers = {
         f"{key}_{each.unit}": {
@@ -77,17 +114,25 @@ def record(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
         }
         for key, each in found.items()
     }
-    return {"run": name, **numbers, "evidence": EVIDENCE}
+    errors = {kind: each.record() for kind, each in estimate_errors().items()}
+    return {
+        "run": name,
+        **numbers,
+        "evidence": EVIDENCE,
+        "machines": vars(machines),
+        "benchmark_errors": {kind: errors[kind] for kind in ("step", "memory")},
+    }
 
 
-def estimates_page(name: str, device: str, found: Sequence[Estimate]) -> Page:
+def estimates_page(name: str, machines: Machines, found: Sequence[Estimate]) -> Page:
     """Lay the estimates of a run out as a page."""
     step = found[0]
     rows = [Row(each.row()) for each in found]
     return Page(
         title=f"{name}: estimated and measured",
-        kicker=f"archwright plan, {device}",
+        kicker=f"archwright plan, {machines.estimated}",
         verdict=f"{step.difference:+.0%}",
+        notice=machines.note,
         verdict_rest=f"is how far the time of a step was estimated from what it took, {step.row()[2]}.",
         sections=[
             Section(
@@ -98,6 +143,7 @@ def estimates_page(name: str, device: str, found: Sequence[Estimate]) -> Page:
                         "Estimated from rates of operations measured on this machine; what the run took was measured "
                         "in it."
                     ),
+                    _errors(),
                 ],
             )
         ],

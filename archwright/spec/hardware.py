@@ -32,6 +32,8 @@ class Hardware(Spec):
     """Bytes per second between its memory and its cores."""
     interconnect_bandwidth: Positive | Literal["none"] = Field("none", examples=[450e9])
     """Bytes per second to its neighbours, in one direction."""
+    usual_devices: int = Field(8, ge=1)
+    """Devices of a usual machine: a plan is for as many where none are given."""
     power: Positive | Literal["none"] = Field("none", examples=[700.0])
     """Most watts that it is built to draw; none: not published."""
     peak_flops: dict[Precision, Positive] = Field(

@@ -403,6 +403,9 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         what = f"a folder that is no run, as it has no {RUN_FILE}, and no preset"
     elif Path(text).is_file():
         what = "a file that does not end in .toml, and no preset"
+    elif Path(text).parent.name == "runs":
+        what = "no such run folder"
+        known = "archwright list runs says which are there"
     of_hub = text.rstrip("/").rpartition("/")[2]  # meta-llama/Llama-3.2-1B
     raise UserError(
         f'"{text}": {what}; {known}, or give a file ending in .toml.'

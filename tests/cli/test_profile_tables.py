@@ -1,7 +1,9 @@
 """What `archwright profile` prints of several models, and what it counts without a measurement."""
 
+import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +69,40 @@ def test_a_model_of_any_size_is_counted(capsys: pytest.CaptureFixture[str]) -> N
         float(re.findall(r"\d\.\d+e\d+", row)[0]) for name, row in table.items() if name != "all"
     ]
     assert flops(sum(parts))[:3] == forward[:3]
+
+
+def counted(capsys: pytest.CaptureFixture[str], words: str) -> Any:
+    assert main(["profile", *words.split(), "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_dry_run_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    record = counted(capsys, "modern --batch-size 2 --length 64")
+    assert record["evidence"] == "counted"
+    assert (record["name"], record["precision"]) == ("modern", "bf16")
+    assert (record["batch_size"], record["length"]) == (2, 64)
+    for key in ("flops", "bytes"):
+        sums = sum(part[key] for part in record["parts"])
+        assert sums == pytest.approx(record["total"][key])
+    both = counted(capsys, "modern :attention.num_kv_heads=1")
+    assert [each["name"] for each in both] == ["modern", ":attention.num_kv_heads=1"]
+
+
+def test_a_dry_run_is_of_the_precision_and_the_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = counted(capsys, "modern")
+    wide, eager = (
+        counted(capsys, "modern --precision fp32"),
+        counted(capsys, "modern --kernel eager"),
+    )
+    assert wide["total"]["bytes"] == 2 * usual["total"]["bytes"]
+    assert wide["total"]["flops"] == usual["total"]["flops"]
+    scores = "attention between tokens"
+    (narrow,), (written,) = ([p for p in r["parts"] if p["name"] == scores] for r in (usual, eager))
+    assert written["bytes"] > 2 * narrow["bytes"]
+    assert main(["profile", "modern", "--dry-run", "--precision", "fp32", "--kernel", "eager"]) == 0
+    text = capsys.readouterr().out
+    assert "Bytes in fp32," in text
+    assert "attention wrote its scores and read them again" in text
 
 
 def test_a_dry_run_of_several(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,10 @@ def study(*words: str, **options: object) -> StudySpec:
         ("modern:norm.kind=layer,dim=64", ["modern", "norm.kind=layer", "dim=64"]),
         (":dim=64", ["dim=64"]),
         ("mine.toml:dim=64", ["mine.toml", "dim=64"]),
+        (
+            ':a.mask={kind="window",size=4},dim=8,b=[{c=1},{d=2}]:e=1',
+            ['a.mask={kind="window",size=4}', "dim=8", "b=[{c=1},{d=2}]", "e=1"],
+        ),
         ("modern:layers.cycle=['a', 'default']", ["modern", "layers.cycle=['a', 'default']"]),
     ],
 )

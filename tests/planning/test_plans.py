@@ -27,7 +27,7 @@ from archwright.planning.cost import (
     run_flops_per_token,
 )
 from archwright.planning.counts import counted, forward_flops_by_part
-from archwright.planning.memory import cache_bytes
+from archwright.planning.memory import cache_bytes, cache_bytes_per_later_token
 from archwright.planning.plans import Plan, plan
 from archwright.planning.serving import serving, weights_read
 from archwright.planning.stages import optimizer_bytes
@@ -330,9 +330,11 @@ def test_what_spares_layers_that_are_computed_again() -> None:
     """A way that is listed and fits without, or else more devices."""
     asked = {"hardware": "h200", "devices": 64, "context": 8192}
     (line,) = (each for each in advice(planned("llama-3-70b", **asked)) if "again" in each)
-    assert line.endswith('of the ways to split, "FSDP, tensor 2" fits with nothing computed again')
+    assert line.endswith(
+        'of the parallelism strategies, "FSDP, tensor-parallel 2" fits with nothing computed again'
+    )
     (line,) = (each for each in advice(planned("llama-3-8b", devices=3)) if "again" in each)
-    assert line.endswith("more devices, or texts that are shorter, would spare that")
+    assert line.endswith("more devices, or shorter sequences, would spare that")
 
 
 def test_a_batch_with_too_few_texts() -> None:
@@ -518,14 +520,29 @@ def test_caches_are_those_of_the_model() -> None:
     assert found.cache_bytes_per_text < 8192 * found.kv_cache_bytes_per_token  # windows end
 
 
+def test_what_a_token_costs_when_windows_are_full() -> None:
+    """Layers without a window alone: of 26 of gemma-3-1b four, of Mistral 7B none, of Llama 3 all."""
+    full = {
+        name: cache_bytes_per_later_token(build(load(name), device="meta"))
+        for name in ("gemma-3-1b", "mistral-7b", "llama-3-8b")
+    }
+    assert full == {
+        "gemma-3-1b": 4 * 2 * 256 * 2,
+        "mistral-7b": 0,
+        "llama-3-8b": 32 * 2 * 8 * 128 * 2,
+    }
+
+
 HUGE = """
 import json, sys, time
 start = time.process_time()
+import torch
+loading = time.process_time() - start
 from archwright.cli import main
 assert main(sys.argv[1:]) == 0
 status = open("/proc/self/status").read()  # ru_maxrss would count the process that started this one
 used = int(status.split("VmHWM:")[1].split()[0]) * 1024
-print(json.dumps([time.process_time() - start, used]), file=sys.stderr)
+print(json.dumps([time.process_time(), loading, used]), file=sys.stderr)
 """
 
 
@@ -541,9 +558,12 @@ def test_a_mixture_of_a_trillion_parameters_takes_no_memory() -> None:
         cwd=ROOT,
     )
     assert json.loads(done.stdout)["parameters"] > 1e12
-    seconds, num_bytes = json.loads(done.stderr.splitlines()[-1])
+    seconds, loading, num_bytes = json.loads(done.stderr.splitlines()[-1])
     assert num_bytes < 1e9
-    assert seconds < 10  # three on an idle machine
+    # Processor time of the whole command. Five seconds were measured, of which import torch took 2.6 to 2.9; on a busy
+    # machine both take longer, by about as much.
+    assert seconds < 10
+    assert seconds - loading < 1.3 * loading
 
 
 def test_palm() -> None:

@@ -37,7 +37,7 @@ CASES: dict[str, tuple[list[str], str, float, list[str]]] = {
         16,
         ["model.attention.head_dim=32", "model.attention.num_heads=128"],
     ),
-    "queries of a key": (
+    "query heads per KV head": (
         ["model.attention.num_kv_heads=1"],
         "attention.num_kv_heads",
         32,
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[list[str], str, float, list[str]]] = {
         2048 * 4096 / (216e3 * 8192 * (6.98e9 / 68.7e9) ** 0.84),
         ["model.vocab_size=32768"],
     ),
-    "tokens for a parameter": (["20B"], "tokens", 20e9 / 8.03e9, ["160B"]),
+    "tokens per parameter": (["20B"], "tokens", 20e9 / 8.03e9, ["160B"]),
     "weight decay": (
         ["optimizer.weight_decay=1"],
         "optimizer.weight_decay",

@@ -281,7 +281,7 @@ def test_computing_again_where_links_would_take_longer() -> None:
 
 
 def test_what_fsdp_gathers() -> None:
-    """Of a layer its weights in 16 bits, those of the next and a gradient; of the table, which is also the head, and the
+    """Of a layer its weights in 16 bits, those of the next and a gradient; of the table, also the head, and of the
     last norm the weights and the gradient."""
     needs = needs_of("llama-3.2-1b")
     layer = 2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048
@@ -343,7 +343,7 @@ def test_why_a_way_does_not_fit() -> None:
         == "memory"
     )
     waits = planned("llama-3.2-1b", devices=64, context=8192, batch="16k")
-    assert "stages wait" in {waits.why_not(way) for way in waits.ways}
+    assert "pipeline bubble" in {waits.why_not(way) for way in waits.ways}
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_deepseek_v3_fits_as_published() -> None:
     asked = {"devices": 2048, "context": 4096, "batch": batch}
     found = planned("deepseek-v3", split="pipeline=16,experts=64,zero1", **asked)
     assert found.setup is not None
-    assert found.setup.split.name == "ZeRO-1, pipeline 16, experts 64"
+    assert found.setup.split.name == "ZeRO-1, pipeline-parallel 16, expert-parallel 64"
     assert found.setup.memory.total < 80e9
 
 
@@ -457,14 +457,14 @@ def test_the_order_of_ways() -> None:
     names = [split.name for split in splits(64, degrees)]
     assert names == [
         "DDP",
-        *(f"DDP, tensor {n}" for n in (2, 4, 8)),
+        *(f"DDP, tensor-parallel {n}" for n in (2, 4, 8)),
         "FSDP",
-        *(f"FSDP, tensor {n}" for n in (2, 4, 8)),
-        "FSDP, tensor 8, pipeline 2",
-        "FSDP, tensor 8, pipeline 4",
-        "FSDP, tensor 8, context 2",
-        "FSDP, tensor 8, pipeline 2, context 2",
-        "FSDP, tensor 8, pipeline 4, context 2",
+        *(f"FSDP, tensor-parallel {n}" for n in (2, 4, 8)),
+        "FSDP, tensor-parallel 8, pipeline-parallel 2",
+        "FSDP, tensor-parallel 8, pipeline-parallel 4",
+        "FSDP, tensor-parallel 8, context-parallel 2",
+        "FSDP, tensor-parallel 8, pipeline-parallel 2, context-parallel 2",
+        "FSDP, tensor-parallel 8, pipeline-parallel 4, context-parallel 2",
     ]
 
 
@@ -540,5 +540,8 @@ def test_a_split_is_called_as_it_is_asked_for() -> None:
     )
     assert parse_split("ddp", 8).name == "DDP"
     split = parse_split("fsdp,experts=4,context=2,pipeline=2,tensor=2", 16)
-    assert split.name == "FSDP, tensor 2, pipeline 2, context 2, experts 4"
+    assert (
+        split.name
+        == "FSDP, tensor-parallel 2, pipeline-parallel 2, context-parallel 2, expert-parallel 4"
+    )
     assert [*split.axes] == [*AXES]

@@ -1,5 +1,7 @@
 """The page of costs: all that a plan says is on it, and what it draws is what was counted."""
 
+import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,8 @@ import pytest
 from archwright.planning.plans import Plan, plan
 from archwright.planning.workload import workload
 from archwright.reporting.costs import cost_page
-from archwright.reporting.document import HEADLINE_WORDS, Bars, Chart, Table
+from archwright.reporting.document import HEADLINE_WORDS, Bars, Chart, Page, Table
+from archwright.reporting.plan_rows import part_rows
 from archwright.spec.read import load_run
 from tests.visitor import Visitor, style
 
@@ -47,15 +50,63 @@ def test_bars_are_the_memory_of_the_plan(found: dict[str, Plan]) -> None:
     )
 
 
-def test_ways_to_split_are_those_of_the_plan(found: dict[str, Plan]) -> None:
+def test_strategies_are_those_of_the_plan(found: dict[str, Plan]) -> None:
     page = cost_page(found)
-    (section,) = [s for s in page.sections if s.title == "Ways to split"]
+    (section,) = [s for s in page.sections if s.title == "Parallelism strategies"]
     for table, each in zip(section.blocks, found.values(), strict=True):
         assert isinstance(table, Table)
         assert [row.cells[0] for row in table.rows] == [way.split.name for way in each.ways]
         assert [row.cells[-1] == "yes" for row in table.rows] == [*map(each.fits, each.ways)]
         chosen = [row.cells[0] for row in table.rows if row.mark]
         assert chosen == ([] if each.setup is None else [each.setup.split.name])
+
+
+def tables(page: Page, title: str) -> list[Table]:
+    (section,) = (section for section in page.sections if section.title == title)
+    return [block for block in section.blocks if isinstance(block, Table)]
+
+
+def test_the_page_says_what_the_terminal_does(found: dict[str, Plan]) -> None:
+    """Step, time, device hours, energy, prefill and decode, and the parts, of one model and of two."""
+    one = {"llama-3-8b": found["llama-3-8b"]}
+    for plans in (one, found):
+        page = cost_page(plans)
+        (training,), (serving,) = tables(page, "Training"), tables(page, "Serving")
+        labels = {row.cells[0] for row in (*training.rows, *serving.rows)}
+        assert labels >= {
+            "step",
+            "training time",
+            "device hours",
+            "energy",
+            "prefill",
+            "decode",
+            "decode, full batch",
+        }
+        assert len(training.head) == len(plans) + 2
+        assert all(row.cells[-1] for row in training.rows)
+        _, *parts = tables(page, "Model")
+        for table, each in zip(parts, plans.values(), strict=True):
+            assert [row.cells for row in table.rows] == [*part_rows(each)]
+
+
+def test_each_point_of_the_roofline_is_labelled_once(found: dict[str, Plan]) -> None:
+    """By the numbers of the table below it; labels stand apart."""
+    page = cost_page(found)
+    charts = {chart.name: chart for chart in page.charts}
+    _, *by_model = tables(page, "What bounds each part")
+    for number, (table, each) in enumerate(zip(by_model, found.values(), strict=True)):
+        *labels, ridge_point = charts[f"roofline-{number}"].layout["annotations"]
+        assert ridge_point["text"].startswith("ridge point, ")
+        numbered = {row.cells[0].split("  ")[0] for row in table.rows}
+        assert {n for label in labels for n in label["text"].split(", ")} == numbered
+        places = [label["x"] for label in labels]
+        ends = charts[f"roofline-{number}"].traces[0]["x"]
+        widest = math.log10(ends[-1] / ends[0])
+        assert min(b - a for a, b in itertools.pairwise(places)) > 0.02 * widest
+        bound = {row.cells[0].split("  ")[1]: row.cells[-1] for row in table.rows}
+        assert "memory-bound" in bound["feed-forward"]
+        assert each.operators["decode"]
+        assert "compute-bound" in table.rows[0].cells[1]
 
 
 def test_what_is_unusual_is_on_the_page(found: dict[str, Plan]) -> None:

@@ -44,6 +44,12 @@ def test_an_unknown_device_is_one_line_with_the_nearest(name: str, end: str) -> 
     assert line.endswith(end)
 
 
+def test_a_laptop_and_a_desktop_have_one_device() -> None:
+    single = {name for name in hardware_names() if load_hardware(name).usual_devices == 1}
+    assert single == {"m4-max", "rtx-4090", "rtx-5090"}
+    assert load_hardware("h100").usual_devices == 8
+
+
 def test_a_precision_that_a_device_lacks() -> None:
     with pytest.raises(UserError, match='precision: found "fp8"; tpu-v5p has bf16, int8') as error:
         load_hardware("tpu-v5p").peak("fp8")
