@@ -107,7 +107,7 @@ def _cost(
     one, most = (split_one(run, model, again) for again in ("full", "none"))
     yield (
         "training",
-        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for a text at a time",
+        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for a sequence at a time",
     )
     yield "cache", f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
     yield "a token", f"{fmt.count(flops)} FLOPs"
