@@ -108,10 +108,10 @@ def _cost(
     one, most = (
         split_one(run, model, again, rows, whole_logits=whole_logits) for again in ("full", "none")
     )
-    texts = "text" if rows == 1 else f"{rows:,} texts"
+    sequences = "a sequence" if rows == 1 else f"{rows:,} sequences"
     yield (
         "training",
-        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for {texts} at a time",
+        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for {sequences} at a time",
     )
     yield "cache", f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
     yield "a token", f"{fmt.count(flops)} FLOPs"

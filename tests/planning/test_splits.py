@@ -497,9 +497,9 @@ MISTAKES = [
         "experts=8",
         f"{DIVISOR} the 12 devices with the same part of the model, such as 6",
     ),
-    ("llama-3-8b", 48, "context=3", f"{DIVISOR} the 8,192 tokens of a text, such as 2"),
+    ("llama-3-8b", 48, "context=3", f"{DIVISOR} the 8,192 tokens of a sequence, such as 2"),
     ("albert-base", 4, "pipeline=4", "expected 1, as layers share their weights"),
-    ("bart-base", 4, "pipeline=4", "expected 1, as stages of two stacks are not planned"),
+    ("bart-base", 4, "pipeline=4", "expected 1, as stages of an encoder-decoder are not planned"),
 ]
 """A model, devices, a split, and what was expected in its place."""
 
