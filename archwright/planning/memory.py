@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from archwright.model.language_model import LanguageModel
+from archwright.spec.objectives import Objective
 
 PER_PARAMETER = 16
 """Bytes: weight, gradient and AdamW's two moments in float32."""
@@ -57,6 +58,12 @@ def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
 def cache_bytes_per_token(model: LanguageModel) -> int:
     """Return the bytes that another token takes in a cache of 16 bits, before any window ends."""
     return cache_bytes(model, 2) - cache_bytes(model, 1)
+
+
+def writes(model: LanguageModel, objective: Objective) -> bool:
+    """Tell whether a model goes on with texts behind a cache: its mixers keep what they read, and its objective teaches
+    it to, as BERT's does not."""
+    return model.can_cache and objective.causal
 
 
 def logit_bytes(model: LanguageModel, rows: int) -> int:
