@@ -67,13 +67,17 @@ def columns_or_all() -> int:
     return shutil.get_terminal_size((ENDLESS, 24)).columns
 
 
-def with_costs(models: dict[str, Any], costs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def with_costs(
+    models: dict[str, Any], costs: Mapping[str, Mapping[str, int | None]]
+) -> dict[str, Any]:
     """Return a listing of models with columns of their costs, before the one that says what is unpublished."""
     names, rows = [*next(iter(costs.values()))], []
     for record in models["rows"]:
         own = costs.get(record["model"], {})
         *cells, unpublished = record.items()
-        cells += [(name, str(own.get(name, ""))) for name in names]
+        # None: there is none; nothing where it is not known.
+        numbers = ((name, own.get(name, "")) for name in names)
+        cells += [(name, "none" if n is None else str(n)) for name, n in numbers]
         rows.append(dict([*cells, unpublished]))
     return {**models, "rows": rows}
 

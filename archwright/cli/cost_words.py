@@ -1,6 +1,8 @@
 """A model's costs in words: of a published model as they were counted when the package was made, so that nothing
 waits; of others counted now, where that is asked for."""
 
+from collections.abc import Mapping
+
 from archwright import format as fmt
 from archwright.cli.listings import published_costs
 from archwright.machine.loading import loading
@@ -15,8 +17,8 @@ ABOUT = {
 }
 """What each cost is of."""
 
-Costs = dict[str, int]
-"""By column of `list --wide`."""
+Costs = Mapping[str, int | None]
+"""By column of `list --wide`; None: there is none."""
 
 
 def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | None:
@@ -41,11 +43,13 @@ def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | N
 
 def cost_words(costs: Costs) -> dict[str, str]:
     """Return what each cost is called, and how much it is."""
-    return {
-        "cache per token": fmt.size(costs["cache_per_token"]),
-        "FLOPs per token": fmt.flops(costs["flops_per_token"]),
-        "training memory": fmt.size(costs["training_memory"]),
+    words = {
+        "cache per token": ("cache_per_token", fmt.size),
+        "FLOPs per token": ("flops_per_token", fmt.flops),
+        "training memory": ("training_memory", fmt.size),
     }
+    numbers = {name: (costs[column], written) for name, (column, written) in words.items()}
+    return {name: "none" if n is None else written(n) for name, (n, written) in numbers.items()}
 
 
 def cost_differences(

@@ -7,7 +7,7 @@ from archwright import format as fmt
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import run_flops_per_token
-from archwright.planning.memory import cache_bytes_per_token, least_memory
+from archwright.planning.memory import cache_bytes_per_token, least_memory, writes
 from archwright.planning.training_memory import split_one
 from archwright.reporting.terminal import print_resolved
 from archwright.scale.layout import ONE, Layout
@@ -113,7 +113,8 @@ def _cost(
         "training",
         f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for {sequences} at a time",
     )
-    yield "cache", f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
+    cache = f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
+    yield "cache", cache if writes(model, run.objective) else "none"
     yield "a token", f"{fmt.count(flops)} FLOPs"
     yield "a step", f"{run.tokens_per_step:,} tokens"
     if num_steps:

@@ -23,9 +23,10 @@ def listing(name: str, *, resolve: bool = False) -> Any:
     return _read(name)
 
 
-def published_costs() -> dict[str, dict[str, int]]:
-    """Return the costs of each published model by column, which choices that joined leave as they are."""
-    found: dict[str, dict[str, int]] = _read("costs")
+def published_costs() -> dict[str, dict[str, int | None]]:
+    """Return the costs of each published model by column, which choices that joined leave as they are; None: there is
+    none."""
+    found: dict[str, dict[str, int | None]] = _read("costs")
     return found
 
 

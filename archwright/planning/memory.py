@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from archwright.model.language_model import LanguageModel
+from archwright.spec.objectives import Objective
 
 PER_PARAMETER = 16
 """Bytes: weight, gradient and AdamW's two moments in float32."""
@@ -64,6 +65,12 @@ def cache_bytes_per_token(model: LanguageModel) -> int:
 def cache_bytes_per_later_token(model: LanguageModel) -> int:
     """Return the bytes that another token takes in a cache of 16 bits when all windows are full."""
     return (cache_bytes(model, 2 * BEYOND) - cache_bytes(model, BEYOND)) // BEYOND
+
+
+def writes(model: LanguageModel, objective: Objective) -> bool:
+    """Tell whether a model goes on with texts behind a cache: its mixers keep what they read, and its objective teaches
+    it to, as BERT's does not."""
+    return model.can_cache and objective.causal
 
 
 def logit_bytes(model: LanguageModel, rows: int) -> int:

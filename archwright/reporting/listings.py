@@ -47,7 +47,7 @@ def _models() -> dict[str, Any]:
     }
 
 
-def _costs() -> dict[str, dict[str, int]]:
+def _costs() -> dict[str, dict[str, int | None]]:
     """Return what each model costs, by column; apart from other columns, as models are built for it."""
     loaded = {name: load_with_blame(name) for name in preset_names("models")}
     return {name: asdict(model_costs(each.spec, each.objective)) for name, each in loaded.items()}

@@ -27,7 +27,8 @@ from archwright.planning.cost import (
     run_flops_per_token,
 )
 from archwright.planning.counts import counted, forward_flops_by_part
-from archwright.planning.memory import cache_bytes, cache_bytes_per_later_token
+from archwright.planning.memory import cache_bytes, cache_bytes_per_later_token, writes
+from archwright.planning.model_costs import model_costs
 from archwright.planning.plans import Plan, plan
 from archwright.planning.serving import serving, weights_read
 from archwright.planning.stages import optimizer_bytes
@@ -48,10 +49,30 @@ def planned(name: str, *changes: str, **asked: object) -> Plan:
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_listed_costs_are_those_of_plans(name: str) -> None:
     costs, found = published_costs()[name], planned(name, devices=1)
-    assert costs["cache_per_token"] == found.kv_cache_bytes_per_token
+    assert costs["cache_per_token"] == found.record()["kv_cache_bytes_per_token"]
     assert costs["flops_per_token"] == pytest.approx(found.flops_per_token, rel=1e-9)
     memory = found.smallest.memory
     assert costs["training_memory"] == memory.weights + memory.gradients + memory.optimizer
+
+
+def test_what_keeps_no_cache_lists_none() -> None:
+    """Encoders, which no objective teaches to go on, and Reformer, some of whose layers keep nothing."""
+    costs = published_costs()
+    for name in ("bert-base", "modernbert-base", "electra-base", "longformer-base", "reformer"):
+        assert costs[name]["cache_per_token"] is None, name
+    for name in ("t5-small", "llama-3-8b"):
+        assert costs[name]["cache_per_token"], name
+
+
+def test_which_models_write() -> None:
+    """As the listing has them, and a plan."""
+    for name in ("bert-base", "reformer", "t5-small", "modern"):
+        run = load_run(name)
+        model = build(run.model, device="meta")
+        expected = name in ("t5-small", "modern")
+        assert writes(model, run.objective) == planned(name, devices=1).writes == expected, name
+        cache = model_costs(run.model, run.objective).cache_per_token
+        assert (cache is not None) == expected, name
 
 
 def test_gpt_3() -> None:

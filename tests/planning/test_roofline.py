@@ -137,7 +137,7 @@ def test_one_token_reads_its_experts_and_many_read_all() -> None:
 
 
 def test_latent_attention_by_hand() -> None:
-    """Of DeepSeek-V3's 128 heads, keys of 128 + 64 and values of 128 are made of a token's latent of 512. In decoding
+    """In DeepSeek-V3, keys of 128 + 64 and values of 128 are made of a latent of 512, for 128 heads. In decoding
     the latent itself, with its rotary key, is the key of all heads, and the latent their value (DeepSeek-AI, 2024,
     DeepSeek-V2, appendix C), so that many FLOPs are done with each number that is read."""
     model, hardware = build(load("deepseek-v3"), device="meta"), load_hardware("h200")
