@@ -60,14 +60,20 @@ def test_a_split_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         r"parallelism +ZeRO-1, tensor-parallel 4, pipeline-parallel 4 +estimated",
         r"sent in a step +[\d.]+ GB +estimated, by a device: data [\d.]+ GB, tensor [\d.]+ GB, pipeline [\d.]+ GB",
-        r"pipeline bubble +2.5 % +estimated, of the compute time",
-        r"  parallelism +checkpointing +model states +activations, buffers +all +sent in a step +communication time",
-        r"  ZeRO-1, tensor-parallel 4, pipeline-parallel 4 +\w+ .* yes",
+        r"micro-batch +4 sequences, 31 accumulated +estimated, the largest that fits",
+        r"pipeline bubble +9.7 % +estimated, of the compute time",
+        r"  parallelism +checkpointing +micro-batch +model states +activations, buffers +all +sent in a step",
+        r"  ZeRO-1, tensor-parallel 4, pipeline-parallel 4 +\w+ +4 x 31 .* yes",
     ):
         assert re.search(line, text), line
     record = json.loads(out(capsys, f"{words} --json"))
     (way,) = record["ways"]
     assert (way["data"], way["tensor"], way["pipeline"], way["fits"]) == ("zero1", 4, 4, True)
+    assert (way["micro_batch"], way["micro_batches"], way["why_not"]) == (4, 31, None)
+    assert (record["micro_batch"], record["micro_batches"]) == (4, 31)
+    fixed = out(capsys, f"{words} --micro-batch 1")
+    assert re.search(r"micro-batch +1 sequence, 123 accumulated +estimated, as asked for", fixed)
+    assert re.search(r"stages wait +2.4 % ", fixed)
     assert sum(way["memory_bytes_by_part"].values()) == pytest.approx(way["memory_bytes"])
     assert sum(way["exchange_bytes"].values()) / 450e9 == pytest.approx(way["exchange"])
     assert record["training"]["exchange_bytes"] == way["exchange_bytes"]
@@ -84,7 +90,7 @@ def test_parallelism_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -
         "FSDP, tensor-parallel 2",
         "FSDP, tensor-parallel 8, pipeline-parallel 2",
     ]
-    assert [row.split()[-1] for row in rows] == ["no", "no", "yes", "yes", "yes"]
+    assert [row.split("  ")[-1] for row in rows] == [*["no: memory"] * 2, *["yes"] * 3]
     assert "parallelism strategies" not in out(capsys, "plan modern --devices 1")
 
 
@@ -309,6 +315,7 @@ def test_short_trainings_are_not_rounded_to_nothing(capsys: pytest.CaptureFixtur
                 "context: found 4096; expected at most 1024, where the learned positions of bart-base end"
             ],
         ),
+        ("plan modern --micro-batch 0", ["micro-batch: found 0; expected 1 or more sequences"]),
         ("plan modern --devices 0", ["devices: found 0; expected 1 to 16,777,216"]),
         (
             "plan modern --tokens=-1T",
@@ -529,6 +536,7 @@ def test_a_run_that_never_trained_is_one_line(
     [
         ("--devices 4 --html costs.html", "--devices"),
         ("--hardware this --mfu 0.4", "--mfu"),
+        ("--micro-batch 4", "--micro-batch"),
         ("--hardware h200 --tokens 1T", "--hardware, --tokens"),
     ],
 )
@@ -553,8 +561,43 @@ def test_a_training_of_twenty_tokens_for_each_parameter(capsys: pytest.CaptureFi
     steps = 20 * parameters // (8 * 64)
     assert re.search(rf"the run +{steps:,} steps, {steps * 512:,} tokens", text)
     assert re.search(r"text +none yet: .*none.txt", text)
-    assert re.search(r"training +\S+ [kMG]B to \S+ [kMG]B on one device", text)
+    ends = r"training +\S+ [kMG]B to \S+ [kMG]B on one device, estimated for 8 texts at a time"
+    assert re.search(ends, text)
     assert re.search(r"cache +\S+ \S+ a token, in 16 bits", text)
+
+
+SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["batch_size=16", "batch_size=16 machine.loss=whole", "batch_size=64 grad_accum_steps=4"],
+)
+def test_a_dry_run_needs_no_less_than_the_least(
+    change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both lines are of the rows that are read at once."""
+    text = out(capsys, f"train llama-3.2-1b budget=100steps {change} --dry-run")
+    found = re.search(r"memory +(\S+) (\w+) at least\ntraining +(\S+) (\w+) to ", text)
+    assert found is not None
+    least, one = (float(found[i].replace(",", "")) * SIZES[found[i + 1]] for i in (1, 3))
+    assert 19.8e9 < least < one
+    assert "estimated for 16 texts at a time" in text
+
+
+def test_why_ways_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3-8b --devices 64 --context 8192 --batch 256k"
+    text = out(capsys, words)
+    assert re.search(r"  DDP +full +1 x 1 .* no: few sequences\n", text)
+    assert "\n  few sequences: 31.2 a step, less than a micro-batch for each group of dev" in text
+    ways = json.loads(out(capsys, f"{words} --json"))["ways"]
+    assert {way["why_not"] for way in ways} == {None, "few sequences"}
+
+
+def test_training_in_integers_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "plan llama-3-8b --precision int8")
+    assert re.search(r"precision +bf16 +training in int8 is not planned, serving is\n", text)
+    assert "is not planned" not in out(capsys, "plan llama-3-8b --precision fp8")
 
 
 def test_a_dry_run_wants_no_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -397,8 +397,8 @@ def test_the_roofline_by_hand() -> None:
     [
         ("llama-3-70b", (), 8, 2 * 80 * 8 * 128, 1),
         ("llama-3-70b", (), 4, 2 * 80 * 8 * 128, 1),
-        ("llama-3-70b", ("model.attention.num_kv_heads=1",), 8, 2 * 80 * 128, 8),
-        ("llama-3-70b", ("model.attention.num_kv_heads=2",), 8, 2 * 80 * 2 * 128, 4),
+        ("llama-3-70b", ("attention.num_kv_heads=1",), 8, 2 * 80 * 128, 8),
+        ("llama-3-70b", ("attention.num_kv_heads=2",), 8, 2 * 80 * 2 * 128, 4),
         ("deepseek-v2", (), 8, 60 * (512 + 64), 8),
         ("gpt-2", (), 8, 2 * 12 * 768, 2 / 12 * 8),
     ],
@@ -408,7 +408,8 @@ def test_caches_that_each_device_needs(
 ) -> None:
     """Each of eight devices has a head of keys and values, or all of a latent; of twelve heads some have two."""
     length = 1024
-    found = planned(name, *changes, hardware="h200", devices=devices, context=length).serving
+    model = build(load(name).override(*changes), device="meta")
+    found = serving(model, load_hardware("h200"), length, "bf16", devices)
     assert found is not None
     cache = 2 * length * per_token * times
     assert found.devices == devices
@@ -421,7 +422,8 @@ def test_caches_that_each_device_needs(
 
 def test_servers_share_the_layers_of_a_latent_cache() -> None:
     """On two servers each device has a whole latent of half the layers."""
-    found = planned("deepseek-v3", hardware="h200", devices=16, context=4096).serving
+    model = build(load("deepseek-v3"), device="meta")
+    found = serving(model, load_hardware("h200"), 4096, "bf16", 16)
     assert found is not None
     assert found.devices == 16
     of_a_text = 8 * 2 * 4096 * 61 * (512 + 64)

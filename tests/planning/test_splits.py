@@ -10,7 +10,7 @@ from archwright.model import build
 from archwright.planning.activations import CHECKPOINTING, activation_bytes, on_a_device
 from archwright.planning.exchange import exchanged
 from archwright.planning.micro_batch import Batch
-from archwright.planning.plans import Plan, plan
+from archwright.planning.plans import Plan, plan, why_not
 from archwright.planning.split import AXES, Split, parse_split
 from archwright.planning.splits import Degrees, problems, splits
 from archwright.planning.stages import Needs, layers_by_stage, optimizer_bytes
@@ -281,8 +281,8 @@ def test_computing_again_where_links_would_take_longer() -> None:
 
 
 def test_what_fsdp_gathers() -> None:
-    """Of a layer its weights in 16 bits, those of the next and a gradient; of the table, also the head, and of the
-    last norm the weights and the gradient."""
+    """Of a layer its weights in 16 bits, those of the next and a gradient; of the table, which is also the head, and
+    of the last norm the weights and the gradient."""
     needs = needs_of("llama-3.2-1b")
     layer = 2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048
     around = 128256 * 2048 + 2048
@@ -331,19 +331,24 @@ def test_a_model_does_not_fit_without_its_copy_in_16_bits() -> None:
     assert found.smallest.memory.copies == 2 * (found.counts.total - norms)
 
 
-def test_why_a_way_does_not_fit() -> None:
-    found = planned("llama-3-8b", devices=64, context=8192, batch="256k", micro_batch=2)
-    why = {way.split.name: found.why_not(way) for way in found.ways}
-    assert why["DDP"] == "few sequences"  # 31 of 8,192 tokens for 64 pairs
-    assert {reason for name, reason in why.items() if "FSDP, tensor 8" in name} == {""}
-    assert (
-        planned("llama-3-8b", devices=8).why_not(
-            planned("llama-3-8b", devices=8, split="ddp").smallest
-        )
-        == "memory"
-    )
-    waits = planned("llama-3.2-1b", devices=64, context=8192, batch="16k")
-    assert "pipeline bubble" in {waits.why_not(way) for way in waits.ways}
+@pytest.mark.parametrize(
+    ("split", "texts", "micro", "why"),
+    [
+        (Split(64, "fsdp"), 64.0, 1, ""),
+        (Split(64, "fsdp"), 63.0, 1, "few sequences"),
+        (Split(64, "fsdp"), 127.0, 2, "few sequences"),
+        (Split(64), 64.0, 1, "memory"),
+        (Split(64, tensor=8, pipeline=8), 6.0, 1, "pipeline bubble"),
+    ],
+)
+def test_why_a_way_does_not_fit(
+    llama: Needs, split: Split, texts: float, micro: int, why: str
+) -> None:
+    work = workload(devices=64)
+    way = setup(llama, split, "full", texts, micro)
+    assert why_not(way, work, texts) == why
+    asked = workload(devices=64, split="tensor=8,pipeline=8")
+    assert why_not(way, asked, texts) == (why if why != "pipeline bubble" else "")
 
 
 @pytest.mark.parametrize(
