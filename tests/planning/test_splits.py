@@ -233,6 +233,7 @@ def test_a_short_context_is_read_many_texts_at_once() -> None:
         ("llama-3.2-1b", {"devices": 8, "split": "fsdp", "context": 512}),
         ("llama-3.2-1b", {"devices": 8, "context": 4096}),
         ("gpt-2", {"devices": 2, "hardware": "rtx-4090"}),
+        ("gpt-2", {"devices": 64, "batch": "256k"}),
         ("llama-3-8b", {"devices": 64, "split": "fsdp,tensor=2", "batch": "16M"}),
     ],
 )
@@ -243,6 +244,7 @@ def test_the_largest_micro_batch_that_fits(name: str, asked: dict[str, Any]) -> 
     assert way is not None
     assert way.batch.texts == found.workload.batch_tokens / found.context / way.split.ranks
     assert way.memory.total <= found.memory
+    assert way.batch.micro <= way.batch.texts
     assert math.log2(way.batch.micro).is_integer()
     more = way.memory.total + way.memory.activations
     assert more > found.memory or 2 * way.batch.micro > way.batch.texts
