@@ -33,11 +33,8 @@ def rows(path: Path, field: str) -> Iterator[str]:
             values.validate(full=True)
             for text in values.to_pylist():
                 yield text or ""
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        UnicodeDecodeError,
-    ) as error:  # names of columns may be no UTF-8
+    # Names of columns may be no UTF-8.
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
             f'"{path}" cannot be read as a table: {" ".join(str(error).split())}'
         ) from None
