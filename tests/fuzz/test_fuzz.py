@@ -153,7 +153,8 @@ def _table(kind: str) -> bytes:
         return b""
     import pyarrow
 
-    return write_table(pyarrow.table({"text": ["a", None, "é"]}), kind.encode(), Random(0))
+    found = pyarrow.table({"number": [1, 2, 3], "text": ["a", None, "é"]})
+    return write_table(found, kind.encode(), Random(0))
 
 
 def _line(line: bytes) -> Any:
