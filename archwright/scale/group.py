@@ -239,9 +239,8 @@ class Group(Processes):
         if not self._ends.check([run]):
             return None
         process, end = json.loads(self._ends.get(run))
-        return (
-            None if process == _PROCESS else end
-        )  # a script may take up a run that it has stopped
+        # A script may take up a run that it has stopped itself.
+        return None if process == _PROCESS else end
 
     def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
         """Say why all processes end, where no other one has; return whether that is so, and what the first one said:
