@@ -239,7 +239,7 @@ class Group(Processes):
         if not self._ends.check([run]):
             return None
         process, end = json.loads(self._ends.get(run))
-        # A script may take up a run that it has stopped.
+        # A script may take up a run that it has stopped itself.
         return None if process == _PROCESS else end
 
     def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from archwright.scale.group import LEAVE, Group
+from archwright.scale.launch import VARIABLES, LostError
 from archwright.spec.errors import UserError
 from archwright.training import ranks
+from archwright.training.train import _for_scripts
 from tests.scale.together import SHORT, left_of, played
 from tests.tiny import tiny_words
 
@@ -113,9 +115,8 @@ def test_others_wait_while_the_first_works_alone(text: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_report_of_a_checkpoint_that_is_lost_ends_the_run(text: Path, tmp_path: Path) -> None:
-    """Long before the end, to which the first process would wait for it."""
-    words = tiny_words(text, "budget=100000steps", "checkpoint.every=1000000", *SHORT)
-    words = [word.replace("checkpoint.every=1000000", "checkpoint.every=3") for word in words]
+    """At once: the first process would wait for it, and save no more, to the end."""
+    words = tiny_words(text, "budget=100000steps", *SHORT)
     done = played("unheard", tmp_path, 2, *words, "--out", str(tmp_path / "run"))
     assert done.returncode != 0
     assert "LookupError: mine" in done.stderr
@@ -134,3 +135,18 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert entered
+
+
+def test_a_script_ends_where_its_processes_cannot_train_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on GPUs, where nobody hears of a failure: the one that has met it says so, before the next run begins."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(UserError), _for_scripts():
+        raise UserError("disk: full")
+    monkeypatch.setattr(Group, "is_stuck", True)
+    with pytest.raises(SystemExit, match=r"archwright: disk: full; .* so all end"), _for_scripts():
+        raise UserError("disk: full")
+    with pytest.raises(SystemExit, match=r"^1$"), _for_scripts():
+        raise LostError("has ended", is_first=False)
