@@ -9,10 +9,10 @@ from archwright.planning.advice import advice
 from archwright.planning.plans import Plan
 from archwright.reporting.plan_rows import (
     ABOUT_PARTS,
-    ABOUT_STRATEGIES,
     PARTS,
     STRATEGIES,
     Figure,
+    about_strategies,
     device_rows,
     memory_by_part,
     memory_rows,
@@ -103,7 +103,7 @@ def _strategies(found: Plan) -> Iterator[str]:
     width = LONGEST_STRATEGY + others
     lines = fmt.columns(rows, right=range(2, 8), wrapped=(0,), width=width, break_on_hyphens=False)
     yield from (f"  {line}" for line in lines)
-    yield from _wrapped([ABOUT_STRATEGIES])
+    yield from _wrapped([about_strategies(found)])
 
 
 def _wrapped(lines: Iterable[str]) -> Iterator[str]:

@@ -36,7 +36,9 @@ MOST_BUBBLE = 1.0
 FEW_SEQUENCES = "few sequences"
 """Why a way to train does not fit whose groups of devices have no micro-batch each in a step."""
 EVIDENCE = {
-    **dict.fromkeys(("name", "devices", "precision", "context", "target_length"), "given"),
+    **dict.fromkeys(
+        ("name", "devices", "precision", "training_precision", "context", "target_length"), "given"
+    ),
     "parameters": "counted",
     "active_parameters": "counted",
     "parameters_by_part": "counted",
@@ -50,6 +52,8 @@ EVIDENCE = {
     "fewest_devices": "estimated",
     "split": "estimated",
     "checkpointing": "estimated",
+    "micro_batch": "estimated",
+    "micro_batches": "estimated",
     "training_memory_bytes": "estimated",
     "training_memory_bytes_by_part": "weights, gradients, optimizer: counted; others: estimated",
     "ways": "estimated",

@@ -25,10 +25,10 @@ from archwright.reporting.document import (
 from archwright.reporting.estimates import Here, this_machine_section
 from archwright.reporting.plan_rows import (
     ABOUT_PARTS,
-    ABOUT_STRATEGIES,
     PARTS,
     STRATEGIES,
     Rows,
+    about_strategies,
     device_rows,
     memory_by_part,
     memory_rows,
@@ -139,7 +139,7 @@ def _strategies(found: Mapping[str, Plan]) -> Iterator[Block]:
             Row([*map(_unbroken, cells)], "chosen" if way == each.setup else "")
             for way, cells in strategy_rows(each)
         ]
-        caption = f"{name}: one way of each sort, on the device with most. {ABOUT_STRATEGIES}"
+        caption = f"{name}: one way of each sort, on the device with most. {about_strategies(each)}"
         yield Table(caption, STRATEGIES, rows)
 
 

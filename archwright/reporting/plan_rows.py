@@ -6,7 +6,7 @@ from typing import NamedTuple
 from archwright import format as fmt
 from archwright.catalogue.part_titles import part_title
 from archwright.planning.cost import BACKWARD
-from archwright.planning.plans import Plan, Range, larger_numbers
+from archwright.planning.plans import FEW_SEQUENCES, Plan, Range, larger_numbers
 from archwright.planning.training_memory import Setup
 
 STATE = ("weights", "gradients", "optimizer")
@@ -239,6 +239,15 @@ ABOUT_STRATEGIES = (
     "gradients, moments in 32 bits) are counted; activations and buffers, bytes sent and communication time are "
     "estimated."
 )
+
+
+def about_strategies(found: Plan) -> str:
+    """Return what the columns of `STRATEGIES` are, and what keeps a strategy from fitting that has memory enough."""
+    if all(found.why_not(way) != FEW_SEQUENCES for way in found.ways):
+        return ABOUT_STRATEGIES
+    number = "one" if found.texts == 1 else fmt.significant(found.texts)
+    few = f"{FEW_SEQUENCES.capitalize()}: {number} a step, less than a micro-batch for each data-parallel group."
+    return f"{ABOUT_STRATEGIES} {few}"
 
 
 def strategy_rows(found: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
