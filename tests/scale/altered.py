@@ -7,41 +7,40 @@ that samples for longer than processes wait for each other, "reading", another o
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from archwright.cli import main
 from archwright.model.language_model import LanguageModel
-from archwright.scale import group
+from archwright.scale import connections
 from archwright.spec.errors import UserError
 from archwright.training import finalize, ranks
 
 PATIENCE = 12.0
+T = TypeVar("T")
 
 
 def _slow() -> None:
-    plain = finalize._sample
-
-    def sample(*args: Any) -> str:
-        time.sleep(1.7 * PATIENCE)
-        return plain(*args)
-
-    group.PATIENCE = timedelta(seconds=PATIENCE)
     ranks.WAIT_SECONDS = PATIENCE / 4
-    finalize._sample = sample
+    finalize._sample = _for_too_long(finalize._sample)
 
 
 def _reading() -> None:
     """Only the processes that follow come to `ranks.reload_data`."""
-    plain = ranks.reload_data
+    ranks.reload_data = _for_too_long(ranks.reload_data)
 
-    def reload(*args: Any) -> Any:
+
+def _for_too_long(plain: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that takes longer than processes wait for each other, from now on."""
+    assert timedelta(seconds=PATIENCE) < connections.PATIENCE
+    connections.PATIENCE = timedelta(seconds=PATIENCE)
+
+    def slow(*args: Any) -> T:
         time.sleep(1.7 * PATIENCE)
         return plain(*args)
 
-    group.PATIENCE = timedelta(seconds=PATIENCE)
-    ranks.reload_data = reload
+    return slow
 
 
 def _unread() -> None:

@@ -24,19 +24,12 @@ def test_each_piece_of_work_is_done_by_one_process(number: int, tmp_path: Path) 
         assert numbers == [expected] * len(numbers), work
 
 
-def test_others_wait_however_long_the_first_one_samples(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["slow", "reading"])
+def test_all_wait_however_long_one_works_alone(change: str, text: Path, tmp_path: Path) -> None:
+    """The first one that samples, or another one that reads, as on a machine that verifies a large store for itself."""
     words = tiny_words(text, "budget=2steps", "evaluate.final_max_tokens=100")
     words = *words, "--out", str(tmp_path / "run"), "--quiet"
-    done = started(2, "-m", "tests.scale.altered", "slow", *words)
-    assert done.returncode == 0, done.stderr
-    assert RunFolder(tmp_path / "run").finished
-
-
-def test_the_first_one_waits_however_long_others_read(text: Path, tmp_path: Path) -> None:
-    """As on another machine, which verifies a large store for itself."""
-    words = tiny_words(text, "budget=2steps", "evaluate.final_max_tokens=100")
-    words = *words, "--out", str(tmp_path / "run"), "--quiet"
-    done = started(2, "-m", "tests.scale.altered", "reading", *words)
+    done = started(2, "-m", "tests.scale.altered", change, *words)
     assert done.returncode == 0, done.stderr
     assert RunFolder(tmp_path / "run").finished
 
@@ -45,8 +38,8 @@ def test_one_that_cannot_read_says_so_at_once(text: Path, tmp_path: Path) -> Non
     words = *tiny_words(text, "budget=2steps"), "--out", str(tmp_path / "run"), "--quiet"
     done = started(2, "-m", "tests.scale.altered", "unread", *words)
     assert done.returncode != 0
-    told = [line for line in done.stderr.splitlines() if line.startswith("archwright: ")]
-    assert told == ["archwright: process 1 of 2: the text has changed"]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("archwright: ")]
+    assert lines == ["archwright: process 1 of 2: the text has changed"]
 
 
 def test_a_run_that_goes_on_draws_no_weights(text: Path, tmp_path: Path) -> None:
