@@ -95,7 +95,7 @@ def test_durations_have_two_units(seconds: float, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "said"),
+    ("least", "most", "expected"),
     [
         (0.6, 0.994, "600 to 994 ms"),
         (1.0, 1.0, "1 s"),
@@ -104,8 +104,8 @@ def test_durations_have_two_units(seconds: float, said: str) -> None:
         (24.2 * 86400, 40.3 * 86400, "24.2 to 40.3 days"),
     ],
 )
-def test_a_span_of_time_has_the_unit_of_its_end(least: float, most: float, said: str) -> None:
-    assert fmt.time_span(least, most) == said
+def test_a_span_of_time_has_the_unit_of_its_end(least: float, most: float, expected: str) -> None:
+    assert fmt.time_span(least, most) == expected
 
 
 @pytest.mark.parametrize(

@@ -243,8 +243,8 @@ class Group(Processes):
         return None if process == _PROCESS else end
 
     def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
-        """Say why all processes end, where no other one has; return whether that is so, and what the first one said:
-        what an `EndedError` is made of, None where it has only seen that another is gone."""
+        """Say why all processes end, where no other one has; return whether that is so, and the reason that the
+        first one gave: what an `EndedError` is made of, None where it has only seen that another is gone."""
         mine = json.dumps({"process": self.launch.rank, "end": end})
         try:
             first = self._store.compare_set(_REPORTED, "", mine).decode()
@@ -262,7 +262,7 @@ class Group(Processes):
 
         Raises:
             LostError: another process has ended, or does not answer.
-            EndedError: another process could not go on, and has told why.
+            EndedError: another process could not go on, and gave its reason.
         """
         was_busy, self.busy = self.busy, True
         try:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.02
 """Time between looks at whether all processes have read the data, or have written their parts."""
 WAIT_SECONDS = 600.0
-"""Time after which others that wait for the first process are told to go on waiting."""
+"""Time after which the first process orders others to go on waiting."""
 _ENDED_BEFORE = "this run had ended when torchrun started it again, so all end"
 """What the first process says then: torchrun does that after any end but a good one, also one that would come again."""
 
@@ -63,7 +63,7 @@ class Rank:
         """Do what an order says; `whole` is the session of the first process that has the whole model.
 
         Raises:
-            LostError, EndedError: another process has ended, or does not answer; or has told why it ends.
+            LostError, EndedError: another process has ended, or does not answer; or gave a reason why it ends.
         """
         with self.group.together():
             self._look_after_saving()
@@ -362,8 +362,8 @@ def distributed(
     """Yield what trains a session: itself, or where several processes were started, all of these.
 
     Raises:
-        LostError, EndedError: another process has ended, or does not answer; or has told why it ends; or the run ended
-            for good before torchrun started it again.
+        LostError, EndedError: another process has ended, or does not answer; or gave a reason why it ends; or the run
+            ended for good before torchrun started it again.
     """
     launch = launched()
     if launch is None:

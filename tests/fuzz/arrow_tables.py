@@ -72,7 +72,7 @@ def _with_texts(table: Any, texts: list[str | None]) -> Any:
 
 
 def _invalid(texts: list[str]) -> Any:
-    """Return texts that are said to be UTF-8, and are not."""
+    """Return texts whose type is UTF-8 and whose bytes are not."""
     import pyarrow
 
     found = pyarrow.array([b"\xff\xfe" + text.encode() for text in texts])

@@ -214,7 +214,7 @@ def _part_values(content: bytes, dice: Random, words: Words) -> bytes:
     """Change where blocks of a part of a checkpoint begin, or what any safetensors file says."""
     header, data = _safetensors(content)
     begins = json.loads(header["__metadata__"][INFO])
-    cut = [name for name, told in begins.items() if told["saved_offsets"]]
+    cut = [name for name, block in begins.items() if block["saved_offsets"]]
     way = dice.randrange(6)
     if way > 2 or not cut:
         return _tensor_values(content, dice, words)

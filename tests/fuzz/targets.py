@@ -524,18 +524,18 @@ def _session(seed: Seed) -> Any:
 
 
 def _seal(path: str) -> None:
-    """Make a checkpoint's seal anew, as a forger does, unless the seal is what was changed."""
+    """Make a checkpoint's seal again, as a forger does, unless the seal is what was changed."""
     folder = Path(path).parent
     seal = folder / "COMPLETE.json"
     if Path(path).name == seal.name:
         return
-    told = json.loads(seal.read_text())
-    told["files"] = {name: {} for name in told["files"] if (folder / name).exists()}
-    for name in told["files"]:
+    sealed = json.loads(seal.read_text())
+    sealed["files"] = {name: {} for name in sealed["files"] if (folder / name).exists()}
+    for name in sealed["files"]:
         content = (folder / name).read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
-        told["files"][name] = {"bytes": len(content), "sha256": sha256}
-    seal.write_text(json.dumps(told, indent=1))
+        sealed["files"][name] = {"bytes": len(content), "sha256": sha256}
+    seal.write_text(json.dumps(sealed, indent=1))
 
 
 def _drop_newest() -> None:

@@ -42,8 +42,8 @@ def test_a_process_that_stops_ends_the_run(
     folder, options = tmp_path / "run", ("--shutdown-timeout=3",)
     done = played("stopped", tmp_path, number, *words, "--out", str(folder), options=options)
     assert done.returncode != 0
-    told = [line for line in done.stderr.splitlines() if line.startswith("archwright: a process")]
-    (line,) = told or [done.stderr]
+    found = [line for line in done.stderr.splitlines() if line.startswith("archwright: a process")]
+    (line,) = found or [done.stderr]
     assert "does not answer for 15 s, so all end" in line
     assert "LostError" not in done.stderr, "no traceback but torchrun's own"
     assert left_of(folder) == []

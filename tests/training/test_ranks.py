@@ -29,7 +29,7 @@ class Two:
     def __init__(self) -> None:
         self.orders = queue.Queue[dict[str, Any]]()
         self.heard: list[str] = []
-        self.told = 0
+        self.readers = 0
 
     def order(self, order: dict[str, Any]) -> None:
         self.orders.put(order)
@@ -41,10 +41,10 @@ class Two:
         return order
 
     def tell(self, what: str, value: object) -> None:
-        self.told += 1
+        self.readers += 1
 
     def reports(self, what: str) -> list[object] | None:
-        return [True] * 2 if self.told == 2 else None
+        return [True] * 2 if self.readers == 2 else None
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def processes(group: Any) -> Iterator[tuple[Future[Any], Future[Any]]]:
         try:
             yield first, pool.submit(ranks._read_beside, folder, group)
         finally:
-            group.told = 2  # in place of the error that the end of another process is
+            group.readers = 2  # in place of the error that the end of another process is
 
 
 def test_the_first_one_says_wait_while_another_reads(
