@@ -84,7 +84,7 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
         layout=_layout((low, high), places) | {"shapes": shapes},
         unit=f"held-out {results.unit}, below 0 is better",
         note=(
-            "Diamond and line: mean over paired seeds and its 95 % interval, where it is known what they say. "
+            "Diamond and line: mean over paired seeds and its 95 % interval, of variants that are decided. "
             "Circles: the seeds. "
             "Grey band: one standard deviation of the difference between two means of the baseline alone, "
             "which is noise. Dashed: the margins, "
