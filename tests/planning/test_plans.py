@@ -361,7 +361,9 @@ def test_what_spares_layers_that_are_computed_again() -> None:
 def test_a_batch_with_too_few_texts() -> None:
     found = planned("llama-3.2-1b", devices=64, context=8192, batch="16k")
     assert found.setup is None
-    assert next(iter(advice(found))).startswith("batch: 1.95 texts a step are too few for 64")
+    assert next(iter(advice(found))).startswith(
+        "batch: 1.95 sequences a step are too few for 64 devices"
+    )
 
 
 def test_a_step_has_a_text_at_least() -> None:
