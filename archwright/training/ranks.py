@@ -514,12 +514,13 @@ def _read_beside(folder: RunFolder, group: "Group") -> tuple["Order", Future[Mat
 
     def read() -> None:
         try:
-            reading.set_result(reload_data(folder.spec, folder))
+            found = reload_data(folder.spec, folder)
+            with contextlib.suppress(RuntimeError):  # the first process has ended
+                group.tell(_READ, True)
         except BaseException as error:
             reading.set_exception(error)
         else:
-            with contextlib.suppress(RuntimeError):  # the first process has ended
-                group.tell(_READ, True)
+            reading.set_result(found)
 
     # One that ends with the process: where another has ended, nobody waits for what is read.
     threading.Thread(target=read, daemon=True).start()

@@ -125,7 +125,7 @@ def unheard() -> None:
     """Let the first process not hear that another has written its part of a checkpoint; another one is due at once."""
     loop.CHECKPOINT_SECONDS = 0.0
     if RANK == 1:
-        striking(Group, "tell", break_down)
+        striking(Group, "tell", break_down, at=2)  # it has said before that it has the data
 
 
 def diverge() -> None:

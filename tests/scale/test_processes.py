@@ -207,7 +207,10 @@ def test_a_killed_process_costs_what_came_since_the_last_checkpoint(
 
 
 def printed_by_two(script: Path) -> list[str]:
-    """Return the lines that two processes of a script print, in order of the alphabet; both end well."""
+    """Return the lines that two processes of a script print, in order of the alphabet; both end well.
+
+    Each prints a line at once, with its end: else the other's may come between.
+    """
     done = subprocess.run(
         [*torchrun(2), str(script)],
         cwd=script.parent,
@@ -229,7 +232,7 @@ def test_a_script_trains_one_run_after_another(text: Path, tmp_path: Path) -> No
         "import archwright\n"
         'for out in ("first", "second"):\n'
         f"    found = archwright.train(*{words!r}, out=out, quiet=True)\n"
-        "    print(found.folder.path.name, found.folder.finished)\n"
+        "    print(f'{found.folder.path.name} {found.folder.finished}\\n', end='')\n"
     )
     assert printed_by_two(script) == ["", *["first True"] * 2, *["second True"] * 2]
 
@@ -249,12 +252,12 @@ def test_a_script_goes_on_after_runs_that_fail(text: Path, tmp_path: Path) -> No
         f"        found = archwright.train(*{words!r}, *changes, out=out, quiet=True, on_step=on_step)\n"
         "    except UserError as error:\n"
         "        assert 'batch_size' in str(error), error\n"
-        "        print(out, len(error.lines))\n"
+        "        print(f'{out} {len(error.lines)}\\n', end='')\n"
         "    except Exception as error:\n"
         "        assert 'mine' in str(error), error\n"
-        "        print(out)\n"
+        "        print(f'{out}\\n', end='')\n"
         "    else:\n"
-        "        print(out, found.folder.finished)\n"
+        "        print(f'{out} {found.folder.finished}\\n', end='')\n"
     )
     assert printed_by_two(script) == [*("", *["failed"] * 2, *["odd 1"] * 2, *["third True"] * 2)]
 
