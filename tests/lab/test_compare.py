@@ -298,6 +298,7 @@ def test_a_diverged_run_counts_as_the_loss_it_started_from(place: Path) -> None:
     assert any("2 of 4 runs diverged" in note for note in found.notes)
 
 
+@pytest.mark.release
 def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> None:
     """A norm, and the optimizer of CONTRIBUTING.md."""
     file = place / "centered_norm.py"

@@ -40,6 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_study_of_batch_jobs_has_the_numbers_of_one_of_this_machine(place: Path) -> None:
     far = few("far", *LOCAL, budget="200steps")

@@ -24,7 +24,7 @@ def test_each_piece_of_work_is_done_by_one_process(number: int, tmp_path: Path) 
         assert numbers == [expected] * len(numbers), work
 
 
-@pytest.mark.parametrize("change", ["slow", "reading"])
+@pytest.mark.parametrize("change", [pytest.param("slow", marks=pytest.mark.release), "reading"])
 def test_all_wait_however_long_one_works_alone(change: str, text: Path, tmp_path: Path) -> None:
     """The first one that samples, or another one that reads, as on a machine that verifies a large store for itself."""
     words = tiny_words(text, "budget=2steps", "evaluate.final_max_tokens=100")
