@@ -43,7 +43,7 @@ class Layer(nn.Module):
         global_norm: GlobalNorm | None = None,
     ) -> None:
         super().__init__()
-        self.residual, self._groups, self._takes = residual, groups, mixers
+        self.residual, self.groups, self._takes = residual, groups, mixers
         self.branches = tuple(branches)
         """Names of the branches, in order."""
         for name, branch in branches.items():
@@ -88,7 +88,7 @@ class Layer(nn.Module):
         for name in self._takes:
             wired[name].given = {"context": context, "state": (states or {}).get(name)}
         return {
-            group: {name: wired[name] for name in names} for group, names in self._groups.items()
+            group: {name: wired[name] for name in names} for group, names in self.groups.items()
         }
 
     def branch(self, name: str) -> Branch:

@@ -69,7 +69,28 @@ class Branch(nn.Module):
 
     def kept_values_per_token(self, length: int) -> float:
         """Return how many numbers per token of a text of `length` tokens a forward pass leaves for the backward pass,
-        beside those that enter and leave `Linear` maps."""
+        beside those that enter and leave `Linear` maps, and those that `recomputable_per_token` counts."""
+        return 0.0
+
+    @property
+    def recomputable_per_token(self) -> float:
+        """Numbers per token that a forward pass leaves besides, unless norms, activations and gates are computed again:
+        what enters norms, as they give something else."""
+        return self.normed_per_token
+
+    @property
+    def normed_per_token(self) -> float:
+        """Numbers per token that norms inside it read."""
+        return 0.0
+
+    @property
+    def needed_outputs_per_token(self) -> float:
+        """Numbers per token that maps write into the stream and that a backward pass needs, not their sums alone."""
+        return 0.0
+
+    @property
+    def elementwise_per_token(self) -> float:
+        """Numbers per token that it reads and writes one by one, beside norms: of activations, gates and rotations."""
         return 0.0
 
     def kept_results_per_token(self, length: int) -> float:

@@ -51,6 +51,14 @@ class Plain(Branch):
         return [self.up]
 
     @property
+    def normed_per_token(self) -> float:
+        return 0.0 if self.spec.hidden_norm.is_none else float(self.up.d_out)
+
+    @property
+    def elementwise_per_token(self) -> float:
+        return 2.0 * self.up.d_out
+
+    @property
     def tensor_parallel(self) -> TensorParallel | None:
         # A norm asks for all hidden values.
         return (
@@ -90,6 +98,14 @@ class Gated(Branch):
     def inputs(self) -> list[Linear]:
         """The maps that read x."""
         return [self.gate, self.up]
+
+    @property
+    def normed_per_token(self) -> float:
+        return 0.0 if self.spec.hidden_norm.is_none else float(self.up.d_out)
+
+    @property
+    def elementwise_per_token(self) -> float:
+        return 3.0 * self.up.d_out
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
@@ -234,6 +250,33 @@ class Experts(Branch):
                 return None
             sizes["shared_hidden_dim"] = self.shared.tensor_parallel.sizes["hidden_dim"]
         return TensorParallel(sizes)
+
+    @property
+    def normed_per_token(self) -> float:
+        shared = self.shared.normed_per_token if isinstance(self.shared, Branch) else 0.0
+        if self.spec.expert.hidden_norm.is_none:
+            return shared
+        return shared + self.spec.top_k * self.experts.up.d_out
+
+    @property
+    def elementwise_per_token(self) -> float:
+        """Of the experts' hidden values, and of tokens that are copied for each expert and summed behind."""
+        shared = self.shared.elementwise_per_token if isinstance(self.shared, Branch) else 0.0
+        hidden = (2 if self.experts.gate is None else 3) * self.experts.up.d_out
+        dim = self.router.d_in
+        return shared + self.spec.top_k * (hidden + 3 * dim) + dim
+
+    @property
+    def recomputable_per_token(self) -> float:
+        """With the copies of a token that experts read, and those that were not weighted yet."""
+        copies = 2 if self.spec.router_weight_on == "input" else 1
+        return self.normed_per_token + copies * self.spec.top_k * self.router.d_in
+
+    @property
+    def needed_outputs_per_token(self) -> float:
+        """What experts give, if its weights are to have a gradient."""
+        is_weighted = self.spec.router_weight_on == "output"
+        return float(self.spec.top_k * self.router.d_in * is_weighted)
 
     @property
     def expert_parallel(self) -> "GroupedExperts":

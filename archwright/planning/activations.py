@@ -8,6 +8,7 @@ from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
+from archwright.parts.residuals import stream_costs
 from archwright.planning.memory import PER_ACTIVATION
 from archwright.planning.splits import blocks_of, share
 from archwright.spec.model_spec import ModelSpec
@@ -91,13 +92,15 @@ class LayerValues(NamedTuple):
     results: Values
     """Of attention, and of maps inside branches."""
     written: Values
-    """Results of maps that write into the stream: their sums alone are needed, unless something stands between."""
+    """Results of maps that write into the stream."""
+    needed: Values
+    """Those of them that are not only summed: norms, or weights of experts, stand behind."""
     others: Values
     """What norms, activations and gates give."""
 
     def under(self, checkpointing: str) -> tuple[Values, Values]:
         """Return what is kept until the backward pass, and what is there while the layer is computed again."""
-        everything = added((self.entering, self.results, self.others))
+        everything = added((self.entering, self.results, self.needed, self.others))
         if checkpointing == "none":
             return everything, {}
         if checkpointing == "full":
@@ -107,16 +110,20 @@ class LayerValues(NamedTuple):
 
 def layer_values(layer: Layer, dim: int, length: int, source_length: int) -> LayerValues:
     """Return the numbers per token that a layer has while it is computed."""
-    results, written, others = (defaultdict[int, float](float) for _ in range(3))
-    mixers = layer.mixers()
-    # What enters the norms, or the branches, of which the first is what enters the layer.
-    others[STREAM] += (2 * len(layer.branches) - 1) * dim
+    results, written, needed, others = (defaultdict[int, float](float) for _ in range(4))
+    mixers, wiring = layer.mixers(), stream_costs(layer.residual, layer.groups)
+    # The first of what enters norms is what enters the layer.
+    others[STREAM] += (wiring.entering + wiring.normed - 1) * dim
+    needed[STREAM] += wiring.behind * dim
     for name in layer.branches:
         branch, mixer = layer.branch(name), mixers.get(name)
         heads = mixer.num_heads if isinstance(mixer, AttentionMixer) else STREAM
         of_maps = branch.kept_results_per_token(length)
         results[heads] += of_maps
         others[heads] += branch.kept_values_per_token(length) - of_maps
+        blocks = mixer.normed_blocks if isinstance(mixer, AttentionMixer) else STREAM
+        others[blocks] += branch.recomputable_per_token
+        needed[WHOLE] += branch.needed_outputs_per_token
         for module in branch.modules():
             if not isinstance(module, Linear):
                 continue
@@ -131,7 +138,7 @@ def layer_values(layer: Layer, dim: int, length: int, source_length: int) -> Lay
             (others if mixer is None else results)[blocks] += times * module.d_in
             # Where it is shared by rows, each device has a part of the sum for all tokens.
             written[min(blocks, WHOLE)] += times * module.d_out
-    return LayerValues({STREAM: dim}, results, written, others)
+    return LayerValues({STREAM: dim}, results, written, needed, others)
 
 
 def added(values: Iterable[Values]) -> Values:

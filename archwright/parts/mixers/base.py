@@ -146,6 +146,11 @@ class AttentionMixer(Mixer):
         """Equal blocks of them that devices may share: heads; 1: all heads read all of them."""
         return self.num_heads
 
+    @property
+    def normed_blocks(self) -> int:
+        """Equal blocks of what norms read that devices may share: heads; 0: each has all of it, of its own tokens."""
+        return self.num_heads
+
     def parallel_by_heads(self, per_head: Mapping[str, int], **sizes: int) -> TensorParallel | None:
         """Return what processes may share of attention that looks at each head by itself; None where its mask or its
         positions cannot be had for some heads alone."""

@@ -69,6 +69,11 @@ class SoftmaxCrossAttention(Mixer):
         return self.num_kv_heads
 
     @property
+    def normed_per_token(self) -> float:
+        """As if the source were as long as the text."""
+        return 0.0 if self.spec.qk_norm.is_none else float(self.query.d_out + self.key.d_out)
+
+    @property
     def tensor_parallel(self) -> TensorParallel:
         sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
         # Keys and values of one head are read by all.

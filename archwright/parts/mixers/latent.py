@@ -98,6 +98,25 @@ class LatentAttention(AttentionMixer):
         return self.num_heads * (sum(self.widths) + self.value_dim)
 
     @property
+    def normed_per_token(self) -> float:
+        if self.spec.norm.is_none:
+            return 0.0
+        return float(self.rank + (0 if self.query_norm is None else self.query_up.d_in))
+
+    @property
+    def normed_blocks(self) -> int:
+        return 0
+
+    @property
+    def elementwise_per_token(self) -> float:
+        """Queries are turned, and the rotary key is put beside the others of each head."""
+        return 2.0 * self.num_heads * sum(self.widths) * (1 if self.rotary is None else 2)
+
+    def kept_values_per_token(self, length: int) -> float:
+        """Copies of the rotary key, one in each head's key."""
+        return float((self.num_heads - 1) * self.widths[1])
+
+    @property
     def kept_blocks(self) -> int:
         return 1
 

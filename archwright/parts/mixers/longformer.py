@@ -72,6 +72,10 @@ class LongformerAttention(AttentionMixer):
         return 0
 
     @property
+    def elementwise_per_token(self) -> float:
+        return 0.0 if self.rotary is None else 2.0 * (self.query.d_out + self.key.d_out)
+
+    @property
     def keys_per_token(self) -> int:
         maps = (self.key, self.value, self.key_global, self.value_global)
         return sum(m.d_out for m in maps)

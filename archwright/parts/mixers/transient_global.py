@@ -84,6 +84,10 @@ class TransientGlobalAttention(AttentionMixer):
         return 0
 
     @property
+    def elementwise_per_token(self) -> float:
+        return 0.0 if self.rotary is None else 2.0 * (self.query.d_out + self.key.d_out)
+
+    @property
     def keys_per_token(self) -> int:
         return self.key.d_out + self.value.d_out
 
