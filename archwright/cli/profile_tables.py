@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from archwright import format as fmt
 from archwright.catalogue.part_titles import part_title
-from archwright.planning.cost import BACKWARD
 
 if TYPE_CHECKING:
     from archwright.planning.roofline import Operator
@@ -36,17 +35,16 @@ class CountedStep:
         """The sum of all parts."""
         from archwright.planning.roofline import Operator
 
-        flops = sum(each.flops for each in self.parts)
-        return Operator("all", flops, sum(each.num_bytes for each in self.parts))
+        sums = (sum(each.flops for each in self.parts), sum(each.num_bytes for each in self.parts))
+        return Operator("all", *sums, sum(each.forward for each in self.parts), "estimated")
 
     def record(self) -> dict[str, Any]:
         """Return all values, ready for JSON."""
         keys = ("name", "num_parameters", "batch_size", "length", "target_length", "precision")
         return {
             **{key: getattr(self, key) for key in keys},
-            "parts": [_record(each) for each in self.parts],
-            "total": _record(self.total),
-            "evidence": "counted",
+            "parts": [{"name": each.name, **each.record()} for each in self.parts],
+            "total": self.total.record(),
         }
 
     def table(self) -> Iterator[str]:
@@ -57,14 +55,15 @@ class CountedStep:
             "tokens; counted, not measured"
         )
         yield ""
-        rows = [("part", "forward", "backward", "share", "bytes", "share", "FLOPs per byte")]
+        rows = [
+            ("part", "forward", "backward, update", "share", "bytes", "share", "FLOPs per byte")
+        ]
         for each in (*self.parts, whole):
-            forward = each.flops / (1 + BACKWARD)
             rows.append(
                 (
                     part_title(each.name),
-                    fmt.flops(forward),
-                    fmt.flops(BACKWARD * forward),
+                    fmt.flops(each.forward) if each.forward else "-",
+                    fmt.flops(each.flops - each.forward),
                     fmt.percent(each.flops / whole.flops),
                     fmt.size(each.num_bytes),
                     fmt.percent(each.num_bytes / whole.num_bytes),
@@ -76,7 +75,7 @@ class CountedStep:
         scores = "wrote its scores and read them again" if self.keeps_scores else "kept no scores"
         yield (
             f"Bytes in {self.precision}, as if every product read its factors and wrote its result once, and attention "
-            f"{scores}. FLOPs of norms are estimated."
+            f"{scores}. FLOPs of products with weights and of attention are counted, all others estimated."
         )
 
 
@@ -102,6 +101,7 @@ def counted_step(
         target_length=target_length,
         itemsize=BYTES[precision],
         keeps_scores=kernel == "eager",
+        run=run,
     )
     return CountedStep(
         name,
@@ -113,15 +113,6 @@ def counted_step(
         kernel == "eager",
         parts,
     )
-
-
-def _record(each: "Operator") -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "flops": each.flops,
-        "bytes": each.num_bytes,
-        "intensity": each.intensity,
-    }
 
 
 def side_by_side(found: Mapping[str, "Profile"]) -> Iterator[str]:

@@ -60,7 +60,7 @@ EVIDENCE = {
     "training": "estimated",
     "serving": "upper bound",
     "suspicions": "rules of thumb",
-    "operators": "counted",
+    "operators": "counted or estimated, as each says",
 }
 """How each number of a record was found: given, counted from the built model, or estimated from what is counted and
 from the speeds of the hardware."""
@@ -225,7 +225,7 @@ class Plan:
             "operators": {
                 phase: None
                 if (found := self.operators.get(phase)) is None
-                else {each.name: _record_of(each) for each in found}
+                else {each.name: each.record() for each in found}
                 for phase in PHASES
             },
             "evidence": self.evidence,
@@ -310,16 +310,14 @@ def plan(run: RunSpec, work: Workload) -> Plan:
                 length=context,
                 target_length=target_length,
                 itemsize=BYTES[work.precision],
+                run=run,
+                updates=1 / texts,
             )
             for phase in PHASES
             if (phase != "decode" or run.objective.causal)
             and (phase != "training" or work.training_precision == work.precision)
         },
     )
-
-
-def _record_of(each: Operator) -> dict[str, float]:
-    return {"flops": each.flops, "bytes": each.num_bytes, "intensity": each.intensity}
 
 
 def refuse_positions(spec: ModelSpec, context: int) -> None:

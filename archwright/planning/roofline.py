@@ -1,7 +1,7 @@
 """FLOPs and bytes of every operator of a model in training, prefill and decoding; their quotient,
 the arithmetic intensity, says by the roofline what bounds them (Williams et al., 2009)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,14 +18,13 @@ from archwright.planning.cost import (
     vectors_read,
 )
 from archwright.planning.counts import part_of
+from archwright.planning.elementwise import PER_LOGIT, num_logits, of_layers, update_costs
 from archwright.spec.hardware import Hardware
+from archwright.spec.run_spec import RunSpec
 
 Phase = Literal["training", "prefill", "decode"]
+Evidence = Literal["counted", "estimated"]
 PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
-PER_NORM = 7
-"""FLOPs of a norm and the sum behind it, for each number of the stream."""
-MOVED_BY_NORM = 5
-"""Numbers that they read and write for each: a norm one and one, a sum two and one."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,24 @@ class Operator:
     name: str
     flops: float
     num_bytes: float
+    forward: float
+    """FLOPs of the forward pass."""
+    evidence: Evidence = "counted"
+    """How FLOPs were found: counted from maps and masks, or estimated for each number that is read or written."""
 
     @property
     def intensity(self) -> float:
         """FLOPs for each byte."""
         return self.flops / self.num_bytes
+
+    def record(self) -> dict[str, float | str]:
+        """Return the values that a plan gives, ready for JSON."""
+        return {
+            "flops": self.flops,
+            "bytes": self.num_bytes,
+            "intensity": self.intensity,
+            "evidence": self.evidence,
+        }
 
     def attainable(self, hardware: Hardware, precision: str) -> float:
         """Return the FLOP/s at best: the peak, or the intensity times the bandwidth."""
@@ -61,6 +73,8 @@ def operators(
     target_length: int | None = None,
     itemsize: float = 2.0,
     keeps_scores: bool = False,
+    run: RunSpec | None = None,
+    updates: float = 1.0,
 ) -> list[Operator]:
     """Return the operators of a pass over `texts` texts of `length` tokens, or of one more token for each of them.
 
@@ -68,11 +82,15 @@ def operators(
     Attention reads queries, keys and values, and writes what it mixes; in decoding it reads the cache. Training does
     all of it forward and twice backward. Prefill asks the head for the last token alone. Of two stacks, prefill reads a
     source of `length` tokens and the first token of a text, and decoding goes on with a text as long as the source.
+    Norms, sums, activations, gates and rotations read and write number by number. In training the loss reads logits
+    twice and writes their gradients, and the optimizer moves all weights.
 
     Args:
         target_length: tokens that the decoder of two stacks reads beside each source in training, by default as many.
         itemsize: bytes of a number.
         keeps_scores: whether attention writes its scores and reads them again, as without a fused kernel.
+        run: whose optimizer moves the weights; None: the default one.
+        updates: updates of weights for a pass of training: a part of a batch has a part of one.
     """
     streams = streams_of(model, cached=phase != "training")
     if model.spec.encoder_model is None:
@@ -82,16 +100,39 @@ def operators(
     elif phase == "decode" or target_length is None:
         target_length = length
     passes = 1 + BACKWARD if phase == "training" else 1
-    found: dict[str, list[float]] = {}
-    for name, flops, numbers in (
-        *_products(model, phase, texts, length, target_length, streams),
-        *_between(model, phase, texts, length, target_length, keeps_scores, streams),
-        *_norms(model, phase, texts, length, target_length, streams),
-    ):
-        sums = found.setdefault(name, [0.0, 0.0])
-        sums[0] += passes * flops
-        sums[1] += passes * itemsize * numbers
-    return [Operator(name, *sums) for name, sums in found.items() if sums[1]]
+    sizes = (texts, length, target_length)
+    counted = (
+        *_products(model, phase, *sizes, streams),
+        *_between(model, phase, *sizes, keeps_scores, streams),
+    )
+    estimated = of_layers(model, *sizes, streams, decodes=phase == "decode")
+    both: tuple[tuple[Evidence, Iterable[tuple[str, float, float]]], ...] = (
+        ("counted", counted),
+        ("estimated", estimated),
+    )
+    found = [
+        Operator(name, passes * flops, passes * itemsize * numbers, flops, evidence)
+        for evidence, parts in both
+        for name, (flops, numbers) in _added_up(parts).items()
+        if numbers
+    ]
+    if phase == "training":
+        logits = num_logits(model, *sizes, streams)
+        forward, backward = (logits * flops for flops in PER_LOGIT)
+        moved = 3 * logits * itemsize
+        found.append(Operator("loss", forward + backward, moved, forward, "estimated"))
+        flops, moved = (updates * cost for cost in update_costs(model, run))
+        found.append(Operator("optimizer", flops, moved, 0.0, "estimated"))
+    return found
+
+
+def _added_up(parts: Iterable[tuple[str, float, float]]) -> dict[str, tuple[float, float]]:
+    """Return sums of FLOPs and numbers by name."""
+    sums: dict[str, tuple[float, float]] = {}
+    for name, flops, numbers in parts:
+        before = sums.get(name, (0.0, 0.0))
+        sums[name] = (before[0] + flops, before[1] + numbers)
+    return sums
 
 
 def _products(
@@ -171,20 +212,6 @@ def _numbers(mixer: Mixer, phase: Phase, text: int, source: int, streams: int) -
         # Vectors of streams have queries, results, keys and values of their own.
         moved += streams * new * (mixer.flops_per_pair / 2 + mixer.keys_per_token)
     return moved
-
-
-def _norms(
-    model: LanguageModel, phase: Phase, texts: int, length: int, target_length: int, streams: int
-) -> Iterator[tuple[str, float, float]]:
-    decoder = {*model.stack}
-    for layer in model.all_layers:
-        in_decoder = layer in decoder
-        if phase == "decode" and not in_decoder:
-            continue  # the source was read before
-        tokens = 1 if phase == "decode" else target_length if in_decoder else length
-        vectors = 1 + streams if in_decoder else 1
-        numbers = float(texts * tokens * vectors * model.spec.dim * len(layer.branches))
-        yield "norms and sums", PER_NORM * numbers, MOVED_BY_NORM * numbers
 
 
 def ridge(hardware: Hardware, precision: str) -> float:

@@ -60,7 +60,7 @@ def test_a_model_of_any_size_is_counted(capsys: pytest.CaptureFixture[str]) -> N
     )
     first, _, head, *rows = capsys.readouterr().out.splitlines()
     assert first == "llama-3-70b: 70.6B parameters, 2 rows of 4,096 tokens; counted, not measured"
-    assert head.split()[:3] == ["part", "forward", "backward"]
+    assert head.split()[:4] == ["part", "forward", "backward,", "update"]
     table = {row[:30].split("  ")[0]: row for row in rows[: rows.index("")]}
     expected = 2 * 4096 * flops_per_token(build(load("llama-3-70b"), device="meta"), 4096)
     forward, backward = re.findall(r"\d\.\d+e\d+", table["all"])
@@ -78,7 +78,9 @@ def counted(capsys: pytest.CaptureFixture[str], words: str) -> Any:
 
 def test_a_dry_run_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     record = counted(capsys, "modern --batch-size 2 --length 64")
-    assert record["evidence"] == "counted"
+    of = {part["name"]: part["evidence"] for part in record["parts"]}
+    assert of["attention between tokens"] == of["feed-forward"] == "counted"
+    assert of["optimizer"] == of["norms and sums"] == record["total"]["evidence"] == "estimated"
     assert (record["name"], record["precision"]) == ("modern", "bf16")
     assert (record["batch_size"], record["length"]) == (2, 64)
     for key in ("flops", "bytes"):
@@ -94,7 +96,9 @@ def test_a_dry_run_is_of_the_precision_and_the_kernel(capsys: pytest.CaptureFixt
         counted(capsys, "modern --precision fp32"),
         counted(capsys, "modern --kernel eager"),
     )
-    assert wide["total"]["bytes"] == 2 * usual["total"]["bytes"]
+    for part, wider in zip(usual["parts"], wide["parts"], strict=True):
+        # An optimizer's numbers have 32 bits in any case.
+        assert wider["bytes"] == part["bytes"] * (1 if part["name"] == "optimizer" else 2)
     assert wide["total"]["flops"] == usual["total"]["flops"]
     scores = "attention between tokens"
     (narrow,), (written,) = ([p for p in r["parts"] if p["name"] == scores] for r in (usual, eager))

@@ -10,7 +10,7 @@ from archwright.planning.cost import flops_per_token, next_token_flops, prefill_
 from archwright.planning.roofline import PHASES, Operator, Phase, operators, ridge
 from archwright.spec.hardware import load_hardware
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load
+from archwright.spec.read import load, load_run
 
 
 def attention(phase: Phase, texts: int, length: int, dim: int, heads: int, kv: int) -> Operator:
@@ -25,9 +25,10 @@ def attention(phase: Phase, texts: int, length: int, dim: int, heads: int, kv: i
     found = operators(
         model, phase, texts=texts, length=length, itemsize=1, keeps_scores=phase != "decode"
     )
-    some = [each for each in found if each.name.startswith("attention")]
+    some = [o for o in found if o.name in ("attention", "attention between tokens")]
     assert len(some) == 2
-    return Operator("attention", sum(o.flops for o in some), sum(o.num_bytes for o in some))
+    sums = (sum(o.flops for o in some), sum(o.num_bytes for o in some))
+    return Operator("attention", *sums, forward=sum(o.forward for o in some))
 
 
 SIZES = [*product((1, 4, 64), (128, 512), (512, 2048), (4, 16))]
@@ -67,9 +68,9 @@ def test_writing_is_bound_by_bandwidth_and_training_is_not() -> None:
 
 
 def computed(model: LanguageModel, phase: Phase, **asked: int) -> float:
-    """Return the FLOPs of all operators but the norms, of which a plan counts none."""
+    """Return the FLOPs of all operators but those of norms and the like, of which a plan counts none."""
     found = operators(model, phase, **asked)  # type: ignore[arg-type]
-    return sum(each.flops for each in found if each.name != "norms and sums")
+    return sum(each.flops for each in found if each.evidence == "counted")
 
 
 MODELS = [
@@ -180,3 +181,91 @@ def test_a_token_of_predicting_streams_by_hand() -> None:
     per_pair = 12 * 4 * 1024
     assert found["attention between tokens"].flops == pytest.approx(per_pair * (2 * 512 + 1))
     assert found["cross-attention between tokens"].flops == per_pair * 2 * 512
+
+
+SMALL = ("dim=64", "num_layers=3", "vocab_size=128", "context_length=32", "attention.num_heads=4")
+STREAM = {
+    "residual.kind=pre": 2
+    * 5,  # of each branch a norm reads and writes, a sum reads two and writes one
+    "residual.kind=post": 2 * 5,
+    "residual.kind=output": 2 * 5,
+    "residual.kind=sandwich": 2 * 7,
+    "residual.kind=parallel": 2 + 4,  # one norm, and one sum that reads three
+    "residual.num_norms=2": 4 + 4,
+    "residual.skip_norm=attention": 3 + 5,
+    "norm.kind=none": 2 * 3,
+}
+
+
+@pytest.mark.parametrize(("change", "vectors"), STREAM.items())
+def test_norms_and_sums_move_vectors_by_hand(change: str, vectors: int) -> None:
+    """In each of three layers, beside the last norm, where there is one."""
+    changes = ["residual.kind=parallel"] * ("num_norms" in change) + [change]
+    model = build(load("modern").override(*SMALL, *changes), device="meta")
+    found = {o.name: o for o in operators(model, "prefill", texts=2, length=16)}
+    last = 0 if change in ("residual.kind=post", "norm.kind=none") else 2
+    assert found["norms and sums"].num_bytes == 2 * 2 * 16 * 64 * (3 * vectors + last)
+
+
+def test_norms_inside_branches_move_numbers_by_hand() -> None:
+    """Of four heads' queries and two heads' keys of 16, and of hidden values; of embeddings before the first layer."""
+    spec = load("modern").override(*SMALL, "attention.num_kv_heads=2", "feedforward.hidden_dim=96")
+    for change, numbers in (
+        ("attention.qk_norm.kind=rms", 3 * (4 + 2) * 16),
+        ("feedforward.hidden_norm.kind=rms", 3 * 96),
+        ("embedding.norm.kind=rms", 64),
+    ):
+        one, other = (
+            next(
+                o
+                for o in operators(build(each, device="meta"), "decode", texts=5, length=16)
+                if o.name == "norms and sums"
+            )
+            for each in (spec, spec.override(change))
+        )
+        assert other.num_bytes - one.num_bytes == 2 * 5 * 2 * numbers, change
+        assert other.flops - one.flops == 5 * 6 * numbers, change
+
+
+def test_what_is_computed_number_by_number_by_hand() -> None:
+    """A gate reads two hidden vectors and writes one, queries and keys are read and written where they turn; of experts
+    two gates of 40, and copies of a token, that are read twice and written, and their sum."""
+    experts = ("feedforward.kind=experts", "feedforward.num_experts=8", "feedforward.top_k=2")
+    spec = load("modern").override(*SMALL, "attention.num_kv_heads=2")
+    for changes, part, numbers in (
+        (("feedforward.hidden_dim=96",), "feed-forward", 3 * 96),
+        (("feedforward.kind=gelu", "feedforward.hidden_dim=96"), "feed-forward", 2 * 96),
+        ((*experts, "feedforward.expert.hidden_dim=40"), "feed-forward", 2 * 3 * (40 + 64) + 64),
+        ((), "attention", 2 * (4 + 2) * 16),
+        (("attention.gate=value",), "attention", 2 * (4 + 2) * 16 + 3 * 64),
+    ):
+        model = build(spec.override(*changes), device="meta")
+        found = {o.name: o for o in operators(model, "training", texts=2, length=16)}
+        assert found[f"{part} elementwise"].num_bytes == 3 * 2 * 2 * 16 * 3 * numbers, changes
+
+
+def test_the_loss_and_the_optimizer_by_hand() -> None:
+    """Logits are read twice, and their gradients written. Of each weight AdamW reads four numbers of 32 bits, its
+    gradient among them, and writes three; Muon keeps one moment of a matrix, not two."""
+    run = load_run("modern").override(*(f"model.{each}" for each in SMALL))
+    model = build(run.model, device="meta")
+    found = {o.name: o for o in operators(model, "training", texts=2, length=16, itemsize=4)}
+    assert found["loss"].num_bytes == 3 * 4 * 2 * 16 * 128
+    moved = 4 * 7 * model.num_parameters()
+    assert found["optimizer"].num_bytes == moved
+    assert not {"loss", "optimizer"} & {
+        o.name for o in operators(model, "prefill", texts=2, length=16)
+    }
+    part = operators(model, "training", texts=2, length=16, updates=0.25)
+    assert next(o for o in part if o.name == "optimizer").num_bytes == moved / 4
+    muon = run.override("optimizer.kind=muon")
+    found = {o.name: o for o in operators(model, "training", texts=2, length=16, run=muon)}
+    matrices = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
+    assert found["optimizer"].num_bytes == moved - 2 * 4 * matrices
+    steps = muon.optimizer.steps  # type: ignore[attr-defined]
+    products = sum(
+        2 * steps * (2 * min(p.shape) * p.numel() + min(p.shape) ** 3)
+        for p in model.layers.parameters()
+        if p.ndim == 2
+    )
+    assert found["optimizer"].flops == 12 * model.num_parameters() + products
