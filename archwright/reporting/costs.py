@@ -275,13 +275,15 @@ def _labels(
         else:
             groups.append([point])
     for group in groups:
-        middle = group[len(group) // 2]
+        # Middles of groups stand apart by half of what their first points do, or more.
+        middle = math.sqrt(group[0].intensity * group[-1].intensity)
         text = ", ".join(map(str, sorted({numbers[o.name] for o in group})))
-        is_sloped = middle.intensity < ridge(hardware, precision)
+        is_sloped = middle < ridge(hardware, precision)
+        height = min(hardware.peak(precision), middle * hardware.memory_bandwidth)
         yield {
             **LABEL,
-            "x": math.log10(middle.intensity),
-            "y": math.log10(middle.attainable(hardware, precision)),
+            "x": math.log10(middle),
+            "y": math.log10(height),
             "text": text,
             "xanchor": "left" if is_sloped else "center",
             "xshift": 10 if is_sloped else 0,
