@@ -8,6 +8,16 @@ TITLES = {
     "relatives": "relative position bias",
 }
 """By keys of `parameters_by_part`, `forward_flops_per_token_by_part` and `operators`."""
+MEMORY = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "copies": "16-bit weights",
+    "gathered": "communication buffers",
+    "activations": "activations",
+    "logits": "logits",
+}
+"""Parts of the memory of a training, by key of `training_memory_bytes_by_part`."""
 
 
 def part_title(part: str) -> str:

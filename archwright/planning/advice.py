@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from archwright import format as fmt
-from archwright.catalogue.part_titles import part_title
+from archwright.catalogue.part_titles import MEMORY, part_title
 from archwright.planning.plans import Plan
+from archwright.planning.training_memory import Setup
 
 MUCH = 0.25
 """Share from which on a part is worth a word."""
@@ -46,8 +47,8 @@ def _fit(found: Plan) -> Iterator[str]:
         sizes = vars(least)
         most = max(sizes, key=lambda name: float(sizes[name]))
         yield (
-            f"memory: at least {fmt.size(least.total)} on each device, of which {fmt.size(sizes[most])} are {most}; "
-            f"a plan fills {fmt.size(found.memory)}"
+            f"memory: at least {fmt.size(least.total)} on each device, of which {fmt.size(sizes[most])} are "
+            f"{MEMORY[most]}; a plan fills {fmt.size(found.memory)}"
         )
     elif setup is None:
         texts = work.batch_tokens / found.context
@@ -55,11 +56,23 @@ def _fit(found: Plan) -> Iterator[str]:
             f"batch: {fmt.significant(texts)} sequences a step are too few for {work.devices:,} devices; expected a "
             "larger --batch, or fewer devices"
         )
+    elif setup.checkpointing == "full" and found.sends_more is not None:
+        yield (
+            "communication: whole layers are computed again, which takes up to a third more FLOPs than are counted, so "
+            f"that micro-batches have {_sequences(setup)} and send less; with checkpointing "
+            f"{found.sends_more.checkpointing} {_sequences(found.sends_more)} fit. A faster interconnect would "
+            "spare that"
+        )
     elif setup.checkpointing == "full":
         yield (
             "memory: whole layers are computed again, which takes up to a third more FLOPs than are counted; "
             f"{_instead(found)}"
         )
+
+
+def _sequences(setup: Setup) -> str:
+    number = setup.batch.micro
+    return f"{number} sequence{'s' * (number != 1)}"
 
 
 def _instead(found: Plan) -> str:

@@ -127,6 +127,8 @@ class Plan:
     """Bytes that a text of the context takes in 16 bits."""
     setup: Setup | None
     """The first way to train that fits; None: none does."""
+    sends_more: Setup | None
+    """The same one with less computed again, which fits in smaller micro-batches, that send more; None: it does not."""
     ways: tuple[Setup, ...]
     """One way to train of each sort: the first that fits, or else the one that takes least memory."""
     smallest: Setup
@@ -294,6 +296,9 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         cache_bytes_per_later_token=cache_bytes_per_later_token(model),
         cache_bytes_per_text=cache_bytes(model, context),
         setup=fitting,
+        sends_more=next(
+            (way for way in ways if fitting and _spares(way, fitting, work, texts)), None
+        ),
         ways=_first_by_sort(ways, work, texts),
         smallest=smallest,
         fewest_devices=work.devices if fitting else _fewest(needs, work, texts),
@@ -376,6 +381,12 @@ def why_not(way: Setup, work: Workload, texts: float) -> str:
     if way.memory.total > USABLE * work.hardware.memory_bytes:
         return "memory"
     return "pipeline bubble" if way.bubble > MOST_BUBBLE and work.split is None else ""
+
+
+def _spares(way: Setup, chosen: Setup, work: Workload, texts: float) -> bool:
+    """Tell whether a way fits, and computes less again than the one that was chosen of the same split."""
+    less = CHECKPOINTING.index(way.checkpointing) < CHECKPOINTING.index(chosen.checkpointing)
+    return way.split == chosen.split and less and fits(way, work, texts)
 
 
 def _ways(needs: Needs, work: Workload, texts: float, per_token: float) -> Iterator[Setup]:

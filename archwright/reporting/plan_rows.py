@@ -4,23 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from archwright import format as fmt
-from archwright.catalogue.part_titles import part_title
+from archwright.catalogue.part_titles import MEMORY, part_title
 from archwright.planning.cost import BACKWARD
 from archwright.planning.plans import FEW_SEQUENCES, Plan, Range, larger_numbers
 from archwright.planning.training_memory import Setup
 
 STATE = ("weights", "gradients", "optimizer")
 """Parts of the memory of a training that are counted: model states."""
-MEMORY_TITLES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "copies": "16-bit weights",
-    "gathered": "communication buffers",
-    "activations": "activations",
-    "logits": "logits",
-}
-"""By key of `training_memory_bytes_by_part`."""
 PARTS = ("part", "parameters", "share", "forward", "backward", "share of FLOPs")
 STRATEGIES = (
     "parallelism",
@@ -179,7 +169,7 @@ def _fit(found: Plan) -> tuple[str, str, str]:
 
 def memory_by_part(setup: Setup) -> Iterator[tuple[str, float, str]]:
     """Yield what fills a device, its bytes, and where they come from."""
-    for name, title in MEMORY_TITLES.items():
+    for name, title in MEMORY.items():
         if number := float(getattr(setup.memory, name)):
             if name == "gathered" and setup.split.data == "fsdp":
                 title = "FSDP all-gather buffers"

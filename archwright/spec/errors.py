@@ -27,7 +27,8 @@ class UserError(ValueError):
 def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     """Return ` Did you mean "x"?` for the choice closest to `word`, or the `most` closest; an empty string
     where more than a third of the letters of each differ. A choice that goes on where `word` ends is close, with or
-    without marks between its letters: llama3 -> llama-3-8b, cos -> cosine."""
+    without marks between its letters: llama3 -> llama-3-8b, cos -> cosine. One that alone goes on behind a dash is
+    closest: a100 -> a100-80gb, not h100."""
     word = str(word)
     if not 0 < len(word) <= LONGEST:
         return ""
@@ -41,7 +42,9 @@ def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
         name for name in alike if _differing(word.lower(), name) <= max(map(len, (word, name))) / 3
     ]
     onwards = [name for name in names if _goes_on(_letters(word), name)]
-    found = [*dict.fromkeys([*close, *onwards])][:most]
+    dashed = [name for name in names if name.startswith(f"{word.lower()}-")]
+    closest = dashed if len(dashed) == 1 else []
+    found = [*dict.fromkeys([*closest, *close, *onwards])][:most]
     *first, last = (f'"{names[name]}"' for name in found) if found else ("",)
     return f" Did you mean {', '.join(first)}{' or ' * bool(first)}{last}?" if found else ""
 

@@ -358,6 +358,18 @@ def test_what_spares_layers_that_are_computed_again() -> None:
     assert line.endswith("more devices, or shorter sequences, would spare that")
 
 
+def test_layers_are_computed_again_where_links_are_slow() -> None:
+    """Larger micro-batches gather weights less often."""
+    asked = {"devices": 32, "context": 2048, "split": "fsdp"}
+    slow = planned("llama-3-8b", hardware="rtx-4090", **asked)
+    (line,) = (each for each in advice(slow) if "again" in each)
+    assert line.startswith("communication: whole layers are computed again")
+    assert "micro-batches have 8 sequences" in line
+    assert "with checkpointing none 1 sequence fit" in line
+    fast = planned("llama-3-8b", hardware="h200", **asked)
+    assert not [each for each in advice(fast) if "again" in each]
+
+
 def test_a_batch_with_too_few_texts() -> None:
     found = planned("llama-3.2-1b", devices=64, context=8192, batch="16k")
     assert found.setup is None

@@ -34,7 +34,12 @@ def test_the_devices_of_published_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "end"), [("h20", 'Did you mean "h200"?'), ("xyzzy", "tpu-v5p, tpu-v6e, this.")]
+    ("name", "end"),
+    [
+        ("h20", 'Did you mean "h200"?'),
+        ("A100", 'Did you mean "a100-80gb"?'),
+        ("xyzzy", "tpu-v5p, tpu-v6e, this."),
+    ],
 )
 def test_an_unknown_device_is_one_line_with_the_nearest(name: str, end: str) -> None:
     with pytest.raises(UserError) as error:
