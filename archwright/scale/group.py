@@ -310,6 +310,7 @@ class Group(Processes):
             self.mesh(layout),
             sequence=layout.sequence,
             experts=self.experts_mesh(layout),
+            param_dtype=layout.param_dtype,
             num_stages=layout.num_stages,
             stage=self._stage,
         )

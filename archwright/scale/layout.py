@@ -10,7 +10,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Routing
 from archwright.spec.model_spec import ModelSpec, StackSpec
 from archwright.spec.run_spec import RunSpec
-from archwright.spec.scale import PipelineSchedule, ScaleSpec
+from archwright.spec.scale import ParamDtype, PipelineSchedule, ScaleSpec
 
 
 class Layout(NamedTuple):
@@ -33,6 +33,8 @@ class Layout(NamedTuple):
     """How many have a part of the layers each."""
     schedule: PipelineSchedule = "1f1b"
     """In which order these work on microbatches."""
+    param_dtype: ParamDtype = "float32"
+    """Numbers in which weights of layers are gathered."""
 
     @property
     def size(self) -> int:
@@ -123,7 +125,7 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
     asked = {name: n for name in AXES[:2] if (n := getattr(scale, name)) != "auto"}
     inside = (
         *(local, scale.tensor, scale.sequence, scale.context, scale.expert),
-        *(scale.pipeline, scale.pipeline_schedule),
+        *(scale.pipeline, scale.pipeline_schedule, scale.param_dtype),
     )
     groups = max(1, size // (scale.tensor * scale.context * scale.pipeline))
     if "shard" not in asked:
@@ -177,7 +179,7 @@ def kept_layout(scale: ScaleSpec, launch: Launch | None) -> Layout:
     try:
         return layout_of(scale, launch)
     except UserError:
-        return layout_of(ScaleSpec(), launch)
+        return layout_of(ScaleSpec(param_dtype=scale.param_dtype), launch)
 
 
 def check_layout(run: RunSpec, layout: Layout) -> None:
@@ -225,6 +227,11 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
     machine = run.machine
     if machine.precision in ("fp16", "fp8"):
         yield f'machine.precision: found "{machine.precision}" of several processes; expected "bf16" or "fp32"'
+    if layout.param_dtype == "bfloat16" and machine.precision != "bf16":
+        yield (
+            f'machine.precision: found "{machine.precision}", under which scale.param_dtype = "bfloat16" would round '
+            'what is computed in float32; expected "bf16", or scale.param_dtype = "float32"'
+        )
     if machine.fused == "liger":
         yield 'machine.fused: found "liger" of several processes; expected "none"'
     if run.probes.every:
@@ -251,12 +258,18 @@ def _without_parts(run: RunSpec, layout: Layout) -> Iterator[str]:
 
 def _unshareable(spec: ModelSpec, layout: Layout) -> Iterator[str]:
     """Yield what of a model, or of its texts, processes cannot share out, as its parts say."""
-    if max(layout.context, layout.tensor, layout.expert, layout.pipeline) == 1:
+    axes = (layout.context, layout.tensor, layout.expert, layout.pipeline)
+    if max(axes) == 1 and layout.param_dtype == "float32":
         return
     from archwright.model.build import build
-    from archwright.scale import context, experts, stages, tensor
+    from archwright.scale import context, experts, shards, stages, tensor
 
     model = build(spec, device="meta")
+    if layout.param_dtype != "float32" and not shards.units(model):
+        yield (
+            f'scale.param_dtype: found "{layout.param_dtype}", but no layer of this model is gathered by itself, as '
+            'layers are reversible or share their weights; expected "float32"'
+        )
     if layout.pipeline > 1:
         yield from stages.refusals(model, layout)
     if layout.context > 1:

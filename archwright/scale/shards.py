@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.export
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as calls_forward
 from torch.distributed.tensor import DTensor
 
@@ -25,6 +25,7 @@ from archwright.scale.layout import Block
 from archwright.scale.matrices import SharedMatrices
 from archwright.scale.stages import StageShards
 from archwright.scale.tensor import TensorShards
+from archwright.spec.scale import ParamDtype
 
 # FSDP2 looks for tensors in what a model returns, in torch 2.11 only in containers that are registered.
 with contextlib.suppress(ValueError):  # it is already
@@ -50,6 +51,7 @@ class ModelShards(Shards):
             before and tensor behind them.
         sequence: whether a tensor group shares the tokens between branches.
         experts: the same processes, with an axis expert behind shard, where they share experts.
+        param_dtype: numbers in which weights of layers are gathered.
         num_stages: of the pipeline.
         stage: the processes that compute the same layers; None: all.
     """
@@ -61,6 +63,7 @@ class ModelShards(Shards):
         *,
         sequence: bool = True,
         experts: DeviceMesh | None = None,
+        param_dtype: ParamDtype = "float32",
         num_stages: int = 1,
         stage: dist.ProcessGroup | None = None,
     ) -> None:
@@ -82,10 +85,16 @@ class ModelShards(Shards):
         gone = {p for name, p in model.named_parameters() if not self.stages.holds(name)}
         for maps in self.experts.units:
             if gone.isdisjoint(p for m in maps for p in m.parameters()):
-                fully_shard([*maps], mesh=self.experts.mesh)
-        for unit in (*units(model), model):
-            if unit is model or gone.isdisjoint(unit.parameters()):
-                fully_shard(unit, mesh=mesh, ignored_params=numbers | gone)
+                fully_shard(
+                    [*maps],
+                    mesh=self.experts.mesh,
+                    mp_policy=_policy(param_dtype, self.experts.mesh),
+                )
+        for unit in units(model):
+            if gone.isdisjoint(unit.parameters()):
+                policy = _policy(param_dtype, mesh)
+                fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=numbers | gone)
+        fully_shard(model, mesh=mesh, ignored_params=numbers | gone)
         self._units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
         for unit in self._units:
             # The loss is divided by all that is counted in the batch: its gradients add up.
@@ -303,6 +312,14 @@ class ModelShards(Shards):
         for unit in self._units:
             unit.reshard()
         self.local(name).copy_(own)
+
+
+def _policy(param_dtype: ParamDtype, mesh: DeviceMesh | None) -> MixedPrecisionPolicy:
+    """Return in which numbers weights are gathered, where processes hold parts of them; gradients are added up in
+    float32, and the stream stays as it is."""
+    if param_dtype == "float32" or mesh is None or mesh["shard"].size() == 1:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
 
 def _gathers_as_forward(model: nn.Module, name: str) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field
 from archwright.spec.choice import AutoCount, Count, Spec
 
 PipelineSchedule = Literal["1f1b", "interleaved_1f1b"]
+ParamDtype = Literal["float32", "bfloat16"]
 
 
 class ScaleSpec(Spec):
@@ -33,6 +34,10 @@ class ScaleSpec(Spec):
     pipeline_schedule: PipelineSchedule = "1f1b"
     """The order in which a stage works on microbatches: one forward, one backward; interleaved, where each process has
     two shorter runs of layers and the bubble is about half as large."""
+    param_dtype: ParamDtype = "float32"
+    """Numbers in which processes of `shard` and `context` gather the weights of layers; bfloat16, under
+    machine.precision=bf16, sends half as much, and rounds weights of norms and routers, too, which autocast leaves in
+    float32. What is kept, and gradients that are added up, are float32 in any case."""
     sequence: bool = True
     """Whether these also share the tokens between the branches of layers, sequence parallel, where all that stands
     there looks at each token by itself."""
