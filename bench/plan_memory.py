@@ -58,6 +58,8 @@ CONFIGURATIONS = (
     f"modern {HEAD} machine.loss=chunked",
     f"modern {HEAD} machine.loss=chunked {AGAIN} optimizer.kind=muon",
     f"textbook {SMALL}",
+    f"modern {SMALL} batch_size=32",
+    f"modern {WIDE} batch_size=32",
     f"modern {SMALL} {EXPERTS}",
     "modern model.dim=1024 model.num_layers=4 model.context_length=256 model.vocab_size=8192 batch_size=4",
 )
