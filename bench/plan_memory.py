@@ -2,6 +2,7 @@
 
     python -m bench.plan_memory            # all of them, and the table in docs/planning.md
     python -m bench.plan_memory --only 3   # one of them, to the terminal
+    python -m bench.plan_memory --add 20 21  # two of them, beside those that were recorded on this processor
 
 A process loads what a training loads, and looks at what it holds; it then makes six steps, by the session of the
 trainer, on random tokens. What its largest resident size has grown by stands beside `step_memory`.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.plan_results import Benchmark, compared, summary, write
+from bench.plan_results import Benchmark, compared, recorded_here, summary, write
 
 if TYPE_CHECKING:
     from archwright.spec.run_spec import RunSpec
@@ -58,8 +59,8 @@ CONFIGURATIONS = (
     f"modern {HEAD} machine.loss=chunked",
     f"modern {HEAD} machine.loss=chunked {AGAIN} optimizer.kind=muon",
     f"textbook {SMALL}",
-    f"modern {SMALL} batch_size=32",
-    f"modern {WIDE} batch_size=32",
+    f"modern {SMALL} machine.precision=fp32 batch_size=32",
+    f"modern {WIDE} machine.precision=fp32 batch_size=24",
     f"modern {SMALL} {EXPERTS}",
     "modern model.dim=1024 model.num_layers=4 model.context_length=256 model.vocab_size=8192 batch_size=4",
 )
@@ -72,12 +73,14 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure, print the table, record it, and write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of configurations, from 0")
+    parser.add_argument("--add", type=int, nargs="+", help="numbers, whose rows are recorded")
     parser.add_argument("--child", help="measure this configuration in this process")
     options = parser.parse_args(words)
     if options.child:
         print(json.dumps(measured(options.child)))
         return
-    chosen = range(len(CONFIGURATIONS)) if options.only is None else options.only
+    chosen = options.add or options.only or range(len(CONFIGURATIONS))
+    kept = recorded_here("memory") if options.add else {}
     found: list[Benchmark] = []
     for number in chosen:
         configuration = CONFIGURATIONS[number]
@@ -86,7 +89,8 @@ def main(words: Sequence[str] | None = None) -> None:
         print(*found[-1].row("memory"), sep="  ", flush=True)
     print(summary("memory", found))
     if options.only is None:
-        write("memory", found)
+        rows = kept | {each.what: each for each in found}
+        write("memory", [rows[what] for what in CONFIGURATIONS if what in rows])
 
 
 def ask(configuration: str, option: str) -> float:

@@ -46,6 +46,16 @@ def summary(name: Name, benchmarks: Sequence[Benchmark]) -> str:
     return f"Median error {statistics.median(sizes):{digits}}, largest {max(sizes):{digits}}."
 
 
+def recorded_here(name: Name) -> dict[str, Benchmark]:
+    """Return the benchmarks that were recorded on this processor, by what was measured."""
+    from archwright.machine.decide import cpu_name
+
+    found = read_benchmarks()[name]
+    if found["machine"] != cpu_name():
+        raise SystemExit(f"recorded on {found['machine']}, and this is {cpu_name()}: measure all")
+    return {row["what"]: Benchmark(**row) for row in found["benchmarks"]}
+
+
 def write(name: Name, benchmarks: Sequence[Benchmark]) -> None:
     """Record the benchmarks of this machine, and put their table into the page."""
     from archwright.machine.decide import cpu_name
