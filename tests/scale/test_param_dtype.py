@@ -16,7 +16,7 @@ from bench.scale import trained as trained_alone
 from tests.scale.together import LOSSES, TWELVE_STEPS, started, trained, values, without_dropout
 from tests.tiny import tiny_run, tiny_words
 
-STEPS = 15
+STEPS = 6
 NARROW = "machine.precision=bf16"
 ROWS = {
     "modern": ("modern", NARROW),

@@ -29,7 +29,7 @@ def test_a_run_begins_with_the_weights_of_another(scale: str, text: Path, tmp_pa
     two_train_as_one(text, tmp_path, scale, *begun)
 
 
-@pytest.mark.sampled(full=2)
+@pytest.mark.sampled(full=1)
 @pytest.mark.parametrize("scale", [*SCALES, "scale.pipeline=2"])
 def test_a_run_that_ends_early_goes_back_to_its_best_weights(
     scale: str, text: Path, tmp_path: Path
