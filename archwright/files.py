@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -116,6 +118,36 @@ def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:
     found = {name: path.stat() for name, path in paths.items()}
     files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in found.items()}
     return {"boot": _boot(), "files": files}
+
+
+def machine_file(folder: Path, name: str, state: Mapping[str, Any]) -> Path:
+    """Return where this machine keeps what holds for a `state_of` files; other machines keep theirs beside it."""
+    boot = hashlib.blake2b(state["boot"].encode(), digest_size=8).hexdigest()
+    return folder / f"{name}-{boot}.json"
+
+
+def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> None:
+    """Write `values` to a `machine_file`, and remove those of former starts of this machine.
+
+    Raises:
+        UserError: as `atomic_write`.
+    """
+    host = socket.gethostname()
+    sweep(place.parent, re.escape(place.name))
+    atomic_write(place, json.dumps({"host": host, **values}) + "\n")
+    # Files of the first releases are for all machines, and name none.
+    for path in place.parent.glob(f"{name}*.json"):
+        if path != place and read_object(path).get("host", host) == host:
+            remove(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; an empty one where there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_abandoned(path: Path, pid: int) -> bool:

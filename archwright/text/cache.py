@@ -21,7 +21,7 @@ SETTING = "ARCHWRIGHT_CACHE"
 UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+|(?P<json>[0-9a-f]{32})\.\d+\.tmp")
 """Temporary names, which a process uses while it holds the lock of the final name; the first releases
 wrote JSON so, too."""
-LOCK = re.compile(r"\.(?P<name>[0-9a-f]{32}(?:\.json)?)\.lock")
+LOCK = re.compile(r"\.(?P<name>[0-9a-f]{32}(?:(?:-[0-9a-f]{16})?\.json)?)\.lock")
 
 
 def cache_folder(*parts: str) -> Path:
@@ -75,7 +75,7 @@ def sweep() -> None:
             elif found := LOCK.fullmatch(path.name):
                 _remove_unless_busy(path, folder / found["name"])
         if not folder.is_symlink():
-            files.sweep(folder, r"[0-9a-f]{32}\.(?:json|blake2)")
+            files.sweep(folder, r"[0-9a-f]{32}(?:-[0-9a-f]{16})?\.(?:json|blake2)")
 
 
 def listed(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ KINDS = {
     "tokens": re.compile(HASH),
     "tokenizers": re.compile(rf"({HASH})\.(json|blake2)"),
     "measured": re.compile(rf"{HASH}\.json"),
-    "surveys": re.compile(rf"{HASH}\.json"),
+    "surveys": re.compile(rf"{HASH}(-[0-9a-f]{{16}})?\.json"),
 }
 """Folders of the cache, and the names in them that are its own; nothing else is counted or removed."""
 
