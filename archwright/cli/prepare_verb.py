@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archwright.cli.parser import Parser, print_table
-from archwright.format import duration, exact, size
+from archwright.cli.parser import Parser
+from archwright.format import columns, duration, exact, size
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,9 +86,11 @@ def _print(material: "Material", seconds: float) -> None:
         assert isinstance(store, TokenStore), "tasks and pairs were answered before"
         numbers = [exact(len(store)), exact(store.num_documents), size(store.num_bytes)]
         rows.append([name, *numbers, str(store.folder)])
-    print_table(rows)
+    print(
+        "\n".join(columns(rows, right=(1, 2, 3)))
+    )  # paths are not broken, whatever the terminal's width
     skipped = material.num_skipped
     left_out = f"; {skipped} files were skipped, as they are no text" if skipped else ""
     print(
-        f"tokenizer of {exact(material.tokenizer.vocab_size)} tokens; ready after {duration(seconds)}{left_out}"
+        f"\ntokenizer of {exact(material.tokenizer.vocab_size)} tokens; ready after {duration(seconds)}{left_out}"
     )

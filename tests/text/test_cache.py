@@ -96,6 +96,8 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
         f"tokenizers/{HASHES[2]}.{dead.pid}.tmp",
         f"tokenizers/.{HASHES[2]}.blake2.{dead.pid}.tmp",
         f"measured/.{HASHES[3]}.json.{dead.pid}.tmp",
+        f"surveys/.{HASHES[3]}-{'0' * 16}.json.{dead.pid}.tmp",
+        f"surveys/.{HASHES[3]}-{'0' * 16}.json.lock",
     ]
     kept = [
         f"tokens/{HASHES[0]}/index.json",
@@ -123,7 +125,7 @@ def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
         f"tokenizers/{HASHES[2]}.json",
         f"tokenizers/{HASHES[2]}.blake2",
         f"measured/{HASHES[3]}.json",
-        f"surveys/{HASHES[3]}.json",
+        f"surveys/{HASHES[3]}-{'0' * 16}.json",
     )
     mine = made(cache, "notes.txt", "tokens/notes.txt", f"tokens/{HASHES[2][1:]}/index.json")
     outside = made(tmp_path / "outside", "index.json")
@@ -138,7 +140,7 @@ def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
         ("tokens", HASHES[0], 200),
         ("tokenizers", HASHES[2], 200),
         ("measured", HASHES[3], 100),
-        ("surveys", HASHES[3], 100),
+        ("surveys", f"{HASHES[3]}-{'0' * 16}", 100),
     ]
     assert [entry.name for entry in clean(older_than=86400).removed] == [HASHES[0]]
     with only_one(cache / "tokens" / HASHES[1]):
