@@ -74,4 +74,5 @@ def test_each_machine_has_a_file_until_it_is_started_again(
         write_machine_file(place, {"boot": boot}, "kept")
         assert json.loads(place.read_text()) == {"host": host, "boot": boot}
         written.append(place)
+    assert len(set(written)) == 3
     assert set(tmp_path.iterdir()) == {*written[1:]}

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from archwright.training.data import Material
 
 ABOUT = """\
-Make the tokenizer and the tokens that archwright train would read, and say where they are; the same command
-again only says so. WHAT and KEY=VALUE are those of archwright train.
+Make the tokenizer and the tokens that archwright train would read, and say where they are, at once if they are
+there already. WHAT and KEY=VALUE are those of archwright train.
 
 A text of several files is cut into parts of 1 GB or more, whole files each, which several processes share. The
 result is the same for any number of them. On several machines that share the folder $ARCHWRIGHT_CACHE, start the
@@ -74,7 +74,7 @@ def _check_stdin(data: "DataSpec", processes: int) -> None:
     """Refuse standard input for several processes, as each would have to read all of it."""
     if processes > 1 and "-" in (*data.text, *data.held_out):
         raise UserError(
-            f'--processes: found {processes} beside data.text = "-"; standard input is read by one process'
+            f'--processes: found {processes} beside the text "-"; standard input is read by one process'
         )
 
 
