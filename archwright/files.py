@@ -104,12 +104,18 @@ def sync(path: Path) -> None:
 
 def sweep(folder: Path, *names: str) -> None:
     """Remove what `replacing` left in `folder` where its process died; `names` are patterns of the files it wrote."""
+    for path in abandoned(folder, *names):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def abandoned(folder: Path, *names: str) -> Iterator[Path]:
+    """Yield what `sweep` removes; in a folder that machines share, a process of another one may be writing it."""
     written = re.compile(rf"\.(?:{'|'.join(names)})\.(\d{{1,10}})\.tmp")
     for path in folder.glob(".*.tmp"):
         match = written.fullmatch(path.name)
         if match and not path.is_symlink() and is_abandoned(path, int(match[1])):
-            with contextlib.suppress(OSError):
-                path.unlink()
+            yield path
 
 
 def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from archwright.training.data import Material
 
 ABOUT = """\
-Make the tokenizer and the tokens that archwright train would read, and say where they are, at once if they are
-there already. WHAT and KEY=VALUE are those of archwright train.
+Make the tokenizer and the tokens that archwright train would read, and say where they are, at once if they
+are there already. WHAT and KEY=VALUE are those of archwright train.
 
-A text of several files is cut into parts of 1 GB or more, whole files each, which several processes share. The
-result is the same for any number of them. On several machines that share the folder $ARCHWRIGHT_CACHE, start the
-same command on each. Ctrl-C ends the processes of this command; parts that are whole are used again."""
+A text of several files is cut into parts of 1 GB or more, whole files each, which several processes share.
+The result is the same for any number of them. On several machines that share the folder $ARCHWRIGHT_CACHE,
+start the same command on each. Ctrl-C ends all processes of the command; parts that are whole are kept."""
 
 EXAMPLES = """\
   archwright prepare modern data.text='corpus/*.jsonl' --processes 8
@@ -33,7 +33,9 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("prepare", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help="recipe, model, or TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
-    parser.add_argument("--tiny", action="store_true", help="as of archwright train")
+    parser.add_argument(
+        "--tiny", action="store_true", help="scale the model down, as archwright train does"
+    )
     parser.add_argument(
         "--processes",
         type=int,

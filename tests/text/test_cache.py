@@ -116,6 +116,18 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
     assert {str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file()} == set(kept)
 
 
+def test_what_another_machine_writes_is_not_swept(cache: Path) -> None:
+    """No process of this machine has its number; who writes it holds a lock."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (written,) = made(cache, f"tokenizers/.{HASHES[0]}.blake2.{dead.pid}.tmp")
+    with only_one(cache / "tokenizers" / f"{HASHES[0]}.json"):
+        sweep()
+        assert written.exists()
+    sweep()
+    assert not written.exists()
+
+
 def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
     ours = made(
         cache,
