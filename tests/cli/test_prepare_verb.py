@@ -63,9 +63,23 @@ def test_it_makes_what_training_reads_and_says_where(
     }
 
 
-def test_several_processes(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_processes(
+    text: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one waits until those that it has started have made all."""
+
+    def later(run: RunSpec, threads: int | None = None) -> Material:
+        end = time.monotonic() + 60
+        while len([*cache.glob("tokens/*/index.json")]) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        made.extend(cache.glob("tokens/*/index.json"))
+        return text_material(run, threads)
+
+    made = list[Path]()
+    monkeypatch.setattr("archwright.lab.prepare.text_material", later)
     words = ("modern", f"data.text={text}", BYTES)
     found = folders(prepared(capsys, *words, "--processes", "3"))
+    assert {str(path.parent) for path in made} == {*found}
     assert folders(prepared(capsys, *words)) == found
 
 
