@@ -69,7 +69,7 @@ def test_several_processes(
     """This one waits until those that it has started have made all."""
 
     def later(run: RunSpec, threads: int | None = None) -> Material:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while len([*cache.glob("tokens/[0-9a-f]*/index.json")]) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         made.extend(cache.glob("tokens/[0-9a-f]*/index.json"))
