@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -102,12 +104,18 @@ def sync(path: Path) -> None:
 
 def sweep(folder: Path, *names: str) -> None:
     """Remove what `replacing` left in `folder` where its process died; `names` are patterns of the files it wrote."""
+    for path in abandoned(folder, *names):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def abandoned(folder: Path, *names: str) -> Iterator[Path]:
+    """Yield what `sweep` removes; in a folder that machines share, a process of another one may be writing it."""
     written = re.compile(rf"\.(?:{'|'.join(names)})\.(\d{{1,10}})\.tmp")
     for path in folder.glob(".*.tmp"):
         match = written.fullmatch(path.name)
         if match and not path.is_symlink() and is_abandoned(path, int(match[1])):
-            with contextlib.suppress(OSError):
-                path.unlink()
+            yield path
 
 
 def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:
@@ -116,6 +124,36 @@ def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:
     found = {name: path.stat() for name, path in paths.items()}
     files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in found.items()}
     return {"boot": _boot(), "files": files}
+
+
+def machine_file(folder: Path, name: str, state: Mapping[str, Any]) -> Path:
+    """Return where this machine keeps what holds for a `state_of` files; other machines keep theirs beside it."""
+    boot = hashlib.blake2b(state["boot"].encode(), digest_size=8).hexdigest()
+    return folder / f"{name}-{boot}.json"
+
+
+def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> None:
+    """Write `values` to a `machine_file`, and remove those of former starts of this machine.
+
+    Raises:
+        UserError: as `atomic_write`.
+    """
+    host = socket.gethostname()
+    sweep(place.parent, re.escape(place.name))
+    atomic_write(place, json.dumps({"host": host, **values}) + "\n")
+    # Files of the first releases are for all machines, and name none.
+    for path in place.parent.glob(f"{name}*.json"):
+        if path != place and read_object(path).get("host", host) == host:
+            remove(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; an empty one where there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_abandoned(path: Path, pid: int) -> bool:

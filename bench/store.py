@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from archwright.data.batches import Batches
-from archwright.data.prepare import SHARD, Encoded, Writer
+from archwright.data.prepare import SHARD
 from archwright.data.store import INDEX, VERIFIED, Arrays, Index, Shard, TokenStore
+from archwright.data.writer import Encoded, Writer
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
 

@@ -61,6 +61,7 @@ def read(line: str, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     options = _parsed(verb, words, monkeypatch)
     checks = {
         "train": _train,
+        "prepare": _prepare,
         "compare": _compare,
         "plan": _plan,
         "profile": _profile,
@@ -96,8 +97,11 @@ def _there(name: str) -> str:
 
 
 def _train(options: argparse.Namespace) -> None:
-    if options.resume:
-        return
+    if not options.resume:
+        _prepare(options)
+
+
+def _prepare(options: argparse.Namespace) -> None:
     run = load_recipe(_there(options.what))
     enforce_run((tiny_run(run) if options.tiny else run).override(*options.assignments))
 

@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from archwright.files import atomic_write, remove_folder
+from archwright.files import atomic_write, machine_file, remove_folder, state_of, write_machine_file
 from archwright.spec.errors import UserError
 
 
@@ -58,3 +59,20 @@ def test_remove_folder(tmp_path: Path) -> None:
         remove_folder(tmp_path / "step-1")
         assert list(tmp_path.iterdir()) == []
     remove_folder(tmp_path / "none")
+
+
+def test_each_machine_has_a_file_until_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    of_all = tmp_path / "kept.json"  # as the first releases wrote it
+    of_all.write_text("{}")
+    for host, boot in (("a", "boot-1"), ("b", "boot-2"), ("a", "boot-3")):
+        monkeypatch.setattr("archwright.files._boot", lambda boot=boot: boot)
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        place = machine_file(tmp_path, "kept", state_of({}))
+        write_machine_file(place, {"boot": boot}, "kept")
+        assert json.loads(place.read_text()) == {"host": host, "boot": boot}
+        written.append(place)
+    assert len(set(written)) == 3
+    assert set(tmp_path.iterdir()) == {*written[1:]}

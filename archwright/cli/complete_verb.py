@@ -17,6 +17,7 @@ from archwright.spec.errors import UserError
 
 PRESETS = {
     "train": ("runs", "models"),
+    "prepare": ("runs", "models"),
     "compare": ("studies", "models"),
     "plan": ("models",),
     "show": ("models",),
@@ -25,7 +26,7 @@ PRESETS = {
 """Rooms of presets that a verb takes by name."""
 OF_RUNS = ("generate", "eval", "export", "report")
 """Verbs that take the folder of a run."""
-MOST_MODELS = {"train": 1, "show": 1, "diff": 2}
+MOST_MODELS = {"train": 1, "prepare": 1, "show": 1, "diff": 2}
 """Models that a verb takes before only values may follow."""
 
 

@@ -29,6 +29,7 @@ VERBS = {
     "explain": "explain a choice: formula, source, users, and numbers that show what it does",
     "show": "show what a model chose, and where each value comes from",
     "diff": "show what differs between two models",
+    "prepare": "make the tokens that training reads, by many processes if need be",
     "cache": "show what is kept to be used again, or empty it",
     "schema": "print the JSON schema of model or run files",
     "new": "write a file of your own to start from: a norm, a mixer, an optimizer, a model",
@@ -63,6 +64,7 @@ SLOW = {
     "export",
     "verify",
     "plan",
+    "prepare",
     "profile",
     "explain",
     "check",
@@ -192,7 +194,8 @@ def _sign_of_life(verb: str, streams: tuple[PrintableStream, PrintableStream]) -
 
     def say() -> None:
         if not any(stream.is_used for stream in streams):
-            print(f"archwright: preparing to {verb}", file=streams[1].stream, flush=True)
+            doing = "preparing" if verb == "prepare" else f"preparing to {verb}"
+            print(f"archwright: {doing}", file=streams[1].stream, flush=True)
 
     timer = threading.Timer(PATIENCE, say)
     timer.daemon = True

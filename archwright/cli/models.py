@@ -1,8 +1,10 @@
 """Models as verbs take them: presets, TOML files, runs, and the config.json of other libraries."""
 
+import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
@@ -16,10 +18,19 @@ from archwright.spec.read import (
     load_with_blame,
     preset_names,
 )
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.run_rules import enforce_run
+from archwright.spec.run_spec import PartsFile, RunSpec
+from archwright.spec.scale_down import tiny_run
 
 CONFIG = "config.json"
 WEIGHTS = ("*.safetensors", "*.bin")
+
+
+class RequestedRun(NamedTuple):
+    """A run as a command line asks for it, and what it was before its values were changed."""
+
+    spec: RunSpec
+    before: RunSpec
 
 
 def load_model(name: str) -> Loaded:
@@ -53,6 +64,35 @@ def load_recipe(name: str) -> RunSpec:
         )
     model = load_model(name).spec
     return RunSpec(name=model.name, model=model)
+
+
+def requested_run(verb: str, options: argparse.Namespace, parts: Mapping[str, str]) -> RequestedRun:
+    """Return the run that the words behind `train` ask for, or behind another verb that takes the same.
+
+    Raises:
+        UserError: no such recipe or model, or mistakes in its values, one line each.
+    """
+    what = options.what
+    if not what:
+        raise UserError(
+            f"{verb} what? Name a recipe, a model or a TOML file, such as: archwright {verb} demo"
+        )
+    if "=" in what:
+        raise UserError(f'{verb} what? "{what}" sets a value; name a recipe or model before it')
+    known = what.endswith(".toml") or is_config(what)
+    if Path(what).is_file() and not known:
+        raise UserError(
+            f'{verb} what? "{what}" is a text; name a model before it: '
+            f"archwright {verb} modern data.text={what}"
+        )
+    spec = load_recipe(what)
+    check_words(what, options.assignments, run=True)
+    before = tiny_run(spec) if options.tiny else spec
+    spec = before.override(*options.assignments)
+    files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
+    spec = spec.model_copy(update={"parts": files})
+    enforce_run(spec)
+    return RequestedRun(spec, before)
 
 
 def check_words(name: str, words: Sequence[str], *, run: bool) -> None:

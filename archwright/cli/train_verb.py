@@ -99,34 +99,11 @@ def _age(words: Sequence[str]) -> float:
 
 def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":
     """Return the run that the words ask for; print what is suspicious in it."""
-    if not options.what:
-        raise UserError(
-            "train what? Name a recipe, a model or a TOML file, such as: archwright train demo"
-        )
-    if "=" in options.what:
-        raise UserError(
-            f'train what? "{options.what}" sets a value; name a recipe or model before it'
-        )
-    from archwright.cli.models import check_words, is_config, load_recipe
+    from archwright.cli.models import requested_run
     from archwright.spec.read import given_model
     from archwright.spec.rules import suspicions
-    from archwright.spec.run_rules import enforce_run
-    from archwright.spec.run_spec import PartsFile
-    from archwright.spec.scale_down import tiny_run
 
-    known = options.what.endswith(".toml") or is_config(options.what)
-    if Path(options.what).is_file() and not known:
-        raise UserError(
-            f'train what? "{options.what}" is a text; name a model before it: '
-            f"archwright train modern data.text={options.what}"
-        )
-    spec = load_recipe(options.what)
-    check_words(options.what, options.assignments, run=True)
-    before = tiny_run(spec) if options.tiny else spec
-    spec = before.override(*options.assignments)
-    files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
-    spec = spec.model_copy(update={"parts": files})
-    enforce_run(spec)
+    spec, before = requested_run("train", options, parts)
     if not options.quiet:
         own_file = options.what.endswith(".toml") and not options.tiny
         given = given_model(options.what) if own_file else before.model

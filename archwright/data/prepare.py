@@ -1,29 +1,39 @@
-"""From documents to a token store: encoded in parallel, written at one go, made only once."""
+"""From documents to a token store: encoded in parallel, written at one go, made only once.
+
+A large text of several files is made in parts, each a folder of its own beside the store and named, locked and cleaned
+like one, so that any number of processes on any number of machines can make one store. Where parts end depends on the
+text alone. The last step joins them by links to their shards; until the store is published, every part stays as it is,
+so a process may be killed anywhere."""
 
 import hashlib
 import json
 import os
 import warnings
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.store import FORMAT, Index, Shard, StoreError, TokenStore, write_index
+from archwright.data.store import FORMAT, Index, StoreError, TokenStore, check_part, read_index
+from archwright.data.writer import Encoded, Writer, dtype_for
 from archwright.files import clear_errors, publishing, remove
 from archwright.progress import Progress
+from archwright.spec.errors import UserError
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Corpus, Documents
+from archwright.text.reading import ChangedError
 from archwright.text.tokenizer import Tokenizer
 
 SHARD = 1 << 27
 """Tokens of a shard."""
+PART = 1 << 30
+"""Bytes of files that one process tokenizes at a time, at least."""
 BATCH = 1 << 20
 """Characters that a thread encodes at a time, about."""
 
@@ -35,81 +45,236 @@ class Prepared(NamedTuple):
     held_out: TokenStore
 
 
-def prepare(corpus: Corpus, tokenizer: Tokenizer, folder: Path | None = None) -> Prepared:
+@dataclass(frozen=True)
+class _Target:
+    """A store to make, or a part of one."""
+
+    place: Path
+    documents: Documents
+    tokenizer: Tokenizer
+    shard: int
+    threads: int
+    parts: tuple["_Target", ...] = ()
+
+
+def prepare(
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path | None = None, threads: int | None = None
+) -> Prepared:
     """Return both parts of a corpus as token stores; see `prepare_documents`."""
-    return Prepared(
-        prepare_documents(corpus.train, tokenizer, folder),
-        prepare_documents(corpus.held_out, tokenizer, folder),
-    )
+    targets = [
+        _target(side, tokenizer, folder, SHARD, threads) for side in (corpus.train, corpus.held_out)
+    ]
+    with _of_one_text(*targets):
+        for target in targets:  # parts of both, before this process waits for others
+            if target.parts and not os.path.lexists(target.place):
+                _make_parts(target, wait=False)
+        return Prepared(*map(_prepared, targets))
 
 
 def prepare_documents(
-    documents: Documents, tokenizer: Tokenizer, folder: Path | None = None, shard: int = SHARD
+    documents: Documents,
+    tokenizer: Tokenizer,
+    folder: Path | None = None,
+    shard: int = SHARD,
+    threads: int | None = None,
 ) -> TokenStore:
     """Return the token store of documents, made below `folder` (by default the cache) if need be.
 
     Its name is a hash of content and tokenizer, so it is used again as long as neither changes. It
-    appears complete or not at all; two processes that want the same store make it once.
+    appears complete or not at all; processes that want the same store make it once, and share its parts.
+
+    Args:
+        threads: that encode; by default `num_threads`.
 
     Raises:
-        UserError: full disk, read-only folder, or text that changed meanwhile; nothing is left.
+        UserError: full disk, read-only folder, or text that changed meanwhile; nothing unfinished is left.
     """
-    content = json.dumps([FORMAT, documents.fingerprint, tokenizer.fingerprint, shard])
-    name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-    place = (folder or cache_folder("tokens")) / name
+    target = _target(documents, tokenizer, folder, shard, threads)
+    with _of_one_text(target):
+        return _prepared(target)
+
+
+def _prepared(target: _Target) -> TokenStore:
+    """Return a store, made if need be."""
     try:
-        return _opened(place, documents, tokenizer)
+        return _opened(target)
     except StoreError:
         pass  # missing, damaged, or being made this very moment
-    with only_one(place):
+    with only_one(target.place):
         try:
-            return _opened(place, documents, tokenizer)
+            return _opened(target)
         except StoreError as error:
-            if os.path.lexists(place):
+            if os.path.lexists(target.place):
                 warnings.warn(
                     f"the cached tokens of data.text were damaged ({error.reason}); tokenized again",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-        return _made(place, documents, tokenizer, shard)
+        if not target.parts:
+            return _made(target)
+        remove(target.place)
+    return _made_together(target)
 
 
-def _opened(place: Path, documents: Documents, tokenizer: Tokenizer) -> TokenStore:
+def _target(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    folder: Path | None,
+    shard: int,
+    threads: int | None,
+) -> _Target:
+    folder = folder or cache_folder("tokens")
+    threads = threads or num_threads()
+    pieces = documents.parts(PART)
+    parts = tuple(
+        _Target(folder / _name(piece, tokenizer, shard), piece, tokenizer, shard, threads)
+        for piece in (pieces if len(pieces) > 1 else ())
+    )
+    # Shards end where parts do, so that the same text cut otherwise is another store.
+    name = _name(documents, tokenizer, shard, *(part.documents.fingerprint for part in parts))
+    return _Target(folder / name, documents, tokenizer, shard, threads, parts)
+
+
+def _name(documents: Documents, tokenizer: Tokenizer, shard: int, *parts: str) -> str:
+    """Return the name of the folder for the tokens of documents: a hash of all that decides what is in it."""
+    content = json.dumps([FORMAT, documents.fingerprint, tokenizer.fingerprint, shard, *parts])
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _opened(target: _Target) -> TokenStore:
     """Return the store if it is there, whole, and of this text and tokenizer."""
-    store = TokenStore(place)
-    found = (store.index.text, store.index.tokenizer, store.end_of_text, store.index.dtype)
-    dtype = dtype_for(tokenizer.vocab_size).name
-    if found != (documents.fingerprint, tokenizer.fingerprint, tokenizer.begin_of_text, dtype):
-        raise StoreError(place, "it is of another text or tokenizer")
-    mark_used(place)
+    if os.path.lexists(target.place):
+        # Left by a process that was killed after it had joined them. Removing a link changes the times of the file,
+        # for which the store would be verified again: hence before it is opened.
+        _remove_parts(target)
+    store = TokenStore(target.place)
+    if not _is_of(store.index, target):
+        raise StoreError(target.place, "it is of another text or tokenizer")
+    mark_used(target.place)
     return store
 
 
-def _made(place: Path, documents: Documents, tokenizer: Tokenizer, shard: int) -> TokenStore:
-    """Write a store beside its place and move it there when all of it is on the disk."""
+def _is_of(index: Index, target: _Target) -> bool:
+    """Tell whether an index is of this text and tokenizer."""
+    tokenizer = target.tokenizer
+    found = (index.text, index.tokenizer, index.end_of_text, index.dtype)
+    dtype = dtype_for(tokenizer.vocab_size).name
+    expected = (target.documents.fingerprint, tokenizer.fingerprint, tokenizer.begin_of_text, dtype)
+    return found == expected
+
+
+def _made(target: _Target) -> TokenStore:
+    """Make a store in one go, and open it."""
+    with Progress("Tokenizing", target.documents.size) as progress:
+        _write(target, progress)
+    return TokenStore(target.place)
+
+
+def _write(target: _Target, progress: Progress) -> None:
+    """Write a store, or a part, beside its place and move it there when all of it is on the disk."""
+    with _written_beside(target) as writer:
+        for encoded in _encoded(target.documents, target.tokenizer, target.threads, progress):
+            writer.add(encoded)
+        writer.finish(target.documents.fingerprint)
+
+
+@contextmanager
+def _written_beside(target: _Target) -> Iterator[Writer]:
+    """Yield a writer to a draft, which takes its place after the block; the caller holds the lock."""
+    place = target.place
     for unfinished in [place, *place.parent.glob(f".tmp-{place.name}-*")]:
         remove(unfinished)
     draft = place.with_name(f".tmp-{place.name}-{os.getpid()}")
     with (
         clear_errors(place.parent, SETTING),
         publishing(draft, place),
-        Writer(draft, tokenizer, shard) as writer,
+        Writer(draft, target.tokenizer, target.shard) as writer,
     ):
-        for encoded in _encoded(documents, tokenizer):
-            writer.add(encoded)
-        writer.finish(documents.fingerprint)
-    return TokenStore(place)
+        yield writer
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Tokens of some pieces in a row, and for each document that begins among them, where.
+def _made_together(target: _Target) -> TokenStore:
+    """Make the parts that no other process makes, wait for the others, and let one process join them."""
+    _make_parts(target, wait=True)
+    with only_one(target.place):
+        try:
+            return _opened(target)
+        except StoreError:
+            _join(target)
+    _remove_parts(target)
+    return TokenStore(target.place)
 
-    `num_bytes[0]` belongs to the document that began earlier, the others to those in `starts`.
-    """
 
-    tokens: NDArray[np.integer[Any]]
-    starts: list[int]
-    num_bytes: list[int]
+@contextmanager
+def _of_one_text(*targets: _Target) -> Iterator[None]:
+    """Remove all parts where the text has changed in the block: nobody will ask for them again."""
+    try:
+        yield
+    except ChangedError:
+        for target in targets:
+            _remove_parts(target)
+        raise
+
+
+def _make_parts(target: _Target, *, wait: bool) -> None:
+    """Make each part that is neither made nor being made; then, with `wait`, those whose processes died meanwhile."""
+    with Progress("Tokenizing", target.documents.size) as progress:
+        left = target.parts
+        for is_last in (False, True) if wait else (False,):
+            left = tuple(p for p in left if not _make_part(p, target.place, progress, wait=is_last))
+
+
+def _make_part(part: _Target, joined: Path, progress: Progress, *, wait: bool) -> bool:
+    """Make a part unless it is there, also as a part of the joined store; return False if another process is at it."""
+    if not _is_made(part):
+        with only_one(part.place, wait=wait) as ours:
+            if not ours:
+                return False
+            # In this order: parts are removed after the store has appeared.
+            if not _is_made(part) and not os.path.lexists(joined):
+                _write(part, progress)
+                return True
+    progress.counted(part.documents.size, int)
+    return True
+
+
+def _is_made(part: _Target) -> bool:
+    """Tell whether a part is there; its content is checked when it is joined."""
+    try:
+        return _is_of(read_index(part.place), part)
+    except StoreError:
+        return False
+
+
+def _join(target: _Target) -> None:
+    """Publish the store that all parts are; they stay as they are. The caller holds the lock of the store."""
+    with _written_beside(target) as writer:
+        for part in target.parts:
+            with only_one(part.place):
+                writer.take(part.place, _checked(part))
+        writer.finish(target.documents.fingerprint)
+
+
+def _checked(part: _Target) -> Index:
+    """Return the index of a part; one that is damaged, or that somebody removed, is made once more."""
+    try:
+        index = read_index(part.place)
+        if _is_of(index, part):
+            check_part(part.place, index)
+            return index
+    except StoreError:
+        pass
+    with Progress("Tokenizing", part.documents.size) as progress:
+        _write(part, progress)
+    return read_index(part.place)
+
+
+def _remove_parts(target: _Target) -> None:
+    """Remove the parts of a store, but those that a process is making."""
+    for part in target.parts:
+        if os.path.lexists(part.place):
+            with suppress(UserError), only_one(part.place, wait=False) as ours:
+                if ours:
+                    remove(part.place)
 
 
 class Piece(NamedTuple):
@@ -119,11 +284,12 @@ class Piece(NamedTuple):
     first: bool
 
 
-def _encoded(documents: Documents, tokenizer: Tokenizer) -> Iterator[Encoded]:
+def _encoded(
+    documents: Documents, tokenizer: Tokenizer, threads: int, progress: Progress
+) -> Iterator[Encoded]:
     """Encode batches of pieces in threads (both libraries let go of the interpreter) in order."""
-    threads = num_threads()
     waiting: deque[Future[Encoded]] = deque()
-    with Progress("Tokenizing", documents.size) as progress, ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             for batch in _batches(documents, tokenizer):
                 waiting.append(pool.submit(_encode, batch, tokenizer))
@@ -178,80 +344,3 @@ def _encode(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
         num_bytes[-1] += len(piece.text if piece.text.isascii() else piece.text.encode())
     tokens = np.concatenate(parts).astype(dtype_for(tokenizer.vocab_size))
     return Encoded(tokens, starts, num_bytes)
-
-
-def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """Return the smallest integer type a store uses for this vocabulary."""
-    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-
-
-class Writer:
-    """Writes shards, then the index; by plain writes, as a full disk kills who writes to a map."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer, shard: int) -> None:
-        self.folder = folder
-        self.tokenizer = tokenizer
-        self.size = shard
-        self.shards: list[Shard] = []
-        self.offsets = array("q")
-        self.document_bytes = array("q")
-        self.num_tokens = 0
-        self._next_shard()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
-
-    def add(self, encoded: Encoded) -> None:
-        """Append tokens and remember where documents begin."""
-        if self.document_bytes:
-            self.document_bytes[-1] += encoded.num_bytes[0]
-        self.document_bytes.extend(encoded.num_bytes[1:])
-        self.offsets.extend(self.num_tokens + start for start in encoded.starts)
-        self.num_tokens += len(encoded.tokens)
-        tokens = encoded.tokens
-        while len(tokens) > self.size - self.filled:
-            room = self.size - self.filled
-            self._write(tokens[:room])
-            tokens = tokens[room:]
-            self._close_shard()
-            self._next_shard()
-        self._write(tokens)
-
-    def finish(self, text: str) -> None:
-        """Close the last shard and write offsets, bytes and index."""
-        self._close_shard()
-        self.offsets.append(self.num_tokens)
-        for name, values in (("offsets", self.offsets), ("bytes", self.document_bytes)):
-            with (self.folder / f"{name}.npy").open("wb") as file:
-                np.save(file, np.frombuffer(values, np.int64))
-        index = Index(
-            dtype="uint16" if dtype_for(self.tokenizer.vocab_size) == np.uint16 else "uint32",
-            num_tokens=self.num_tokens,
-            num_documents=len(self.document_bytes),
-            num_bytes=sum(self.document_bytes),
-            end_of_text=self.tokenizer.begin_of_text,
-            text=text,
-            tokenizer=self.tokenizer.fingerprint,
-            shards=tuple(self.shards),
-        )
-        write_index(self.folder, index)
-
-    def _write(self, tokens: NDArray[np.integer[Any]]) -> None:
-        content = tokens.tobytes()
-        self.file.write(content)
-        self.hasher.update(content)
-        self.filled += len(tokens)
-
-    def _next_shard(self) -> None:
-        self.path = self.folder / f"shard-{len(self.shards):05}.bin"
-        self.file = self.path.open("wb")
-        self.hasher = hashlib.blake2b(digest_size=16)
-        self.filled = 0
-
-    def _close_shard(self) -> None:
-        self.file.close()
-        digest = self.hasher.hexdigest()
-        self.shards.append(Shard(file=self.path.name, num_tokens=self.filled, digest=digest))

@@ -3,8 +3,7 @@
 import contextlib
 import hashlib
 import json
-import re
-import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from archwright.files import atomic_write, state_of, sweep
+from archwright.files import machine_file, read_object, state_of, write_machine_file
 from archwright.progress import Progress
 from archwright.spec.errors import UserError
 from archwright.text.cache import only_one
@@ -21,7 +20,8 @@ FORMAT = 1
 """Of the folder's layout."""
 
 INDEX, OFFSETS, BYTES = "index.json", "offsets.npy", "bytes.npy"
-VERIFIED = "verified*.json"
+CHECKED = "verified"
+VERIFIED = f"{CHECKED}*.json"
 """Files that say what was verified, one for each machine; those of the first releases were one for all."""
 BLOCK = 1 << 22
 """Bytes or numbers that are looked at in one go."""
@@ -108,7 +108,9 @@ class TokenStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.index = _read_index(folder)
+        self.index = read_index(folder)
+        if not self.index.num_documents:
+            raise StoreError(folder, f'"{INDEX}" is damaged')
         try:
             self._map()
             self._verify_once()
@@ -131,7 +133,7 @@ class TokenStore:
         """Verify the content, unless a process of this machine has since it was started. Each machine does so for
         itself: what it reads goes through memory and links of its own."""
         state = _state(self.folder, self.index)
-        place = _state_file(self.folder, state)
+        place = machine_file(self.folder, CHECKED, state)
         if _is_kept(place, state):
             return
         with contextlib.ExitStack() as stack:
@@ -139,7 +141,8 @@ class TokenStore:
                 stack.enter_context(only_one(place))
             if not _is_kept(place, state):
                 self.verify()
-                _write_state(place, state)
+                with contextlib.suppress(OSError, UserError):  # the next process verifies
+                    write_machine_file(place, state, CHECKED)
 
     def __len__(self) -> int:
         """Return the number of tokens, end-of-text included."""
@@ -225,8 +228,18 @@ class TokenStore:
     @property
     def digest(self) -> str:
         """A hash of all tokens."""
-        joined = "".join(shard.digest for shard in self.index.shards)
-        return hashlib.blake2b(joined.encode(), digest_size=16).hexdigest()
+        return _joined(shard.digest for shard in self.index.shards)
+
+    def digest_in_shards(self, num_tokens: int) -> str:
+        """Return the `digest` of a store of the same tokens whose shards have `num_tokens` each; all is read for it."""
+        digests = []
+        for start in range(0, len(self), num_tokens):
+            hasher = hashlib.blake2b(digest_size=16)
+            stop = min(start + num_tokens, len(self))
+            for first in range(start, stop, BLOCK):
+                hasher.update(self.read(first, min(first + BLOCK, stop)).tobytes())
+            digests.append(hasher.hexdigest())
+        return _joined(digests)
 
     @property
     def end_of_text(self) -> int:
@@ -254,7 +267,27 @@ def write_index(folder: Path, index: Index) -> None:
     (folder / INDEX).write_text(sealed.model_dump_json(indent=2) + "\n", "utf-8")
 
 
-def _read_index(folder: Path) -> Index:
+def check_part(folder: Path, index: Index) -> None:
+    """Compare arrays with their hashes, and shards with their sizes; whoever opens the joined store hashes the shards.
+
+    Raises:
+        StoreError: one is missing or differs.
+    """
+    try:
+        for shard in index.shards:
+            _mapped(folder, np.dtype(index.dtype), shard)
+        if index.arrays != Arrays(offsets=_digest(folder / OFFSETS), bytes=_digest(folder / BYTES)):
+            raise StoreError(folder, "its arrays are damaged: a hash differs")
+    except OSError as error:
+        raise StoreError(folder, error.strerror or str(error)) from error
+
+
+def read_index(folder: Path) -> Index:
+    """Return the index of a store, or of a part of one, which may have no documents.
+
+    Raises:
+        StoreError: it is missing or damaged, or of another format.
+    """
     try:
         content = (folder / INDEX).read_bytes()
         index = Index.model_validate_json(content)
@@ -267,7 +300,7 @@ def _read_index(folder: Path) -> Index:
     if index.format != FORMAT:
         reason = f"it has format {index.format}, this version reads {FORMAT}"
         raise StoreError(folder, reason)
-    if not index.whole or not index.num_documents:
+    if not index.whole:
         raise StoreError(folder, f'"{INDEX}" is damaged')
     return index
 
@@ -307,39 +340,18 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
     return hasher.hexdigest()
 
 
+def _joined(digests: Iterable[str]) -> str:
+    """Return a hash of the hashes of all shards."""
+    return hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
+
+
 def _state(folder: Path, index: Index) -> dict[str, Any]:
     """Return what changes when the content of a store may have: what a check holds for."""
     names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in index.shards))
     return state_of({name: folder / name for name in names})
 
 
-def _state_file(folder: Path, state: dict[str, Any]) -> Path:
-    """Return where this machine remembers a check until it is started again; others remember theirs beside it."""
-    boot = hashlib.blake2b(state["boot"].encode(), digest_size=8).hexdigest()
-    return folder / f"verified-{boot}.json"
-
-
 def _is_kept(place: Path, state: dict[str, Any]) -> bool:
     """Return whether a check is remembered that holds for this state."""
-    found = _read_state(place)
+    found = read_object(place)
     return {key: found.get(key) for key in state} == state
-
-
-def _read_state(place: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _write_state(place: Path, state: dict[str, Any]) -> None:
-    """Remember a check, and forget those of former starts of this machine; where the folder cannot be written, the next
-    process checks again."""
-    host = socket.gethostname()
-    with contextlib.suppress(OSError, UserError):
-        sweep(place.parent, re.escape(place.name))
-        atomic_write(place, json.dumps({"host": host, **state}) + "\n")
-        for path in place.parent.glob(VERIFIED):
-            if path != place and _read_state(path).get("host", host) == host:
-                path.unlink(missing_ok=True)

@@ -66,7 +66,7 @@ def answer_to(job: dict[str, Any]) -> Answer:
     from archwright.training.train import Stopped
 
     try:
-        done = {"train": _train, "time": _time}[job["do"]](job)
+        done = {"train": _train, "time": _time, "prepare": _prepare}[job["do"]](job)
         return {"state": "done", **done}
     except Stopped:
         return {"state": "stopped"}
@@ -101,6 +101,15 @@ def _train(job: dict[str, Any]) -> Answer:
         train_in(folders[0], finalize_metrics_only, quiet=True)
     except DivergedError as error:
         lost(folders[0], error)
+    return {}
+
+
+def _prepare(job: dict[str, Any]) -> Answer:
+    """Take part in making the tokens of a run."""
+    from archwright.spec.run_spec import RunSpec
+    from archwright.training.data import text_material
+
+    text_material(RunSpec.model_validate(job["run"]), job["threads"])
     return {}
 
 

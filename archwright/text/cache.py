@@ -21,7 +21,9 @@ SETTING = "ARCHWRIGHT_CACHE"
 UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+|(?P<json>[0-9a-f]{32})\.\d+\.tmp")
 """Temporary names, which a process uses while it holds the lock of the final name; the first releases
 wrote JSON so, too."""
-LOCK = re.compile(r"\.(?P<name>[0-9a-f]{32}(?:\.json)?)\.lock")
+NAME = "[0-9a-f]{32}(?:-[0-9a-f]{16})?"
+"""A hash, with that of the boot of the one machine that it holds for."""
+LOCK = re.compile(rf"\.(?P<name>{NAME}(?:\.json)?)\.lock")
 
 
 def cache_folder(*parts: str) -> Path:
@@ -75,7 +77,9 @@ def sweep() -> None:
             elif found := LOCK.fullmatch(path.name):
                 _remove_unless_busy(path, folder / found["name"])
         if not folder.is_symlink():
-            files.sweep(folder, r"[0-9a-f]{32}\.(?:json|blake2)")
+            # Whether its process is alive is not known of another machine; what is written under a lock is.
+            for path in files.abandoned(folder, rf"{NAME}\.(?:json|blake2)"):
+                _remove_unless_busy(path, folder / f"{path.name.split('.')[1]}.json")
 
 
 def listed(folder: Path) -> list[Path]:

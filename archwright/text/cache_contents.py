@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from archwright.files import remove
 from archwright.spec.errors import UserError
-from archwright.text.cache import cache_folder, listed, only_one, sweep
+from archwright.text.cache import NAME, cache_folder, listed, only_one, sweep
 
 HASH = r"[0-9a-f]{32}"
 KINDS = {
     "tokens": re.compile(HASH),
     "tokenizers": re.compile(rf"({HASH})\.(json|blake2)"),
     "measured": re.compile(rf"{HASH}\.json"),
-    "surveys": re.compile(rf"{HASH}\.json"),
+    "surveys": re.compile(rf"{NAME}\.json"),
 }
 """Folders of the cache, and the names in them that are its own; nothing else is counted or removed."""
 

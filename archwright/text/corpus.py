@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from archwright.spec.errors import UserError
@@ -58,6 +59,29 @@ class Documents:
                 chosen = self.choose(file, span)
                 if chosen is not None:
                     yield Document(chosen.name, read(file, chosen, self.data))
+
+    def parts(self, least: int) -> tuple["Documents", ...]:
+        """Return the documents in parts: runs of whole files with `least` bytes or more; the last may have fewer.
+
+        Where they are cut depends on the files alone. The size of a part is estimated by the bytes of its files.
+        """
+        borders, num_bytes = [0], 0
+        for stop, file in enumerate(self.files, 1):
+            num_bytes += file.size
+            if num_bytes >= least or stop == len(self.files):
+                borders.append(stop)
+                num_bytes = 0
+        if len(borders) < 3:
+            return (self,)
+        share = self.size / sum(file.size for file in self.files)
+        return tuple(self._part(first, stop, share) for first, stop in pairwise(borders))
+
+    def _part(self, first: int, stop: int, share: float) -> "Documents":
+        """Return the documents of some of the files, which have a `share` of their bytes."""
+        files = self.files[first:stop]
+        size = round(share * sum(file.size for file in files))
+        fingerprint = _hash(self.fingerprint, "files", str(first), str(stop))
+        return replace(self, files=files, size=size, fingerprint=fingerprint)
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,28 @@
-"""What reading a large file once has found, kept until the file is touched or the machine starts again."""
+"""What reading a large file once has found, kept for each machine until the file is touched or the machine restarts."""
 
 import contextlib
 import hashlib
 import json
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from archwright.files import atomic_write, state_of, sweep
+from archwright.files import machine_file, state_of, write_machine_file
 from archwright.spec.errors import UserError
-from archwright.text.cache import SETTING, cache_folder, mark_used
+from archwright.text.cache import cache_folder, mark_used, only_one
 
 FORMAT = 1
 """Of these files; raised also where reading the same file would find something else."""
 LARGE = 1 << 26
 """Bytes of a file that is worth it."""
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
+
+
+class BusyError(Exception):
+    """Another process of this machine is reading the file."""
 
 
 class Found(BaseModel):
@@ -39,6 +44,7 @@ class _Kept(BaseModel):
     question: dict[str, Any]
     state: dict[str, Any]
     found: Found
+    host: str
     digest: str = ""
     """Hash of the other values."""
 
@@ -49,13 +55,23 @@ class _Kept(BaseModel):
 
 
 def kept_or_surveyed(
-    path: Path, question: Mapping[str, str], survey: Callable[[], Found | None]
+    path: Path,
+    question: Mapping[str, str],
+    survey: Callable[[], Found | None],
+    *,
+    wait: bool = True,
 ) -> Found | None:
     """Return what `survey` finds in a file; of a large one that was not touched since, what it found then.
+
+    Of the processes of a machine one at a time reads a large file.
 
     Args:
         question: all beside the file's content that it depends on.
         survey: reads the file; returns None, or raises, where there is nothing to keep.
+        wait: for another process that is reading it.
+
+    Raises:
+        BusyError: there is one, and this one does not wait.
     """
     try:
         before = state_of({"file": path})
@@ -65,24 +81,30 @@ def kept_or_surveyed(
         return survey()
     asked = {"format": FORMAT, "path": str(path.resolve()), **question}
     digest = hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
-    place = cache_folder("surveys", f"{digest}.json")
-    kept = _read(place)
-    if kept is not None and kept.state == before:
-        mark_used(place)
-        return kept.found
-    found = survey()
-    if found is not None and state_of({"file": path}) == before:
-        with contextlib.suppress(UserError):  # then the next command reads it again
-            sweep(place.parent, r"[0-9a-f]{32}\.json")
-            now = _Kept(question=asked, state=before, found=found).sealed()
-            atomic_write(place, now.model_dump_json(indent=2), setting=SETTING)
-    return found
+    place = machine_file(cache_folder("surveys"), digest, before)
+    if (kept := _read(place, before)) is not None:
+        return kept
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(UserError):  # where no lock can be made, each process reads it
+            if not stack.enter_context(only_one(place, wait=wait)):
+                raise BusyError
+        if (kept := _read(place, before)) is not None:
+            return kept
+        found = survey()
+        if found is not None and state_of({"file": path}) == before:
+            with contextlib.suppress(OSError, UserError):  # then the next command reads it again
+                now = _Kept(question=asked, state=before, found=found, host=socket.gethostname())
+                write_machine_file(place, now.sealed().model_dump(mode="json"), digest)
+        return found
 
 
-def _read(place: Path) -> _Kept | None:
-    """Return what is kept, if it is whole."""
+def _read(place: Path, state: Mapping[str, Any]) -> Found | None:
+    """Return what was kept of a file in this state, if it is whole."""
     try:
         kept = _Kept.model_validate_json(place.read_bytes())
     except (OSError, ValidationError):
         return None
-    return kept if kept == kept.sealed() else None
+    if kept.state != state or kept != kept.sealed():
+        return None
+    mark_used(place)
+    return kept.found

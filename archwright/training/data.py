@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.data.pair_text import PairText
-from archwright.data.prepare import Prepared, prepare
+from archwright.data.prepare import SHARD, Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
 from archwright.data.task_text import NUM_HELD_OUT, SIDES, TaskText
 from archwright.runs import RunFolder
@@ -68,10 +68,23 @@ def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
         tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, open_pairs(run.data).train)
         folder.write_tokenizer(tokenizer)
         return pair_material(run, tokenizer)
+    material = text_material(run)
+    folder.write_tokenizer(material.tokenizer)
+    return material
+
+
+def text_material(run: RunSpec, threads: int | None = None) -> Material:
+    """Return the material of a run on text, whose tokens are then in the cache.
+
+    Args:
+        threads: as of `prepare_documents`.
+
+    Raises:
+        UserError: what is wrong with the text or the tokenizer.
+    """
     corpus = open_corpus(run.data)
     tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, corpus.train)
-    stores = prepare(corpus, tokenizer)
-    folder.write_tokenizer(tokenizer)
+    stores = prepare(corpus, tokenizer, threads=threads)
     return Material(tokenizer, stores.train, stores.held_out, len(corpus.skipped))
 
 
@@ -96,9 +109,12 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
     for side, store in stores._asdict().items():
         if store.index.text != recorded[side]["text"]:
             raise UserError(_changed(folder, "text"))
-        # An older version may have recorded less.
+        # An older version may have recorded less, or tokenized the text in one go, in shards that end elsewhere.
         now, then = _record(store), recorded[side]
-        same = all(now[key] == then.get(key, now[key]) for key in now.keys() - {"store"})
+        differ = {key for key in now.keys() - {"store"} if now[key] != then.get(key, now[key])}
+        same = not differ or (
+            differ == {"digest"} and store.digest_in_shards(SHARD) == then["digest"]
+        )
         if store.index.tokenizer != tokenizer.fingerprint or not same:
             raise UserError(_changed(folder, "row of tokens"))
     return Material(tokenizer, stores.train, stores.held_out, recorded["files_skipped"])

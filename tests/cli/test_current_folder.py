@@ -33,6 +33,7 @@ COMMANDS = {
     "train": f"modern data.text=text.txt {SMALL} budget=2steps --quiet",
     "compare": f"modern :norm.kind=layer data.text=text.txt {SMALL} --budget 2steps --seeds 2 "
     "--no-tune-lr --size given --evaluation-tokens 1024 --quiet",
+    "prepare": f"modern data.text=text.txt {SMALL} --processes 2",
     "cache": "",
     "generate": "runs/modern --max-tokens 2",
     "eval": "runs/modern --text short.txt",

@@ -30,6 +30,14 @@ COMMANDS = {
         "modern --{bad}",
         "modern --parts {bad}.py",
     ),
+    "prepare": (
+        "{bad}",
+        "named.toml",
+        "modern {bad}=3",
+        "modern data.text={bad}",
+        "modern --parts {bad}.py",
+        "modern data.text=text.txt --processes {bad}",
+    ),
     "cache": ("{bad}", "clean --{bad}", "clean --older-than {bad}"),
     "compare": ("{bad}", "modern :{bad}", "study.toml", "modern textbook --seeds {bad}"),
     "generate": (

@@ -375,7 +375,7 @@ def test_a_state_that_cannot_be_written_is_done_without(
         raise UserError("cannot be written")
 
     monkeypatch.setattr(module, "only_one", refused)
-    monkeypatch.setattr(module, "atomic_write", refused)
+    monkeypatch.setattr("archwright.files.atomic_write", refused)
     for _ in range(2):
         hashed.clear()
         TokenStore(store.folder)

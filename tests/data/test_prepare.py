@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archwright.data import prepare as module
-from archwright.data.prepare import Writer, dtype_for, prepare, prepare_documents
+from archwright.data.prepare import prepare, prepare_documents
 from archwright.data.store import TokenStore
+from archwright.data.writer import Writer, dtype_for
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes

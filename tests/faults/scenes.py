@@ -110,6 +110,33 @@ def _prepared() -> None:
         prepare_documents(side, tokenizer, shard=1000)
 
 
+def _texts() -> None:
+    Path("texts").mkdir()
+    for number in range(6):
+        write_text(Path(f"texts/{number}.txt"), 20 + number)
+
+
+def _prepare_parts() -> int:
+    """Make the stores of both sides of a text of several files, in several parts."""
+    from tests.fuzz.cases import as_verb
+
+    return as_verb(_prepared_parts)
+
+
+def _prepared_parts() -> None:
+    from archwright.data import prepare
+    from archwright.spec.run_spec import DataSpec
+    from archwright.text.bpe import raw_bytes
+    from archwright.text.cache import sweep
+    from archwright.text.corpus import open_corpus
+    from archwright.text.tokenizer import Tokenizer
+
+    prepare.PART = 2000
+    sweep()
+    tokenizer = Tokenizer(raw_bytes(["<e>"]), "<e>")
+    prepare.prepare(open_corpus(DataSpec(text=("texts",))), tokenizer)
+
+
 def _imported() -> dict[str, Any]:
     folder = RunFolder("imported")
     names = [record.get("name") for record in folder.metrics()]
@@ -164,7 +191,8 @@ SCENES = (
         _trained,
         (".run.tmp/kept.txt",),
     ),
-    Scene("prepare", 0.16, _text, _prepare, lambda: hashes("cache/tok*/**/*")),
+    Scene("prepare", 0.08, _text, _prepare, lambda: hashes("cache/tok*/**/*")),
+    Scene("prepare parts", 0.08, _texts, _prepare_parts, lambda: hashes("cache/tok*/**/*")),
     Scene(
         "export",
         0.16,

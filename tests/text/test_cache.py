@@ -96,6 +96,8 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
         f"tokenizers/{HASHES[2]}.{dead.pid}.tmp",
         f"tokenizers/.{HASHES[2]}.blake2.{dead.pid}.tmp",
         f"measured/.{HASHES[3]}.json.{dead.pid}.tmp",
+        f"surveys/.{HASHES[3]}-{'0' * 16}.json.{dead.pid}.tmp",
+        f"surveys/.{HASHES[3]}-{'0' * 16}.json.lock",
     ]
     kept = [
         f"tokens/{HASHES[0]}/index.json",
@@ -114,6 +116,18 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
     assert {str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file()} == set(kept)
 
 
+def test_what_another_machine_writes_is_not_swept(cache: Path) -> None:
+    """No process of this machine has its number; who writes it holds a lock."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (written,) = made(cache, f"tokenizers/.{HASHES[0]}.blake2.{dead.pid}.tmp")
+    with only_one(cache / "tokenizers" / f"{HASHES[0]}.json"):
+        sweep()
+        assert written.exists()
+    sweep()
+    assert not written.exists()
+
+
 def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
     ours = made(
         cache,
@@ -123,7 +137,7 @@ def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
         f"tokenizers/{HASHES[2]}.json",
         f"tokenizers/{HASHES[2]}.blake2",
         f"measured/{HASHES[3]}.json",
-        f"surveys/{HASHES[3]}.json",
+        f"surveys/{HASHES[3]}-{'0' * 16}.json",
     )
     mine = made(cache, "notes.txt", "tokens/notes.txt", f"tokens/{HASHES[2][1:]}/index.json")
     outside = made(tmp_path / "outside", "index.json")
@@ -138,7 +152,7 @@ def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
         ("tokens", HASHES[0], 200),
         ("tokenizers", HASHES[2], 200),
         ("measured", HASHES[3], 100),
-        ("surveys", HASHES[3], 100),
+        ("surveys", f"{HASHES[3]}-{'0' * 16}", 100),
     ]
     assert [entry.name for entry in clean(older_than=86400).removed] == [HASHES[0]]
     with only_one(cache / "tokens" / HASHES[1]):

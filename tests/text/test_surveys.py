@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,4 +111,76 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(path: Path, cache: Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(surveys, "LARGE", 100)
         assert surveys.kept_or_surveyed(path, {}, survey) == found
-    assert not (cache / "surveys").exists()
+    assert list((cache / "surveys").iterdir()) == []
+
+
+def test_each_machine_keeps_its_own_until_it_is_started_again(
+    path: Path, cache: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = cache / "surveys" / f"{'0' * 32}.json"
+
+    def become(host: str, boot: str) -> None:
+        monkeypatch.setattr("archwright.files._boot", lambda: boot)
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+
+    before = fingerprint(path)
+    of_all.write_text("{}")  # of another file
+    for host, boot in (("a", "boot-1"), ("b", "boot-2")):
+        become(host, boot)
+        assert fingerprint(path) == before
+    assert len(reads) == 3
+    for host, boot in (("a", "boot-1"), ("b", "boot-2")):
+        become(host, boot)
+        assert fingerprint(path) == before
+    assert len(reads) == 3
+    become("a", "boot-3")
+    assert fingerprint(path) == before
+    assert len(reads) == 4
+    kept = [json.loads(p.read_text()) for p in (cache / "surveys").iterdir() if p != of_all]
+    found = {(entry["host"], entry["state"]["boot"]) for entry in kept}
+    assert {("a", "boot-3"), ("b", "boot-2")} <= found
+    assert ("a", "boot-1") not in found
+    assert of_all.exists()
+
+
+def test_processes_that_start_at_once_share_the_files(
+    tmp_path: Path, cache: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reads the first file until the other has read the second, for which that must not wait."""
+    paths = [tmp_path / f"{i}.jsonl" for i in range(2)]
+    for file in paths:
+        file.write_text(CONTENT)
+    started, read = threading.Event(), threading.Event()
+    logged, waited = reading._checked, list[bool]()
+
+    def checked(handle: object, file: reading.TextFile, errors: str) -> tuple[int, str]:
+        found = logged(handle, file, errors)  # type: ignore[arg-type]
+        if file.path == paths[0]:
+            started.set()
+            waited.append(read.wait(20))
+        else:
+            read.set()
+        return found
+
+    monkeypatch.setattr(reading, "_checked", checked)
+    data = DataSpec(text=tuple(map(str, paths)))
+    found = list[object]()
+    threads = [threading.Thread(target=lambda: found.append(open_corpus(data))) for _ in range(2)]
+    threads[0].start()
+    assert started.wait(20)
+    threads[1].start()
+    for thread in threads:
+        thread.join(40)
+    assert waited == [True]
+    assert sorted(reads) == paths
+    assert found[0] == found[1]
+    assert len(list((cache / "surveys").iterdir())) == 2  # and no lock
+
+
+def test_where_no_lock_can_be_made_a_file_is_read(
+    path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ARCHWRIGHT_CACHE", str(tmp_path / "file"))
+    assert fingerprint(path)
+    assert reads == [path]
