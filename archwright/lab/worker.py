@@ -34,6 +34,9 @@ def main() -> None:
     from archwright.machine.loading import loading
 
     tune_allocator()
+    # Before torch is loaded, which takes seconds: who lets it go meanwhile waits for nothing.
+    jobs: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     with loading():
         import archwright.training.train  # noqa: F401
     if sys.argv[1:]:
@@ -41,8 +44,6 @@ def main() -> None:
 
         for file in sys.argv[1:]:
             load_parts_file(Path(file))
-    jobs: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else prints goes to the log
     while line := jobs.get():
