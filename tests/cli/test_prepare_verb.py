@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -150,7 +151,16 @@ def test_a_process_that_dies_is_done_without(
     )
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let processes hear Ctrl-C: a shell has those ignore it that it starts in the background, and what these start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_all_processes_end_with_the_first(
