@@ -10,6 +10,7 @@ from archwright.model.stack import Stack
 from archwright.optim.groups import build_optimizers
 from archwright.optim.muon import Muon
 from archwright.parts.residuals import stream_costs
+from archwright.planning.activations import layers_of
 from archwright.planning.cost import global_tokens, vectors_read
 from archwright.planning.counts import part_of
 from archwright.planning.stages import PER_WEIGHT, optimizer_bytes
@@ -41,13 +42,13 @@ def of_layers(
     """
     decoder, more = {*model.stack}, global_tokens(model)
     beside = "encoder: " if model.spec.generator.is_none else "generator: "
-    for layer in model.all_layers:
+    for layer, spec in layers_of(model):
         in_decoder = layer in decoder
         if decodes and not in_decoder:
             continue  # the source was read before
         text = 1 if decodes else (target_length if in_decoder else length) + more[layer]
         vectors = texts * text * (1 + streams if in_decoder else 1)
-        wiring, dim = stream_costs(layer.residual, layer.groups), model.spec.dim
+        wiring, dim = stream_costs(layer.residual, layer.groups), spec.dim
         branches = {name: layer.branch(name) for name in layer.branches}
         normed = (wiring.normed + wiring.behind) * dim + sum(
             each.normed_per_token for each in branches.values()

@@ -207,6 +207,25 @@ def test_norms_and_sums_move_vectors_by_hand(change: str, vectors: int) -> None:
     assert found["norms and sums"].num_bytes == 2 * 2 * 16 * 64 * (3 * vectors + last)
 
 
+def test_norms_of_a_generator_are_as_wide_as_it_is() -> None:
+    """A generator of a quarter of the width has vectors of a quarter of the numbers."""
+    spec = load("electra-small")
+    model = build(spec, device="meta")
+    assert spec.generator_model is not None
+    assert spec.generator_model.dim < spec.dim
+    found = {o.name: o for o in operators(model, "prefill", texts=1, length=16)}
+    vectors = [2 * 5 * len(stack.layers) for stack in model.stacks]  # type: ignore[attr-defined]
+    widths = [spec.generator_model.dim, spec.dim]
+    layers = sum(n * dim for n, dim in zip(vectors, widths, strict=True))
+    around = sum(
+        2 * norm.weight.numel()
+        for stack in model.stacks  # type: ignore[attr-defined]
+        for norm in (stack.embedding_norm, stack.norm)
+        if [*norm.parameters()]
+    )
+    assert found["norms and sums"].num_bytes == 2 * 16 * (layers + around)
+
+
 def test_norms_inside_branches_move_numbers_by_hand() -> None:
     """Of four heads' queries and two heads' keys of 16, and of hidden values; of embeddings before the first layer."""
     spec = load("modern").override(*SMALL, "attention.num_kv_heads=2", "feedforward.hidden_dim=96")

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -127,8 +127,13 @@ def answer(question: str) -> None:
     group.leave()
 
 
-if __name__ == "__main__":
+def answer_and_end(answer: Callable[[str], None]) -> None:
+    """Answer the question on the command line, as a process that torchrun starts."""
     torch.set_num_threads(1)
     answer(sys.argv[1])
     sys.stdout.flush()
     os._exit(0)  # as archwright's command ends where several processes train
+
+
+if __name__ == "__main__":
+    answer_and_end(answer)

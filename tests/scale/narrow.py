@@ -4,13 +4,10 @@ As a module that torchrun starts: `python -m tests.scale.narrow QUESTION`, which
 """
 
 import json
-import os
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -18,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from archwright.scale.group import Group
 from archwright.scale.layout import Layout
 from bench.scale import Case, started
-from tests.scale.gradients import joined
+from tests.scale.gradients import answer_and_end, joined
 
 
 class Gathered(TorchDispatchMode):
@@ -66,7 +63,4 @@ def main(question: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(sys.argv[1])
-    sys.stdout.flush()
-    os._exit(0)  # as archwright's command ends where several processes train
+    answer_and_end(main)
