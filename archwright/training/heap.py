@@ -24,14 +24,13 @@ class Heap:
     """A heap from which the smallest hole that is large enough is taken, and where neighbouring holes become one.
 
     Args:
-        taken: share of freed tensors in whose hole something small settles.
-        seed: which of them.
+        seed: of which holes something small settles in.
     """
 
-    def __init__(self, taken: float, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.most = 0
         """Bytes that it has grown to."""
-        self._taken, self._dice = taken, Random(seed)
+        self._dice = Random(seed)
         self._top = 0
         self._holes: list[tuple[int, int]] = []
         """Sizes and starts, in order."""
@@ -59,12 +58,17 @@ class Heap:
             self.most = max(self.most, self._top)
         self._used[key] = start, whole
 
-    def free(self, key: int) -> None:
-        """Give a tensor's room back."""
+    def free(self, key: int, settles: float) -> None:
+        """Give a tensor's room back.
+
+        Args:
+            key: the tensor's.
+            settles: how probable it is that something small settles in the hole.
+        """
         if key not in self._used:
             return
         start, size = self._used.pop(key)
-        if self._dice.random() < self._taken:
+        if self._dice.random() < settles:
             self._settled.append(start)
             start, size = start + SETTLED, size - SETTLED
         self._release(start, size)

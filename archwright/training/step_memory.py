@@ -27,8 +27,10 @@ every step."""
 PRODUCTS_OF_EXPERT = 6
 """Sorts of products for each number of rows: into the hidden width and out of it, in the forward pass, for gradients of
 rows, and for those of weights."""
-TAKEN, TAKEN_COMPILED = 0.7, 0.15
-"""Share of tensors in whose hole something small settles; see `Heap`. Compiled layers make few nodes of a graph."""
+SETTLES_RECORDED, SETTLES, SETTLES_COMPILED = 0.9, 0.5, 0.15
+"""Share of tensors in whose hole something small settles, see `Heap`: where autograd records a graph, in forward passes
+and where layers are computed again; elsewhere, in backward passes and in the optimizer; and in all where layers are
+compiled, which make few nodes of a graph."""
 HEAPS = 9
 """Heaps that are drawn; their mean counts."""
 STEPS = 2
@@ -63,7 +65,7 @@ def step_memory(run: RunSpec) -> StepMemory:
         UserError: a model that breaks rules; a run whose steps depend on values.
     """
     compiled = run.machine.compile == "block"
-    watch = _Bytes(TAKEN_COMPILED if compiled else TAKEN)
+    watch = _Bytes(SETTLES_COMPILED, SETTLES_COMPILED) if compiled else _Bytes()
     rehearsal = Rehearsal(run, watch)
     weights = watch.live
     # A layer that is checkpointed keeps its input, whoever computes it; of one at a time everything comes again.
@@ -94,12 +96,18 @@ def _products_kept(model: Decoder, run: RunSpec) -> int:
 
 
 class _Bytes(Watch):
-    """Counts the bytes of tensors that are alive."""
+    """Counts the bytes of tensors that are alive.
 
-    def __init__(self, taken: float) -> None:
+    Args:
+        recorded: share of tensors in whose hole something settles if they are freed while a graph is recorded.
+        otherwise: the same of others.
+    """
+
+    def __init__(self, recorded: float = SETTLES_RECORDED, otherwise: float = SETTLES) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.most = 0
-        self.heaps = [Heap(taken, seed) for seed in range(HEAPS)]
+        self.heaps = [Heap(seed) for seed in range(HEAPS)]
+        self._recorded, self._otherwise = recorded, otherwise
         self.makers: dict[int, str] = {}
         """The operation that made each storage."""
 
@@ -126,8 +134,9 @@ class _Bytes(Watch):
 
     def _drop(self, storage: int, size: int) -> None:
         self.live -= size
+        settles = self._recorded if torch.is_grad_enabled() else self._otherwise
         for heap in self.heaps:
-            heap.free(storage)
+            heap.free(storage, settles)
         del self.makers[storage]
 
 

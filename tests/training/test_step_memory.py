@@ -107,7 +107,7 @@ class HeldOut(list[Batch]):
 def test_tensors_are_those_of_a_real_evaluation(changes: tuple[str, ...]) -> None:
     """Behind steps, whose optimizer keeps its state; more rows than those have make it the larger."""
     asked = run(*changes)
-    watch = _Bytes(taken=0.0)
+    watch = _Bytes(0.0, 0.0)
     rehearsal = Rehearsal(asked, watch)
     with rehearsal.going_on():
         for _ in range(2):
@@ -150,21 +150,32 @@ def test_compiled_layers_are_left_to_the_compiler() -> None:
 
 
 def test_a_hole_is_used_again_unless_something_settles_in_it() -> None:
-    for taken, most in ((0.0, 16), (1.0, 25)):
-        heap = Heap(taken)
+    for settles, most in ((0.0, 16), (1.0, 25)):
+        heap = Heap()
         for turn in range(10):
             heap.allocate(turn, 1_000_000)
             heap.allocate(100 + turn, 1_500_000)  # stays, and fits into no hole
-            heap.free(turn)
+            heap.free(turn, settles)
         assert most - 0.1 < heap.most / 1e6 < most + 0.1
 
 
+@pytest.mark.parametrize(("recorded", "most"), [(False, 16), (True, 25)])
+def test_something_settles_where_a_graph_is_recorded(recorded: bool, most: int) -> None:
+    watch, kept = _Bytes(1.0, 0.0), []
+    with torch.set_grad_enabled(recorded), watch:
+        for _ in range(10):
+            passing = torch.empty(250_000)
+            kept.append(torch.empty(375_000))
+            del passing
+    assert most - 0.1 < watch.grown / 1e6 < most + 0.1
+
+
 def test_what_settled_goes_at_the_end_of_a_step() -> None:
-    heap = Heap(taken=1.0)
+    heap = Heap()
     for turn in range(10):
         heap.allocate(turn, 1_000_000)
         heap.allocate(100 + turn, 1_500_000)
-        heap.free(turn)
+        heap.free(turn, settles=1.0)
         heap.end_step()
     assert 15.9 < heap.most / 1e6 < 16.1
 
