@@ -3,6 +3,7 @@
     python -m bench.plan_memory            # all of them, and the table in docs/planning.md
     python -m bench.plan_memory --only 3   # one of them, to the terminal
     python -m bench.plan_memory --add 20 21  # two of them, beside those that were recorded on this processor
+    python -m bench.plan_memory --estimates  # all are estimated again, beside what was measured on this processor
 
 A process loads what a training loads, and looks at what it holds; it then makes six steps, by the session of the
 trainer, on random tokens. What its largest resident size has grown by stands beside `step_memory`.
@@ -74,18 +75,20 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of configurations, from 0")
     parser.add_argument("--add", type=int, nargs="+", help="numbers, whose rows are recorded")
+    parser.add_argument("--estimates", action="store_true", help="measure nothing again")
     parser.add_argument("--child", help="measure this configuration in this process")
     options = parser.parse_args(words)
     if options.child:
         print(json.dumps(measured(options.child)))
         return
     chosen = options.add or options.only or range(len(CONFIGURATIONS))
-    kept = recorded_here("memory") if options.add else {}
+    kept = recorded_here("memory") if options.add or options.estimates else {}
     found: list[Benchmark] = []
     for number in chosen:
         configuration = CONFIGURATIONS[number]
-        measured_bytes, estimate = (ask(configuration, "--child"), estimated(configuration))
-        found.append(compared(configuration, measured_bytes, estimate, 1e6))
+        grown = kept[configuration].measured * 1e6 if options.estimates else ask(configuration)
+        estimate = estimated(configuration)
+        found.append(compared(configuration, grown, estimate, 1e6))
         print(*found[-1].row("memory"), sep="  ", flush=True)
     print(summary("memory", found))
     if options.only is None:
@@ -93,9 +96,9 @@ def main(words: Sequence[str] | None = None) -> None:
         write("memory", [rows[what] for what in CONFIGURATIONS if what in rows])
 
 
-def ask(configuration: str, option: str) -> float:
+def ask(configuration: str) -> float:
     """Return what a process of its own measures."""
-    command = [sys.executable, "-m", "bench.plan_memory", option, configuration]
+    command = [sys.executable, "-m", "bench.plan_memory", "--child", configuration]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
