@@ -4,6 +4,7 @@ outside is a suspicion, not a mistake."""
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from archwright import format as fmt
@@ -30,7 +31,7 @@ class Subject:
     tokens: float | None = None
     """None: not known."""
 
-    @property
+    @cached_property
     def spec(self) -> ModelSpec:
         """The model's architecture, with numbers alone."""
         return self.run.model.resolved()
@@ -115,7 +116,7 @@ def suspicions(run: RunSpec, model: LanguageModel, tokens: float | None = None) 
     found = {each.key: each for each in _unusual(Subject(run, model, tokens))}
     if not found:
         return []
-    published = _published(run)
+    published = _published(run, model)
     if published is not None:
         for each in _unusual(published):
             if each.key in found and found[each.key].beyond <= each.beyond + 1e-9:
@@ -131,15 +132,21 @@ def _unusual(subject: Subject) -> Iterator[Suspicion]:
                 yield Suspicion(rule, path, found)
 
 
-def _published(run: RunSpec) -> Subject | None:
-    """Return the preset that a run has its name from; None where there is none."""
+def _published(run: RunSpec, model: LanguageModel) -> Subject | None:
+    """Return the preset that a run has its name from; None where there is none.
+
+    Args:
+        model: the run's, which is taken where the preset has the same.
+    """
     name = run.model.name
     if name not in preset_names("models"):
         return None
     published = load_run(name)
-    model = build(published.model, device="meta")
-    assert isinstance(model, LanguageModel)
-    return Subject(published, model)
+    if published.model == run.model:
+        return Subject(published, model)
+    built = build(published.model, device="meta")
+    assert isinstance(built, LanguageModel)
+    return Subject(published, built)
 
 
 def _layers(subject: Subject) -> Iterator[tuple[str, LayerSpec, int]]:

@@ -1,6 +1,8 @@
 """How fast a model prefills and decodes at best: the roofline of bytes over bandwidth and FLOPs over peak."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
@@ -56,21 +58,29 @@ def serving(
         if devices == most_devices:
             return None
         devices = min(2 * devices, most_devices)
-    cache = cache_on_devices(model, length, itemsize, devices)
-    largest = LARGEST if not cache else min(LARGEST, int((devices * memory - weights) / cache))
+    kept = cache_on_devices(model, length, itemsize, devices)
+    largest = LARGEST if not kept else min(LARGEST, int((devices * memory - weights) / kept))
     peak = devices * hardware.peak(precision)
     bandwidth = devices * hardware.memory_bandwidth
+
+    of_prefill, of_step = weights_by_share(model), weights_by_share(model, decodes=True)
 
     def prefill(tokens: int) -> float:
         """Return the seconds that a text is read in, or a source before the first token of a text."""
         computed = prefill_flops(model, tokens) / peak
-        return max(computed, size * weights_read(model, tokens) / bandwidth)
+        return max(computed, size * weights_read(of_prefill, tokens) / bandwidth)
+
+    @cache
+    def of_text(tokens: int) -> tuple[float, float]:
+        """Return the bytes of a text's cache, and the FLOPs of its next token."""
+        kept = cache_on_devices(model, tokens, itemsize, devices)
+        return kept, next_token_flops(model, tokens)
 
     def step(batch: int, tokens: int = length) -> float:
         """Return the seconds of one token for each text of a batch."""
-        kept = cache_on_devices(model, tokens, itemsize, devices)
-        read = size * weights_read(model, batch, decodes=True) + batch * kept
-        return max(read / bandwidth, batch * next_token_flops(model, tokens) / peak)
+        kept, computed = of_text(tokens)
+        read = size * weights_read(of_step, batch) + batch * kept
+        return max(read / bandwidth, batch * computed / peak)
 
     batches = [2**i for i in range(LARGEST.bit_length()) if 2**i < largest]
     contexts = [length // 2**i for i in range(LENGTHS) if length >> i >= SHORTEST] or [length]
@@ -99,22 +109,27 @@ def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: 
 
 def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precision: str) -> float:
     """Return the seconds of one more token behind a text of `length` tokens on one device, at best."""
-    read = BYTES[precision] * weights_read(model, 1, decodes=True)
+    read = BYTES[precision] * weights_read(weights_by_share(model, decodes=True), 1)
     read += cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
     computed = next_token_flops(model, length) / hardware.peak(precision)
     return max(read / hardware.memory_bandwidth, computed)
 
 
-def weights_read(model: LanguageModel, tokens: int, *, decodes: bool = False) -> float:
+def weights_read(by_share: Mapping[float, int], tokens: int) -> float:
     """Return how many weights `tokens` tokens meet together: of experts that each chooses at random with a share a,
-    1 - (1 - a)^tokens. Of an embedding only rows are read.
+    1 - (1 - a)^tokens."""
+    return sum(number * (1 - (1 - share) ** tokens) for share, number in by_share.items())
+
+
+def weights_by_share(model: LanguageModel, *, decodes: bool = False) -> dict[float, int]:
+    """Return the weights of a model's maps by the share of them that a token meets. Of an embedding only rows are read.
 
     Args:
         decodes: behind a cache, where nothing reads a source any more.
     """
     unread = {*model.source_maps} if decodes else set()
-    return sum(
-        m.weight.numel() * (1 - (1 - m.active_fraction) ** tokens)
-        for m in model.modules()
-        if isinstance(m, Linear) and m not in unread
-    )
+    found: dict[float, int] = {}
+    for m in model.modules():
+        if isinstance(m, Linear) and m not in unread:
+            found[m.active_fraction] = found.get(m.active_fraction, 0) + m.weight.numel()
+    return found

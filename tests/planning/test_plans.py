@@ -30,7 +30,7 @@ from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes, cache_bytes_per_later_token, writes
 from archwright.planning.model_costs import model_costs
 from archwright.planning.plans import Plan, plan
-from archwright.planning.serving import serving, weights_read
+from archwright.planning.serving import serving, weights_by_share, weights_read
 from archwright.planning.stages import optimizer_bytes
 from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
@@ -503,9 +503,10 @@ def test_weights_that_are_read() -> None:
     counts = counted(model)
     idle = counts.total - counts.active
     every = counts.total - counts.parts["embedding"] - counts.parts["norms"]
-    assert weights_read(model, 1) == every - idle
-    assert weights_read(model, 2) == every - idle * 0.75
-    assert weights_read(model, 10**4) == pytest.approx(every)
+    by_share = weights_by_share(model)
+    assert weights_read(by_share, 1) == every - idle
+    assert weights_read(by_share, 2) == every - idle * 0.75
+    assert weights_read(by_share, 10**4) == pytest.approx(every)
 
 
 def test_time_energy_and_price_follow() -> None:
