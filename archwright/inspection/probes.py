@@ -12,8 +12,8 @@ To add a probe, write a function that tells its watch what to look at, and put i
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Self
+from functools import cached_property, partial
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class Probes:
     Args:
         optimizers: one or several, for `update_ratio`.
         loss_scale: what the loss was multiplied by, as in float16 training.
+        parameters: what this process holds of the model's; None: all.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Probes:
         optimizers: torch.optim.Optimizer | Optimizers = (),
         *,
         loss_scale: float = 1.0,
+        parameters: "Parameters | None" = None,
     ) -> None:
         self.model, self.loss_scale = model, loss_scale
+        self.parameters = WholeParameters(model) if parameters is None else parameters
         if isinstance(optimizers, torch.optim.Optimizer):
             optimizers = [optimizers]
         self.optimizers = list(optimizers)
@@ -73,7 +76,9 @@ class Probes:
         """Attach some probes while the block lasts."""
         with ExitStack() as attached:
             for name, probe in probes.items():
-                watch = Watch(self.model, self.optimizers, self.loss_scale, attached)
+                watch = Watch(
+                    self.model, self.parameters, self.optimizers, self.loss_scale, attached
+                )
                 self._seen[name] = watch.seen
                 with torch.no_grad():
                     probe(watch)
@@ -90,11 +95,61 @@ class Probes:
         return found
 
 
+class Parameters(Protocol):
+    """What this process holds of a model's parameters."""
+
+    def named(self) -> Mapping[str, Tensor]:
+        """Return it by name, as optimizers move it."""
+
+    def numel(self, name: str) -> int:
+        """Return how many numbers a whole parameter has."""
+
+    def watch_gradients(self, look: Callable[[str, Tensor], None]) -> Callable[[], None]:
+        """Let `look` see each gradient before it is clipped; return what ends that."""
+
+    def add_up(self, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return sums over all processes of what each has found of what it holds, by parameter."""
+
+
+class WholeParameters:
+    """All parameters of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named = dict(model.named_parameters())
+
+    def named(self) -> Mapping[str, Tensor]:
+        return self._named
+
+    def numel(self, name: str) -> int:
+        return self._named[name].numel()
+
+    def watch_gradients(self, look: Callable[[str, Tensor], None]) -> Callable[[], None]:
+        def seen(p: Tensor, name: str) -> None:
+            assert p.grad is not None
+            look(name, p.grad)
+
+        handles = [
+            p.register_post_accumulate_grad_hook(partial(seen, name=name))
+            for name, p in self._named.items()
+            if p.requires_grad
+        ]
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return end
+
+    def add_up(self, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return found
+
+
 @dataclass
 class Watch:
     """One probe and its measurements: a number for each row, such as a layer's path."""
 
     model: nn.Module
+    parameters: Parameters
     optimizers: list[torch.optim.Optimizer]
     loss_scale: float
     attached: ExitStack
@@ -109,10 +164,9 @@ class Watch:
         return {f"{path}.{i}": block for i, block in enumerate(lists.get(path, []))}
 
     @property
-    def matrices(self) -> dict[str, nn.Parameter]:
-        """The parameters of at least two dimensions, by the path of their module."""
-        named = self.model.named_parameters()
-        return {name.removesuffix(".weight"): p for name, p in named if p.ndim > 1}
+    def matrices(self) -> dict[str, Tensor]:
+        """The parameters of at least two dimensions by name, or what this process holds of them."""
+        return {name: p for name, p in self.parameters.named().items() if p.ndim > 1}
 
     def output(self, module: nn.Module, row: str, measure: Callable[[Tensor], Tensor]) -> None:
         """Measure what a module returns, at its first call."""
@@ -174,36 +228,45 @@ def dead_activations(watch: Watch) -> None:
 
 def gradient_norm(watch: Watch) -> None:
     """sqrt(sum g^2) over all parameters of a layer, before clipping; the rest by their first name."""
-    squares: dict[str, dict[str, Tensor]] = {}
+    rows = {
+        name: next((p for p in watch.blocks if name.startswith(f"{p}.")), name.partition(".")[0])
+        for name, p in watch.parameters.named().items()
+        if p.requires_grad
+    }
+    squares: dict[str, Tensor] = {}
+
+    def look(name: str, gradient: Tensor) -> None:
+        squares[name] = _norm(gradient).square()
 
     def gather() -> None:
-        for row, found in squares.items():
-            if found:
-                watch.seen[row] = torch.stack([*found.values()]).sum().sqrt() / watch.loss_scale
+        found = watch.parameters.add_up(squares)
+        for row in dict.fromkeys(rows.values()):  # in the model's order
+            if own := [
+                found[name] for name, other in rows.items() if other == row and name in found
+            ]:
+                watch.seen[row] = torch.stack(own).sum().sqrt() / watch.loss_scale
 
     watch.attached.callback(gather)
-    for name, parameter in watch.model.named_parameters():
-        row = next((p for p in watch.blocks if name.startswith(f"{p}.")), name.partition(".")[0])
-
-        def keep(p: Tensor, row: str = row, name: str = name) -> None:
-            assert p.grad is not None
-            squares.setdefault(row, {})[name] = _norm(p.grad).square()
-
-        if parameter.requires_grad:
-            squares[row] = {}  # rows stand in the model's order, not in that of the backward pass
-            handle = parameter.register_post_accumulate_grad_hook(keep)
-            watch.attached.callback(handle.remove)
+    watch.attached.callback(watch.parameters.watch_gradients(look))
 
 
 def weight_rms(watch: Watch) -> None:
     """sqrt(mean(w^2)) of each matrix before the update."""
-    watch.seen.update((name, rms(p)) for name, p in watch.matrices.items())
+    own = {name: _norm(p).square() for name, p in watch.matrices.items()}
+
+    def gather() -> None:
+        for name, square in watch.parameters.add_up(own).items():
+            watch.seen[_path(name)] = (square / watch.parameters.numel(name)).sqrt()
+
+    watch.attached.callback(gather)
 
 
 def update_ratio(watch: Watch) -> None:
     """rms(new - old) / rms(old) of each matrix; needs a copy of the matrices while the update lasts."""
     names = {id(p): name for name, p in watch.matrices.items()}
     old: dict[str, Tensor] = {}
+    moved: dict[str, Tensor] = {}
+    """Of each matrix, the sums of squares of its change and of what it was."""
 
     def before(optimizer: Any, *_: Any) -> None:
         old.update((name, p.detach().clone()) for name, p in _owned(optimizer, names))
@@ -211,8 +274,14 @@ def update_ratio(watch: Watch) -> None:
     def after(optimizer: Any, *_: Any) -> None:
         for name, p in _owned(optimizer, names):
             was = old.pop(name)
-            watch.seen[name] = rms(p.detach() - was) / rms(was)
+            moved[name] = torch.stack([_norm(p.detach() - was), _norm(was)]).square()
 
+    def gather() -> None:
+        for name, squares in watch.parameters.add_up(moved).items():
+            change, was = squares.sqrt()
+            watch.seen[_path(name)] = change / was
+
+    watch.attached.callback(gather)
     for optimizer in watch.optimizers:
         for handle in (
             optimizer.register_step_pre_hook(before),
@@ -272,6 +341,11 @@ def _wrap_kernels(watch: Watch, measure: Callable[..., Tensor]) -> None:
                 return kernel(*args, **more)
 
             watch.replace(module, "kernel", seen)
+
+
+def _path(name: str) -> str:
+    """Return the path of the module of a matrix."""
+    return name.removesuffix(".weight")
 
 
 def _owned(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor]]:

@@ -25,6 +25,7 @@ from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
 from archwright.scale import connections
 from archwright.scale.context import share_texts
+from archwright.scale.held_parameters import HeldParameters, Look
 from archwright.scale.launch import EndedError, Launch, LostError
 from archwright.scale.layout import ONE, Layout
 from archwright.scale.processes import Passes, Processes, stretch_of
@@ -72,6 +73,8 @@ class Group(Processes):
         # started again share with those before them; from then on, one of this group alone.
         self._store = PrefixStore(f"archwright/{Group.number}", store)
         Group.number += 1
+        self._looks: list[Look] = []
+        """What sees the gradients of a step."""
         self._shards: ModelShards | None = None
         self._stage: dist.ProcessGroup | None = None
         """Those that compute the same layers; None: all."""
@@ -408,8 +411,15 @@ class Group(Processes):
         self.shards.take(optimizers)
         return optimizers
 
+    def held(self) -> HeldParameters:
+        return HeldParameters(self.shards, self._looks)
+
     def bring_gradients(self) -> None:
         self.shards.bring_gradients()
+        for look in self._looks:
+            for name, p in self.shards.held().items():
+                if p.grad is not None:
+                    look(name, p.grad)
 
     def drop_gradients(self) -> None:
         self.shards.drop_gradients()

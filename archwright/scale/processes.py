@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from archwright.model.language_model import LanguageModel, Output
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
 from archwright.scale.layout import ONE, Layout
+
+if TYPE_CHECKING:
+    from archwright.scale.held_parameters import HeldParameters
 
 T = TypeVar("T")
 
@@ -91,6 +94,10 @@ class Processes:
     def take(self, optimizers: Optimizers) -> Optimizers:
         """Let optimizers move what this process holds of their parameters."""
         return optimizers
+
+    def held(self) -> "HeldParameters | None":
+        """Return what this process holds of the parameters; None: all."""
+        return None
 
     def bring_gradients(self) -> None:
         """Give the parameters that optimizers move the gradients of a step."""

@@ -284,6 +284,11 @@ class ModelShards(Shards):
         """Return the name of a parameter that an optimizer moves."""
         return self._held[id(parameter)]
 
+    def held(self) -> dict[str, Tensor]:
+        """Return the tensors that optimizers move by name, in the model's order."""
+        moved = {self._held[id(p)]: p for p in self._moved}
+        return {name: moved[name] for name in self.tensors if name in moved}
+
     def names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """Return the names of each group's parameters."""
         return [[self._held[id(p)] for p in group["params"]] for group in optimizer.param_groups]

@@ -10,7 +10,7 @@ from signal import SIGTERM
 from typing import Any, Literal, NamedTuple
 
 from archwright import checkpoint
-from archwright.inspection.probes import STEPS, Probes
+from archwright.inspection.probes import Probes
 from archwright.machine.decide import peak_memory
 from archwright.runs import RunFolder
 from archwright.runs.ending import EARLY_STOP
@@ -295,8 +295,7 @@ class Loop:
         if not every or (number > 1 and number % every):
             yield None
             return
-        probes = self.session.probe()
-        with probes.watching(STEPS):
+        with self.session.probing() as probes:
             yield probes
 
     def _record_probes(self, number: int, probes: Probes) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from archwright import checkpoint
+from archwright.inspection.probes import STEPS, Probes
 from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.model.build import build_uninitialized, initial_draws
 from archwright.model.language_model import LanguageModel
@@ -52,6 +53,8 @@ class Rank:
     def __init__(self, group: "Group", session: Session, material: Material) -> None:
         self.group, self.session, self.material = group, session, material
         self._saving: Future[object] | None = None
+        self._probed = contextlib.ExitStack()
+        """Ends with a step that probes look at."""
 
     @classmethod
     def of(cls, group: "Group", folder: RunFolder, material: Material) -> "Rank":
@@ -70,6 +73,10 @@ class Rank:
             match order["do"]:
                 case "step":
                     return self.session.make_step(order["step"], order["lr_scale"])
+                case "probe":
+                    return self._probe(order["step"])
+                case "probed":
+                    self._probed.close()
                 case "evaluate":
                     return self.session.evaluate(self.material, Reading(*order["reading"]))
                 case "begin":
@@ -90,6 +97,13 @@ class Rank:
                 case "load":
                     self._load(Path(order["path"]))
         return None
+
+    def _probe(self, step: int) -> Probes:
+        """Return probes that see the coming step, and have seen a pass over its first rows: all processes compute with
+        the same ones, as each has weights that others need."""
+        probes = self.session.probe(step)
+        self._probed.enter_context(probes.watching(STEPS))
+        return probes
 
     def _initialise(self, known: Container[str] = ()) -> None:
         """Let this process's part of the model have its initial values, of which each process draws some whole, but for
@@ -216,6 +230,11 @@ class Rank0Session(Session):
     def make_step(self, step: int, lr_scale: float) -> StepResult:
         result: StepResult = self._order({"do": "step", "step": step, "lr_scale": lr_scale})
         return result
+
+    @contextlib.contextmanager
+    def probing(self) -> Iterator[Probes]:
+        yield self._order({"do": "probe", "step": self.standing.step})
+        self._order({"do": "probed"})
 
     def evaluate(self, material: Material, reading: Reading) -> Evaluation:
         found: Evaluation = self._order({"do": "evaluate", "reading": [*reading]})

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from archwright import checkpoint
 from archwright.data.batches import BatchSource
 from archwright.data.eval_windows import Windows
-from archwright.inspection.probes import PASSES, Probes
+from archwright.inspection.probes import PASSES, STEPS, Probes
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
@@ -170,17 +170,29 @@ class Session:
         a file that `write_model` wrote."""
         yield self.model
 
-    def probe(self) -> Probes:
-        """Return probes that have seen a pass over the first rows of the coming batch.
+    @contextmanager
+    def probing(self) -> Iterator[Probes]:
+        """Yield probes that have seen a pass over the first rows of the coming batch, and see the step in the block."""
+        probes = self.probe(self.standing.step)
+        with probes.watching(STEPS):
+            yield probes
+
+    def probe(self, step: int) -> Probes:
+        """Return probes that have seen a pass over the first rows of the batch of a step.
 
         It is a pass of its own, uncompiled and without dropout, which leaves those of the training,
         and all random numbers, as they are without probes.
         """
         scaler = self.precision.scaler
         scale = float(scaler.get_scale()) if scaler else 1.0
-        probes = Probes(self.model, self.optimizers.values(), loss_scale=scale)
+        probes = Probes(
+            self.model,
+            self.optimizers.values(),
+            loss_scale=scale,
+            parameters=self.processes.held(),
+        )
         rows = max(1, PROBED_TOKENS // self.run.model.context_length)
-        batch = to_device(self.batches.at(self.standing.step), self.device)
+        batch = to_device(self.batches.at(step), self.device)
         first = batch.split(-(-self.run.batch_size // rows))[0]
         self.model.eval()
         with (

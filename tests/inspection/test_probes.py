@@ -318,5 +318,5 @@ def test_of_a_large_batch_some_rows_are_looked_at(session: Session, monkeypatch:
         monkeypatch.setattr(
             probes_room, "rms", lambda x, seen=seen: seen.append(x.shape) or x.sum()
         )
-        assert session.probe().values["residual_rms"].keys() == {"embedding", "layers.0"}
+        assert session.probe(0).values["residual_rms"].keys() == {"embedding", "layers.0"}
         assert seen == [(rows, 32, 32)] * 2

@@ -117,7 +117,6 @@ def test_experts_are_shared_by_processes_of_one_copy(
             "expected a multiple of 32, the 4 processes times grad_accum_steps = 8",
         ),
         ("model.residual.dropout=0.1", "model.residual.dropout: found 0.1"),
-        ("probes.every=5", "probes.every: found 5"),
         ("machine.precision=fp16", "machine.precision: found"),
         ("machine.fused=liger", "machine.fused: found"),
     ],
@@ -130,6 +129,14 @@ def test_what_several_would_train_otherwise_is_refused(change: str, words: str) 
     (line,) = error.value.lines
     assert line.startswith(change.partition("=")[0] if "accum" not in change else "batch_size")
     assert words in line
+
+
+@pytest.mark.parametrize("axis", ["context", "tensor", "pipeline"])
+def test_probes_look_at_whole_rows_and_layers(axis: str) -> None:
+    run = load_run("modern").override("probes.every=5", "grad_accum_steps=2")
+    check_layout(run, Layout(2, 2))
+    with pytest.raises(UserError, match=r"probes\.every: found 5; probes look at whole rows"):
+        check_layout(run, Layout(**{axis: 2}))
 
 
 def test_what_draws_is_found_in_all_stacks_and_kinds_of_layers() -> None:
