@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
 STEPS = 6
 
-SMALL = (
-    "model.dim=256 model.num_layers=6 model.context_length=512 model.vocab_size=4096 batch_size=8"
-)
-WIDE = (
-    "model.dim=512 model.num_layers=6 model.context_length=512 model.vocab_size=4096 batch_size=6"
-)
-LONG = (
-    "model.dim=256 model.num_layers=6 model.context_length=2048 model.vocab_size=2048 batch_size=2"
-)
-HEAD = (
-    "model.dim=256 model.num_layers=2 model.context_length=512 model.vocab_size=32768 batch_size=8"
-)
+
+def _shape(dim: int, num_layers: int, context_length: int, vocab_size: int) -> str:
+    return (
+        f"model.dim={dim} model.num_layers={num_layers} model.context_length={context_length} "
+        f"model.vocab_size={vocab_size}"
+    )
+
+
+SMALL = f"{_shape(256, 6, 512, 4096)} batch_size=8"
+WIDE = f"{_shape(512, 6, 512, 4096)} batch_size=6"
+LONG = f"{_shape(256, 6, 2048, 2048)} batch_size=2"
+HEAD = f"{_shape(256, 2, 512, 32768)} batch_size=8"
 EXPERTS = "model.feedforward.kind=experts model.feedforward.num_experts=8"
+FP32 = "machine.precision=fp32"
 AGAIN = "machine.activation_checkpointing=full"
 SELECTIVE = "machine.activation_checkpointing=selective"
-CONFIGURATIONS = (
+FITTED = (
     f"modern {SMALL}",
-    f"modern {SMALL} machine.precision=fp32",
+    f"modern {SMALL} {FP32}",
     f"modern {SMALL} machine.kernel=sdpa",
-    f"modern {SMALL} machine.precision=fp32 machine.kernel=sdpa {SELECTIVE} batch_size=16",
-    f"modern {SMALL} machine.precision=fp32 machine.kernel=sdpa {AGAIN} batch_size=32",
+    f"modern {SMALL} {FP32} machine.kernel=sdpa {SELECTIVE} batch_size=16",
+    f"modern {SMALL} {FP32} machine.kernel=sdpa {AGAIN} batch_size=32",
     f"modern {SMALL} optimizer.kind=muon",
     f"modern {SMALL} {AGAIN} batch_size=32",
     f"modern {SMALL} machine.compile=block",
@@ -60,12 +61,31 @@ CONFIGURATIONS = (
     f"modern {HEAD} machine.loss=chunked",
     f"modern {HEAD} machine.loss=chunked {AGAIN} optimizer.kind=muon",
     f"textbook {SMALL}",
-    f"modern {SMALL} machine.precision=fp32 batch_size=32",
-    f"modern {WIDE} machine.precision=fp32 batch_size=24",
+    f"modern {SMALL} {FP32} batch_size=32",
+    f"modern {WIDE} {FP32} batch_size=24",
     f"modern {SMALL} {EXPERTS}",
-    "modern model.dim=1024 model.num_layers=4 model.context_length=256 model.vocab_size=8192 batch_size=4",
+    f"modern {_shape(1024, 4, 256, 8192)} batch_size=4",
 )
-"""A model, and what is changed."""
+"""A model, and what is changed. Shares of lost holes were fitted to these."""
+MIXTURE = f"{_shape(256, 6, 512, 4096)} {FP32} {EXPERTS}"
+UNSEEN = (
+    f"textbook {_shape(384, 4, 256, 8192)} {FP32} batch_size=16",
+    f"modern {_shape(256, 4, 512, 16384)} {FP32} batch_size=16 machine.loss=chunked optimizer.kind=muon",
+    f"modern {_shape(320, 8, 256, 2048)} {FP32} batch_size=48 {AGAIN} optimizer.kind=muon",
+    f"modern {_shape(512, 4, 256, 4096)} {FP32} batch_size=24 {SELECTIVE} optimizer.kind=muon",
+    f"modern {_shape(384, 4, 512, 32768)} {FP32} batch_size=8 machine.loss=chunked",
+    f"modern {_shape(384, 6, 512, 16384)} {FP32} batch_size=24 machine.loss=chunked {AGAIN}",
+    f"modern {MIXTURE} model.feedforward.num_experts=4 batch_size=16 {AGAIN}",
+    f"modern {_shape(192, 12, 1024, 4096)} batch_size=4 machine.kernel=sdpa",
+    f"modern {_shape(768, 3, 256, 50304)} {FP32} batch_size=2 optimizer.kind=muon",
+    f"textbook {_shape(256, 6, 512, 4096)} {FP32} batch_size=24 grad_accum_steps=2 {AGAIN}",
+    f"modern {MIXTURE} batch_size=8 {AGAIN}",
+    f"modern {MIXTURE} model.feedforward.num_experts=4 batch_size=8 {SELECTIVE}",
+    f"modern {MIXTURE} model.feedforward.num_experts=4 batch_size=6",
+    f"modern {_shape(384, 4, 256, 4096)} {FP32} {EXPERTS} batch_size=24 {AGAIN}",
+)
+"""Shares of lost holes were not fitted to these."""
+CONFIGURATIONS = (*FITTED, *UNSEEN)
 DECIDED = ["machine.device=cpu", "machine.num_steps=10", "machine.threads=1"]
 DEFAULT = {"precision": "bf16", "kernel": "blockwise", "loss": "whole", "compile": "none"}
 

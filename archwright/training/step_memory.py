@@ -23,7 +23,7 @@ COMPILER = 150e6
 """Bytes of the compiler, where layers are compiled."""
 MOST_KEPT, PRODUCT = 1024, 0.56e6
 """Products whose code oneDNN keeps at most, and the bytes of each. A mixture of experts meets other numbers of rows in
-every step."""
+every step. In float32 another library computes products, which keeps none."""
 PRODUCTS_OF_EXPERT = 6
 """Sorts of products for each number of rows: into the hidden width and out of it, in the forward pass, for gradients of
 rows, and for those of weights."""
@@ -87,6 +87,8 @@ def step_memory(run: RunSpec) -> StepMemory:
 def _products_kept(model: Decoder, run: RunSpec) -> int:
     """Return of how many products oneDNN keeps the code, where experts have any number of rows up to twice the mean."""
     kept = 0
+    if run.machine.precision != "bf16":
+        return kept
     for experts in {m.spec: m for m in model.modules() if isinstance(m, Experts)}.values():
         number = experts.spec.num_experts
         rows = run.batch_size * model.spec.context_length * experts.spec.top_k

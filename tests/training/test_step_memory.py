@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from archwright.data.inputs import Batch, Inputs
 from archwright.machine.precision import Precision
+from archwright.model.build import build
+from archwright.model.decoder import Decoder
 from archwright.planning.activations import CHECKPOINTING
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
@@ -19,7 +21,7 @@ from archwright.spec.run_spec import RunSpec
 from archwright.training.evaluation import evaluate, rows_at_once
 from archwright.training.heap import Heap
 from archwright.training.rehearsal import Rehearsal
-from archwright.training.step_memory import _Bytes, step_memory
+from archwright.training.step_memory import _Bytes, _products_kept, step_memory
 from archwright.training.step_time import Steps
 
 SMALL = (
@@ -178,6 +180,18 @@ def test_what_settled_goes_at_the_end_of_a_step() -> None:
         heap.free(turn, settles=1.0)
         heap.end_step()
     assert 15.9 < heap.most / 1e6 < 16.1
+
+
+def test_code_of_products_is_kept_in_16_bits() -> None:
+    """A mixture meets other numbers of rows in every step, of which in float32 nothing is kept."""
+    experts = ("model.feedforward.kind=experts", "model.feedforward.num_experts=4")
+    narrow, wide = (
+        run(*experts, f"machine.precision={precision}") for precision in ("bf16", "fp32")
+    )
+    model = build(narrow.model.resolved(), device="meta")
+    assert isinstance(model, Decoder)
+    assert _products_kept(model, narrow) > 100
+    assert _products_kept(model, wide) == 0
 
 
 def test_steps_that_depend_on_values_are_refused_in_a_line() -> None:
