@@ -142,8 +142,8 @@ class Struck(Disk):
         assert self.moment
         of = self.plan.events[f"{self.rank} {self.phase}"]
         if self.number == min(of, 1 + int(self.moment.share * of)):
-            if half:
-                half()
+            if half and (self.moment.error or self.rank in self.moment.victims):
+                half()  # who goes on writes the whole alone
             self._fall()
             if self.is_full:
                 self._refuse(where)

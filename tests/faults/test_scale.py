@@ -14,7 +14,7 @@ import torch
 
 from archwright import checkpoint
 from archwright.files import replacing
-from tests.faults.ranks import PHASES, SEALING, TORCHRUN, TRAINING, WRITING, Moment
+from tests.faults.ranks import PHASES, SEALING, TORCHRUN, TRAINING, WRITING, Moment, Plan, Struck
 from tests.faults.scale import GRIDS, KILLS, ROUTES, Ended, Stage, Verdict, _orphans, rows
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
@@ -41,6 +41,37 @@ def test_kills_are_of_all_kinds(stage: Stage) -> None:
     assert min(phases[phase] for phase in PHASES) >= 20
     assert min(sizes[number] for number in (1, 2, 4)) >= 20
     assert min(victims[number] for number in (1, 2, 4)) >= 10
+
+
+@pytest.mark.parametrize(
+    ("victims", "error", "written"),
+    [
+        *(((0,), 0, b"abcd"), ((0, 1), 0, b"abcd"), ((), errno.ENOSPC, b"abcd")),
+        *(((1,), 0, b""), ((TORCHRUN,), 0, b"")),
+    ],
+    ids=["itself", "all", "a full disk", "another", "torchrun"],
+)
+def test_who_goes_on_has_written_nothing_by_halves(
+    victims: tuple[int, ...],
+    error: int,
+    written: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of a tensor, and then all of it, would make another file than without the blow."""
+    fallen, file = [], tmp_path / "run" / "checkpoints" / "file"
+    monkeypatch.setattr(Struck, "__init__", lambda *_: None)
+    monkeypatch.setattr(Struck, "_fall", lambda self: fallen.append(True))
+    struck = Struck(None, 0, 0)  # type: ignore[arg-type]
+    struck.folder, struck.rank, struck.phase = str(tmp_path / "run"), 0, WRITING
+    struck.moment, struck.is_mine = Moment(WRITING, 0, 1, 0.0, victims, error), True
+    struck.nth, struck.number, struck.is_full = {WRITING: 1}, 0, False
+    struck.plan = Plan("", "", (), {f"0 {WRITING}": 1})
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as plain:
+        struck.meet("write", file, lambda: plain.write(b"abcd"))
+    assert fallen == [True]
+    assert file.read_bytes() == written
 
 
 @pytest.mark.slow
