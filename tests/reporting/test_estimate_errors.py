@@ -22,7 +22,7 @@ def test_errors_in_words(kind: str, errors: tuple[float, ...], words: str) -> No
 def test_each_kind_of_estimate_has_its_own_errors() -> None:
     found = estimate_errors()
     assert {kind: len(each.errors) for kind, each in found.items()} == {
-        "memory": 24,
+        "memory": 38,
         "step": 6,
         "prefill": 3,
         "decode": 3,
