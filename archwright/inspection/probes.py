@@ -239,12 +239,12 @@ def gradient_norm(watch: Watch) -> None:
         squares[name] = _norm(gradient).square()
 
     def gather() -> None:
-        found = watch.parameters.add_up(squares)
-        for row in dict.fromkeys(rows.values()):  # in the model's order
-            if own := [
-                found[name] for name, other in rows.items() if other == row and name in found
-            ]:
-                watch.seen[row] = torch.stack(own).sum().sqrt() / watch.loss_scale
+        found, by_row = watch.parameters.add_up(squares), dict[str, list[Tensor]]()
+        for name, row in rows.items():  # in the model's order
+            if name in found:
+                by_row.setdefault(row, []).append(found[name])
+        for row, own in by_row.items():
+            watch.seen[row] = torch.stack(own).sum().sqrt() / watch.loss_scale
 
     watch.attached.callback(gather)
     watch.attached.callback(watch.parameters.watch_gradients(look))
