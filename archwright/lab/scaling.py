@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection
 
-from archwright.parts.masks import is_full
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.run_spec import RunSpec
@@ -104,6 +103,8 @@ def _fitting_mask(
     mask, share = layer.attention.mask, model.context_length / context_length
     if any(f"{at}{size}" in given for size in {*dict(mask.in_tokens), *mask.extent}):
         return {}
+    from archwright.parts.masks import is_full  # loads torch, which a misspelt name need not wait for
+
     num_heads = layer.attention.heads(model.dim)["num_heads"]
     if mask.reach and is_full(mask, num_heads, context_length):
         share = USUAL_SHARE * model.context_length / mask.reach
