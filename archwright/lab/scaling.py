@@ -103,7 +103,8 @@ def _fitting_mask(
     mask, share = layer.attention.mask, model.context_length / context_length
     if any(f"{at}{size}" in given for size in {*dict(mask.in_tokens), *mask.extent}):
         return {}
-    from archwright.parts.masks import is_full  # loads torch, which a misspelt name need not wait for
+    # Loads torch, for which a misspelt name need not wait.
+    from archwright.parts.masks import is_full
 
     num_heads = layer.attention.heads(model.dim)["num_heads"]
     if mask.reach and is_full(mask, num_heads, context_length):

@@ -1,6 +1,7 @@
 """What a user gets wrong: one clear line for each mistake, exit code 2, and nothing made or lost."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,3 +78,24 @@ def test_the_corrected_command_works(files: Path, capsys: pytest.CaptureFixture[
     assert not (files / "runs").exists()
     assert error_lines(capsys, *TRAIN.split(), "--quiet", code=0) == []
     assert RunFolder.open("runs/modern").finished
+
+
+REFUSED = """
+import subprocess
+import sys
+from archwright.cli import main
+code = main(sys.argv[1:])
+print(code, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", ["plan moden", "plan modern :dmi=4", "profile moden", "show moden", "train moden"]
+)
+def test_a_misspelt_name_waits_for_no_torch(words: str, files: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, *words.split()], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2 False\n"
+    assert "Did you mean" in done.stderr
