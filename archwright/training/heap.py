@@ -36,7 +36,8 @@ class Heap:
         """Sizes and starts, in order."""
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        self._used: dict[int, tuple[int, int]] = {}
+        self._used: dict[int, tuple[int, int, float]] = {}
+        """Start and size, and what is drawn for the hole: already here, as tensors that go together go in any order."""
         self._settled: list[int] = []
         """Where something small is in a hole."""
 
@@ -56,7 +57,7 @@ class Heap:
         else:
             start, self._top = self._top, self._top + whole
             self.most = max(self.most, self._top)
-        self._used[key] = start, whole
+        self._used[key] = start, whole, self._dice.random()
 
     def free(self, key: int, settles: float) -> None:
         """Give a tensor's room back.
@@ -67,8 +68,8 @@ class Heap:
         """
         if key not in self._used:
             return
-        start, size = self._used.pop(key)
-        if self._dice.random() < settles:
+        start, size, drawn = self._used.pop(key)
+        if drawn < settles:
             self._settled.append(start)
             start, size = start + SETTLED, size - SETTLED
         self._release(start, size)

@@ -70,8 +70,11 @@ def test_steps_in_bf16_are_those_of_one_process(
 ) -> None:
     """The first loss, whose products are the same, to float32's rounding; later ones to what gradients are rounded to,
     which one process adds up over rows before it narrows them."""
-    one, wide = trained(narrow, STEPS), trained(narrow._replace(words=narrow.words[:1]), 1)
-    assert abs(one[0][0] - wide[0][0]) > 1e-5, "products are narrow"
+    one, wide = (trained(each, STEPS) for each in (narrow, narrow._replace(words=narrow.words[:1])))
+    # Of one step the mean may be the same by chance.
+    assert max(abs(a - b) for (a, _), (b, _) in zip(one, wide, strict=True)) > 1e-5, (
+        "products are narrow"
+    )
     for grid in GRIDS:
         found = many[f"{narrow.name}/{title(grid)}"]
         assert found[0][0] == pytest.approx(one[0][0], abs=1e-6)

@@ -182,6 +182,22 @@ def test_what_settled_goes_at_the_end_of_a_step() -> None:
     assert 15.9 < heap.most / 1e6 < 16.1
 
 
+def test_tensors_that_go_together_go_in_any_order() -> None:
+    """Those of a graph go as their addresses have it, which differ from process to process."""
+    grown = set()
+    for order in (range(20), reversed(range(20))):
+        heap = Heap()
+        for key in range(20):
+            heap.allocate(key, 100_000 * (key + 1))
+            heap.allocate(100 + key, 1_500_000)
+        for key in order:
+            heap.free(key, settles=0.5)
+        for key in reversed(range(20)):
+            heap.allocate(key, 100_000 * (key + 1))
+        grown.add(heap.most)
+    assert len(grown) == 1
+
+
 def test_code_of_products_is_kept_in_16_bits() -> None:
     """A mixture meets other numbers of rows in every step, of which in float32 nothing is kept."""
     experts = ("model.feedforward.kind=experts", "model.feedforward.num_experts=4")
