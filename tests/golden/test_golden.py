@@ -6,15 +6,28 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
+import archwright
 from archwright.lab.run_cache import NUMERICS
-from tests.golden.record import COMPOSITIONS, GOLDEN, RELATIVE, losses, other_numbers
+from archwright.spec.run_spec import RunSpec
+from tests.golden.record import COMPOSITIONS, GOLDEN, RELATIVE, is_model, losses, other_numbers
 from tests.tiny import ROOT, surroundings
 
 KEPT = json.loads(GOLDEN.read_text(encoding="utf-8"))
 RECORDED_UNDER = KEPT.pop("numerics")
 
 Golden = dict[str, dict[str, Any]]
+
+
+def skip_other_draws(name: str) -> None:
+    """Leave a composition out whose weights are drawn from cut normals, which torch before 2.12 draws otherwise."""
+    load = archwright.load if is_model(name) else archwright.load_run
+    spec = load(COMPOSITIONS[name])
+    model = spec.model if isinstance(spec, RunSpec) else spec
+    if TorchVersion(torch.__version__) < (2, 12) and model.init.kind == "glorot":
+        pytest.skip("torch before 2.12 draws cut normals otherwise")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +58,7 @@ def test_hashes(found: Golden, name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_names_and_draws(found: Golden, name: str) -> None:
+    skip_other_draws(name)
     tensors, kept = found[name]["tensors"], KEPT[name]["tensors"]
     assert {path: shape for path, (shape, *_) in tensors.items()} == {
         path: shape for path, (shape, *_) in kept.items()
@@ -56,6 +70,7 @@ def test_names_and_draws(found: Golden, name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_losses(found: Golden, name: str) -> None:
+    skip_other_draws(name)
     if other_numbers(found[name], KEPT[name]):
         pytest.fail(complaint(name), pytrace=False)
 

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
@@ -339,8 +340,9 @@ def test_a_tensor_depends_on_its_seed_and_name_alone() -> None:
         keyed_generator(5, name),
     )
     assert torch.equal(dict(model.named_parameters())[name], expected)
-    # Golden, so that runs paired by their seed stay so from release to release.
-    assert expected[0, 0].item() == pytest.approx(0.0253367, abs=1e-6)
+    # Golden, so that runs paired by their seed stay so from release to release; torch 2.12 changed cut normals.
+    drawn = 0.0253367 if TorchVersion(torch.__version__) >= (2, 12) else -0.0192989
+    assert expected[0, 0].item() == pytest.approx(drawn, abs=1e-6)
 
 
 def test_weights_may_be_drawn_again() -> None:
