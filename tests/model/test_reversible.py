@@ -179,7 +179,7 @@ def test_hashes_keep_a_byte_for_each_token_head_and_round() -> None:
 def test_bfloat16_costs_reversible_layers_little_more_than_others(
     changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streams are float32, so that what is computed again is nearly as exact as it was. Of three draws, gradients are in
+    """Streams are float32, so that what is computed again is nearly as exact as it was. Gradients of three draws are in
     the mean 1.3 times as far from exact ones as where all is kept; 1.7 times, if streams were rounded to 16 bits."""
 
     def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
