@@ -2,7 +2,8 @@
 
     python -m bench.plan_speed
 
-Steps, texts and tokens are timed as rates are: the fastest of some, on one thread in processor time.
+Steps, texts and tokens are timed as rates are: the fastest of some, on one thread in processor time. Steps are of the
+precision in which this machine trains faster.
 """
 
 from collections.abc import Callable
@@ -49,14 +50,23 @@ def _both(shape: str) -> tuple[float, float]:
     """Return the estimated and the real seconds."""
     import torch
 
+    from archwright.machine.decide import decide
     from archwright.machine.rates import fastest
     from archwright.model.build import build
     from archwright.spec.read import load_run
+    from archwright.spec.run_spec import MachineSpec
     from archwright.training.step_time import Steps, decode_time, prefill_time, step_time
 
     what, *words = shape.split()
     keys = [word if word.startswith("batch_size") else f"model.{word}" for word in words]
-    machine = ("device=cpu", "precision=bf16", "kernel=blockwise", "loss=whole", "compile=none")
+    precision = decide(MachineSpec(device="cpu", threads=1)).machine.precision
+    machine = (
+        "device=cpu",
+        f"precision={precision}",
+        "kernel=blockwise",
+        "loss=whole",
+        "compile=none",
+    )
     run = load_run("modern").override(
         "model.attention.num_heads=4", "model.attention.num_kv_heads=2", *keys
     )

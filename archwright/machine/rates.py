@@ -5,6 +5,7 @@ weighed by how near they are, on a log scale.
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ COLD, MOST_INPUTS = 2**28, 256
 REPEATS, SECONDS = 5, 0.02
 """How often an operation is timed at least, and for how long, in calls during which no core was taken away; the fastest
 counts."""
+LOST, CLOCKS = 0.1, 5e-6
+"""Share of a call's time, and seconds for reading clocks, by which the processor's may be less than the wall's. Where a
+host takes a core from its guest, Linux takes that time off the guest's processes, also off calls that ran meanwhile:
+the processor's time of a call of 60 microseconds can be 0."""
 PATIENCE, MOST_CALLS = 0.5, 1000
 """Seconds, and calls, after which the fastest so far counts, whatever was taken away."""
 
@@ -89,7 +94,7 @@ class Rates:
 def measure_rates(precision: str) -> Rates:
     """Return the rates of this machine's CPU for products in a precision, measured now or within the last week."""
     names = tuple(name for name, _, _ in _calls(DTYPES[precision]))
-    question = {**machine_facts("cpu"), "rates": 5, "precision": precision}
+    question = {**machine_facts("cpu"), "rates": 6, "precision": precision}
     question["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     found = measured(question, names, lambda: _measure(DTYPES[precision]))
     return Rates(precision, found.values, found.age)
@@ -151,20 +156,23 @@ def _in_turns(make: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[
 
 
 def fastest(call: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest of some calls; on one thread those of the processor."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    """Return the seconds of the fastest of some calls that kept their core, or the median where none did; on one thread
+    those of the processor."""
+    alone = torch.get_num_threads() == 1
     call()
     times: list[float] = []
     undisturbed: list[float] = []
     while len(undisturbed) < REPEATS or sum(undisturbed) < SECONDS:
         if times and (sum(times) >= PATIENCE or len(times) >= MOST_CALLS):
             break
-        before, start = preemptions(), clock()
+        before, wall, processor = preemptions(), time.perf_counter(), time.process_time()
         call()
-        times.append(clock() - start)
-        if preemptions() == before:
+        processor, wall = time.process_time() - processor, time.perf_counter() - wall
+        times.append(processor if alone else wall)
+        lost = alone and wall - processor > LOST * wall + CLOCKS
+        if preemptions() == before and not lost:
             undisturbed.append(times[-1])
-    return min(times)
+    return min(undisturbed) if undisturbed else statistics.median(times)
 
 
 def _between(points: Mapping[Shape, float], shape: Shape) -> float:

@@ -203,7 +203,7 @@ def _time_of_a_call() -> Measurement:
     from archwright.machine.decide import machine_facts
 
     return measured(
-        {**machine_facts("cpu"), "calls": 4},
+        {**machine_facts("cpu"), "calls": 5},
         ("training", "prefill", "decode"),
         lambda: {
             "training": _tiny_step(),

@@ -1,6 +1,7 @@
 """Rates of this machine: what lies between measured shapes, what is measured, and for how long it is kept."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,18 +53,26 @@ def test_beyond_the_ends_is_what_the_end_has() -> None:
 class Clock:
     """Calls that take given seconds, and what the system counts in the meantime."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: tuple[float, int]) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *calls: tuple[float, int],
+        stolen: Sequence[float] = (),
+    ) -> None:
         self.calls, self.seconds, self.preempted = [(0.0, 0), *calls], 0.0, 0
+        self.stolen, self.lost = [0.0, *stolen], 0.0
         self.made = 0
         watch = SimpleNamespace(
-            process_time=lambda: self.seconds, perf_counter=lambda: self.seconds
+            process_time=lambda: self.seconds, perf_counter=lambda: self.seconds + self.lost
         )
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         monkeypatch.setattr(room, "time", watch)
         monkeypatch.setattr(room, "preemptions", lambda: self.preempted)
 
     def __call__(self) -> None:
         seconds, preempted = self.calls[min(self.made, len(self.calls) - 1)]
         self.seconds, self.preempted = self.seconds + seconds, self.preempted + preempted
+        self.lost += self.stolen[self.made] if self.made < len(self.stolen) else 0.0
         self.made += 1
 
 
@@ -78,6 +87,20 @@ def test_calls_that_lost_their_core_do_not_count_as_timed(monkeypatch: pytest.Mo
     """Of the first six none is as fast as an undisturbed one."""
     call = Clock(monkeypatch, *[(0.009, 1)] * 6, *[(0.005, 0)] * 5)
     assert fastest(call) == pytest.approx(0.005)
+
+
+def test_calls_from_which_a_host_took_time_do_not_count_as_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their time of the processor is less than they took, or nothing."""
+    call = Clock(monkeypatch, (0.0, 0), (0.002, 0), (0.005, 0), stolen=(0.005, 0.003))
+    assert fastest(call) == pytest.approx(0.005)
+    assert call.made == 1 + 2 + room.REPEATS
+
+
+def test_where_no_call_kept_its_core_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Clock(monkeypatch, (0.0, 1), (0.2, 1), (0.2, 1), (0.2, 1))
+    assert fastest(call) == pytest.approx(0.2)
 
 
 def test_patience_ends_where_every_call_loses_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
