@@ -28,7 +28,9 @@ def test_each_kind_of_estimate_has_its_own_errors() -> None:
         "decode": 3,
     }
     decode = found["decode"]
-    assert decode.record()["least"] == min(decode.errors) < max(decode.errors) < -0.25
+    assert decode.record()["least"] == min(decode.errors) < max(decode.errors) < 0
+    assert decode.record()["most"] == max(decode.errors)
+    assert len({each.errors for each in found.values()}) == 4
 
 
 def test_two_machines_are_named_and_one_is_not() -> None:
