@@ -81,7 +81,6 @@ def test_the_corrected_command_works(files: Path, capsys: pytest.CaptureFixture[
 
 
 REFUSED = """
-import subprocess
 import sys
 from archwright.cli import main
 code = main(sys.argv[1:])

@@ -23,7 +23,7 @@ Golden = dict[str, dict[str, Any]]
 
 
 def skip_other_draws(name: str) -> None:
-    """Leave a composition out whose weights are drawn from cut normals, which torch before 2.12 draws otherwise."""
+    """Leave a composition out of truncated normals, which torch before 2.12 draws otherwise."""
     if TorchVersion(torch.__version__) >= (2, 12):
         return
     load = archwright.load if is_model(name) else archwright.load_run
@@ -31,7 +31,7 @@ def skip_other_draws(name: str) -> None:
         warnings.simplefilter("ignore")
         spec = load(COMPOSITIONS[name])
     if (spec.model if isinstance(spec, RunSpec) else spec).init.kind == "glorot":
-        pytest.skip("torch before 2.12 draws cut normals otherwise")
+        pytest.skip("torch before 2.12 draws truncated normals otherwise")
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,15 @@ def test_where_no_call_kept_its_core_the_median_counts(monkeypatch: pytest.Monke
     assert fastest(call) == pytest.approx(0.2)
 
 
+def test_by_the_wall_the_fastest_counts_though_it_lost_its_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No call seems faster than it is; on a busy machine most seem slower."""
+    call = Clock(monkeypatch, (0.3, 1), (0.1, 1), (0.2, 1))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert fastest(call) == pytest.approx(0.1)
+
+
 def test_patience_ends_where_every_call_loses_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Clock(monkeypatch, (0.2, 1))
     assert fastest(call) == pytest.approx(0.2)

@@ -340,7 +340,7 @@ def test_a_tensor_depends_on_its_seed_and_name_alone() -> None:
         keyed_generator(5, name),
     )
     assert torch.equal(dict(model.named_parameters())[name], expected)
-    # Golden, so that runs paired by their seed stay so from release to release; torch 2.12 changed cut normals.
+    # Golden, so that runs paired by their seed stay so from release to release; torch 2.12 changed truncated normals.
     drawn = 0.0253367 if TorchVersion(torch.__version__) >= (2, 12) else -0.0192989
     assert expected[0, 0].item() == pytest.approx(drawn, abs=1e-6)
 
