@@ -33,8 +33,8 @@ ONLY_MODELS = {"base", *ModelSpec.model_fields} - {*RunSpec.model_fields}
 """Keys that a recipe has in its table of the model."""
 RUN_FILE = "spec.toml"
 """The file that makes a folder a run."""
-MAX_CHAIN = 3
-"""Most files in a chain of bases."""
+MAX_CHAIN = 8
+"""Most files in a chain of bases; three, at most, are those of a preset."""
 MOST_NAMES = 10
 """Most presets that are named to who asks for one that is not there."""
 

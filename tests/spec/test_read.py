@@ -80,13 +80,19 @@ class TestBases:
         assert mine.name == "mine"
         assert mine.source == ""  # another file's source is not its own
 
-    def test_a_chain_has_three_files_at_most(self, tmp_path: Path) -> None:
-        for name, base in zip("bcd", "abc", strict=True):
+    def test_every_preset_can_be_a_base_of_a_base(self, tmp_path: Path) -> None:
+        for name in preset_names("models"):
+            (tmp_path / "mine.toml").write_text(f'base = "{name}"\n')
+            (tmp_path / "other.toml").write_text('base = "mine.toml"\n')
+            assert load(tmp_path / "other.toml").hash() == load(name).hash()
+
+    def test_a_chain_has_eight_files_at_most(self, tmp_path: Path) -> None:
+        for name, base in zip("bcdefghi", "abcdefgh", strict=True):
             (tmp_path / f"{name}.toml").write_text(f'base = "{base}.toml"\n')
         (tmp_path / "a.toml").write_text("")
-        load(tmp_path / "c.toml")
-        with pytest.raises(UserError, match=r"d\.toml: more than 3 files in a chain of bases"):
-            load(tmp_path / "d.toml")
+        load(tmp_path / "h.toml")
+        with pytest.raises(UserError, match=r"i\.toml: more than 8 files in a chain of bases"):
+            load(tmp_path / "i.toml")
 
     def test_a_loop_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.toml").write_text('base = "b.toml"\n')
