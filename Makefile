@@ -63,7 +63,6 @@ bench: $(PEERS)/.installed  ## time training beside transformers, litgpt and oth
 bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (three quarters of an hour)
 	$(PEERS)/bin/python bench/train_speed.py --blocks 31 --minutes 40
 	$(PEERS)/bin/python bench/masks.py
-	$(PEERS)/bin/python bench/together.py
 	$(PEERS)/bin/python bench/cold_start.py
 	$(PEERS)/bin/python bench/optimizers.py
 	$(PEERS)/bin/python bench/generate.py

@@ -33,7 +33,7 @@ settings.register_profile(
 settings.load_profile("same")
 
 
-UNCHECKED = {"checkpoint", "cli", "ensemble", "hf", "lab", "planning", "training"}
+UNCHECKED = {"checkpoint", "cli", "hf", "lab", "planning", "training"}
 """Rooms whose tests train whole runs, or build every published model: checks of shapes would take a quarter of their
 time, and other tests call the same functions with them. Those of `tests/outside` train as well, and check them."""
 

@@ -23,8 +23,7 @@ from archwright.lab.baseline import (
     expected_runs,
     search,
 )
-from archwright.lab.batching import Cell
-from archwright.lab.plan import LEAST_STEPS, Arm, Plan
+from archwright.lab.plan import LEAST_STEPS, Arm, Cell, Plan
 from archwright.lab.plan_file import Cost
 from archwright.lab.results import RunResult
 from archwright.lab.runner import Display, Runner
@@ -230,10 +229,6 @@ class Tuner(Runner):
     def remaining(self) -> float:
         left = max(self.expected - len(self.results), len(self.wanted()))
         return left * self.run_seconds(self._name(Setting()), tunes=True) / self.plan.workers
-
-    def workers_for(self, cell: Cell) -> int:
-        """Return how many workers are there for runs of a setting: all for the first, which is tried alone."""
-        return self.plan.workers if len(self._arms) == 1 else 1
 
     def words(self, left: str) -> str:
         total = max(self.expected, len(self.results) + len(self.wanted()))

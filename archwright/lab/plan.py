@@ -1,9 +1,9 @@
 """A study that is decided: what runs, with what, for how long; and how that is written down."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from archwright.data.task_text import TaskText
 from archwright.files import atomic_write
@@ -44,6 +44,16 @@ STEEP_SHARE = 0.1
 of large steps have more."""
 
 
+class Cell(NamedTuple):
+    """One run of a study: the learning rate is the k-th of the variant's lattice."""
+
+    variant: str
+    seed: int
+    k: float
+    share: float = 1.0
+    """Share of the study's steps."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """A variant as it is trained: all is decided but seed and learning rate."""
@@ -68,10 +78,6 @@ class Plan:
     steps: int
     evaluation_tokens: int
     costs: Mapping[str, Cost]
-    stack: int = 1
-    """How many runs of one shape a worker trains as one, at most."""
-    why: str = ""
-    """Why runs share the machine as they do."""
     shorter_pairs: int = PAIRS
     """Pairs that are trained again for shares of the steps, at most."""
     tuning: Tuning | None = None
@@ -221,13 +227,6 @@ def compared_runs_each(study: StudySpec) -> float:
     return len(study.seed_numbers)
 
 
-def workers_each(study: StudySpec, workers: int, arms: int) -> int:
-    """Return how many workers are there for the runs of each variant alone, where all arms are trained at once: the
-    baseline is ahead of the others where it is tuned first."""
-    first = study.tune_lr and study.procedure == "confirm"
-    return math.ceil(workers / max(1, arms - first))
-
-
 def horizons(study: StudySpec) -> tuple[float, ...]:
     """Return the shares of the steps for which a study trains its first pairs again."""
     return study.horizons if study.procedure == "confirm" else ()
@@ -254,8 +253,6 @@ def save(plan: Plan, folder: RunFolder) -> None:
         RunFolder(folder.path / place).write_environment(known | {"data": material.record()})
     record = PlanRecord(
         workers=plan.workers,
-        stack=plan.stack,
-        why=plan.why,
         steps=plan.steps,
         procedure=plan.study.procedure,
         horizons=plan.study.horizons,
@@ -320,8 +317,6 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         steps=record.steps,
         evaluation_tokens=record.evaluation_tokens,
         costs={arm.name: arm.cost for arm in record.arms},
-        stack=record.stack,
-        why=record.why,
         shorter_pairs=record.shorter_pairs,
         tuning=record.tuning,
         curves=record.curves,

@@ -57,8 +57,6 @@ class PlanRecord(Spec):
 
     format: int = FORMAT
     workers: int = Field(ge=1)
-    stack: int = Field(1, ge=1)  # plans from before there was a choice have neither
-    why: str = ""
     procedure: Literal["confirm", "sweep"] = "sweep"  # the only one of plans that do not say
     horizons: tuple[float, ...] = ()  # plans that do not say have none
     shorter_pairs: int = Field(PAIRS, ge=0)

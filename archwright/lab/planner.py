@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
-import torch
 
 from archwright.checkpoint.started import StartRecord
 from archwright.data.eval_windows import Windows
 from archwright.lab import run_cache
 from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.baseline_runs import open_axes, remembered, tuned_plan
-from archwright.lab.concurrency import Sharing
 from archwright.lab.identical import refuse_identical, unscaled
 from archwright.lab.matching import count, matched
 from archwright.lab.plan import (
@@ -66,10 +64,6 @@ less, more is trained that narrows intervals."""
 TIMED_SECONDS = (0.3, 4.0)
 """Least and most time for which steps are timed, about a hundredth of the budget."""
 
-LARGE = 1e6
-"""Parameters outside embedding and head from which it is measured whether a run should have all cores; those
-of smaller models train fewer tokens than as many runs on a core each."""
-
 WARMUP = 0.1
 """Share of the steps in which the learning rate rises, where a study does not say."""
 
@@ -112,13 +106,12 @@ class Planner:
             if better != size:
                 found = self._settled(arms(self.study, better))
         refuse_identical(self.study, {name: arm.run for name, arm in found.items()})
-        sharing = Sharing(self.study, self._time)
-        costs, stack, why = sharing.decide(found, workers)
+        costs = self._time(found, workers)
         final = self._evaluation_tokens(found)
 
         def planned(steps: int) -> Plan:
             done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
-            decided = (workers, steps, final, costs, stack, why)
+            decided = (workers, steps, final, costs)
             return Plan(self.study, done, self.decisions, *decided, tuning=tuning)
 
         tuning = self._tuning(next(iter(found.values())).run)
@@ -273,30 +266,19 @@ class Planner:
         return decisions
 
     def _workers(self, found: dict[str, Arm]) -> int:
-        """Return how many runs go at once: on other machines as many as they have room for; on a CPU one for each
-        core, or one that has all, whichever trains more tokens in all."""
+        """Return the number of runs at a time.
+
+        Other machines run as many as they have room for. This machine runs one per CPU core, or one in all with a GPU
+        or `parallelism = "none"`, which gives each run all cores.
+        """
         if (places := self.workers.prepare(self.decisions.machine)) is not None:
             return places
-        cores, arm = usable_cores(), next(iter(found.values()))
+        cores = usable_cores()
         if self.decisions.machine.device == "cuda":
             return 1
-        if self.study.parallelism == "none":
-            return self._one_with_all(found, cores, "runs one after another were asked for")
-        small = arm.counts.non_embedding < LARGE
-        if cores == 1 or small or self.study.parallelism != "auto":
+        if self.study.parallelism == "processes":
             return cores
-        many = self._time({f"{i}": arm for i in range(cores)}, cores)
-        machine = arm.run.machine.model_copy(update={"threads": cores})
-        all_cores = arm.run.model_copy(update={"machine": machine})
-        one = self._time({"0": replace(arm, run=all_cores)}, 1)["0"].step
-        torch.set_num_threads(1)
-        if cores / max(cost.step for cost in many.values()) >= 1 / one:
-            return cores
-        return self._one_with_all(found, cores, "one run with all cores trains faster than several")
-
-    def _one_with_all(self, found: dict[str, Arm], cores: int, reason: str) -> int:
-        """Let each run have all cores, one run at a time."""
-        self.decisions.decide("threads", cores, reason)
+        self.decisions.decide("threads", cores, "parallelism=none gives each run all cores")
         for name, arm in found.items():
             run = arm.run.model_copy(update={"machine": self.decisions.machine})
             found[name] = replace(arm, run=run)
@@ -358,8 +340,8 @@ class Planner:
             )
         return steps
 
-    def _time(self, timed: Mapping[str, Arm], workers: int, stack: int = 1) -> dict[str, Cost]:
-        """Time runs in processes as they will run, as many at once; of a stack, each run's share."""
+    def _time(self, timed: Mapping[str, Arm], workers: int) -> dict[str, Cost]:
+        """Time runs in processes as they will run, as many at once."""
         scratch = self.folder.path / "timing"
         # Less where the estimate is only shown than where the number of steps follows from it.
         least, most = TIMED_SECONDS
@@ -376,8 +358,8 @@ class Planner:
                     folder = run_cache.prepare(
                         scratch / str(len(waiting)), run, arm.material, self.decisions, flops
                     )
-                    job = {"do": "time", "folder": str(folder.path), "stack": stack}
-                    self.workers.give(name, job | {"seconds": seconds})
+                    job = {"do": "time", "folder": str(folder.path), "seconds": seconds}
+                    self.workers.give(name, job)
                 for done in self.workers.wait(1.0):
                     if done.state != "done":
                         raise UserError(f"{done.name}: cannot be trained: {done.why}")

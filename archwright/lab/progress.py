@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from archwright import progress as shown
 from archwright.format import duration, printable
-from archwright.lab.batching import Cell
+from archwright.lab.plan import Cell
 from archwright.lab.results import RunResult
 from archwright.lab.runner import Display, Runner
 from archwright.runs import RunFolder

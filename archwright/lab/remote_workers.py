@@ -44,8 +44,9 @@ class RemoteWorkers(Workers, ABC):
     def _died(self, name: Any, worker: Worker) -> Sequence[Done]:
         assert isinstance(worker, RemoteWorker)
         late = time.monotonic() + PATIENCE
-        held = [(folder, folder.holder()) for folder in worker.folders]
-        self._left += [(late, f, who) for f, who in held if who and who.host == worker.host]
+        held = worker.folder and worker.folder.holder()
+        if worker.folder and held and held.host == worker.host:
+            self._left.append((late, worker.folder, held))
         return super()._died(name, worker)
 
     def _let_go(self) -> None:
@@ -70,9 +71,9 @@ class RemoteWorker(Worker):
         self._released = False
 
     @property
-    def folders(self) -> list[RunFolder]:
-        """The runs that it trains or did last."""
-        return [RunFolder(path) for path in self.job.get("folders", ())]
+    def folder(self) -> RunFolder | None:
+        """The run that it trains or did last."""
+        return RunFolder(self.job["folder"]) if self.job.get("do") == "train" else None
 
     @abstractmethod
     def look(self) -> None:
@@ -88,13 +89,13 @@ class RemoteWorker(Worker):
         if answer["state"] == "stopped" and not self._released:
             self._events.put((self, ""))  # its machine wanted it to stop
             return True
-        if answer["state"] == "done" and not all(map(run_cache.outcome, self.folders)):
+        if answer["state"] == "done" and self.folder and not run_cache.outcome(self.folder):
             now = time.monotonic()
             self._unseen = self._unseen or now
             if now < self._unseen + UNSEEN:
                 return False
             self._refuse(
-                f"{self.host} trained {self.folders[0].path}, of which nothing is seen here: runs need a file "
+                f"{self.host} trained {self.folder.path}, of which nothing is seen here: runs need a file "
                 "system that all machines share"
             )
             return True

@@ -25,9 +25,6 @@ NUMERICS = 1
 """Raised by hand with every change after which some run, trained again, would have other numbers; renaming, moving
 or simplifying code is none. Runs of another number are not used. `tests/golden` holds it."""
 
-STACK = "stack"
-"""Key of a run's environment: the names of the runs that are trained with it as one."""
-
 DIVERGED = "diverged"
 """The event by which a run is known to have no number at its end."""
 
@@ -53,53 +50,22 @@ def prepare(
     material: Material,
     decisions: Decisions,
     flops_per_token: float,
-    *,
-    stack: Sequence[str] = (),
-    why: str = "",
 ) -> RunFolder:
-    """Return the folder of a resolved run, started so far that training it decides and measures nothing.
-
-    Args:
-        stack: the names of the runs that it is trained with as one, its own among them.
-        why: the reason.
-    """
+    """Return the folder of a resolved run, started so far that training it decides and measures nothing."""
     folder = RunFolder.create(pool / key(run, material), run)
     if not folder.resolved:
         with folder.removed_unless_started():
             folder.write_tokenizer(material.tokenizer)
             folder.write_spec(run)
-            record = environment(decisions)
-            record["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
             folder.write_environment(
-                record
+                environment(decisions)
                 | {
-                    STACK: list(stack),
                     "numerics": NUMERICS,
                     "flops_per_token": flops_per_token,
                     "data": material.record(),
                 }
             )
     return folder
-
-
-def stack_of(folder: RunFolder) -> list[str]:
-    """Return the names of the runs that a run was started with as one; none of a run that was started alone."""
-    return list(folder.environment().get(STACK, []))
-
-
-def part(folder: RunFolder, why: str) -> None:
-    """Let a run that was started in a stack go on alone."""
-    environment = folder.environment()
-    decisions = environment.get("decisions", {}) | {"together": {"value": "alone", "reason": why}}
-    folder.write_environment(environment | {"decisions": decisions, STACK: []})
-
-
-def _way(stack: Sequence[str], decisions: Decisions) -> str:
-    """Say how a run is trained beside others."""
-    if len(stack) > 1:
-        return f"stacked with {len(stack) - 1} other{'s' * (len(stack) > 2)}"
-    threads = decisions.machine.threads
-    return f"alone on {threads} thread{'s' * (threads != 1)}"
 
 
 def outcome(folder: RunFolder) -> str:

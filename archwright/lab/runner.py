@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from archwright.lab import run_cache
-from archwright.lab.batching import Cell, Groups, cells_of
-from archwright.lab.plan import Plan, file_of
+from archwright.lab.plan import Cell, Plan, file_of
 from archwright.lab.results import RunResult
 from archwright.lab.workers import Done, Workers
 from archwright.progress import Silent
@@ -48,7 +47,7 @@ class Runner(ABC):
     """Files with choices, as they were given."""
 
     def __post_init__(self) -> None:
-        self._groups = Groups(self.plan, self.runs_folder, self.workers_for)
+        self._folders: dict[Cell, RunFolder] = {}
         self._started: set[Cell] = set()
 
     @abstractmethod
@@ -92,10 +91,10 @@ class Runner(ABC):
             if not wanted and not workers.running:
                 break
             while wanted and workers.free:
-                group, folders = self._groups.take(wanted)
-                self._started.update(group)
-                wanted = [cell for cell in wanted if cell not in group]
-                workers.give(group, {"do": "train", "folders": [str(f.path) for f in folders]})
+                cell = wanted.pop(0)
+                self._started.add(cell)
+                folder = self._prepare(cell)
+                workers.give(cell, {"do": "train", "folder": str(folder.path)})
             for done in workers.wait(GLANCE):
                 self._end(done, show)
             show.update(self, {cell: self._folder(cell) for cell in cells_of(workers)})
@@ -149,17 +148,23 @@ class Runner(ABC):
         """Return the steps of a run."""
         return self.plan.steps_of(cell.share)
 
-    def workers_for(self, cell: Cell) -> int:
-        """Return how many workers are there for a run and those like it, as others have enough without them."""
-        return 1
-
     def _plans_anew(self, workers: Workers, wanted: Collection[Cell]) -> bool:
         """Change what is wanted, where time asks for it; return whether it was changed."""
         return False
 
     def _folder(self, cell: Cell) -> RunFolder:
         """Return where a run is kept, whether it is there yet or not."""
-        return self._groups.folder(cell)
+        if cell not in self._folders:
+            key = run_cache.key(self.plan.run(*cell), self.plan.arms[cell.variant].material)
+            self._folders[cell] = RunFolder(self.runs_folder / key)
+        return self._folders[cell]
+
+    def _prepare(self, cell: Cell) -> RunFolder:
+        """Return the folder of a run, begun."""
+        arm = self.plan.arms[cell.variant]
+        flops = arm.counts.flops_per_token
+        run = self.plan.run(*cell)
+        return run_cache.prepare(self.runs_folder, run, arm.material, self.plan.decisions, flops)
 
     def _read(self, cell: Cell) -> RunResult:
         lr = self.plan.lr(cell.variant, cell.k)
@@ -172,16 +177,17 @@ class Runner(ABC):
         return run
 
     def _end(self, done: Done, show: Display) -> None:
-        assert isinstance(done.name, tuple)
-        group: tuple[Cell, ...] = done.name
-        why = done.why or "it was stopped"
-        if done.state != "done" and len(group) > 1:
-            self._groups.part(group, why)
+        cell = done.name
+        assert isinstance(cell, Cell)
+        if done.state == "done":
+            show.ended(self._read(cell))
             return
-        for cell in group:
-            if done.state == "done":
-                show.ended(self._read(cell))
-            else:
-                lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
-                run = run_cache.failure(cell.variant, cell.seed, lr, key, why, self.command(cell))
-                show.ended(self._keep(cell, run))
+        lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
+        why = done.why or "it was stopped"
+        run = run_cache.failure(cell.variant, cell.seed, lr, key, why, self.command(cell))
+        show.ended(self._keep(cell, run))
+
+
+def cells_of(workers: Workers) -> list[Cell]:
+    """Return the runs that are being trained."""
+    return [name for name in workers.running if isinstance(name, Cell)]

@@ -4,12 +4,11 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from archwright.lab.batching import Cell, cells_of
 from archwright.lab.ngrams import Counted
-from archwright.lab.plan import horizons, workers_each
+from archwright.lab.plan import Cell, horizons
 from archwright.lab.procedure import Standing, no_text_error, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
-from archwright.lab.runner import Runner
+from archwright.lab.runner import Runner, cells_of
 from archwright.lab.statistics import text_error
 from archwright.lab.sweep import replicate
 from archwright.lab.workers import Workers
@@ -162,11 +161,8 @@ class Execution(Runner):
             for name, runs in outstanding.items()
         }
         shared = sum(work.values()) + self._shorter_seconds(self.shorter_pairs)
-        # Runs of a variant that are stacked for few workers are trained by these, though others have nothing to do.
-        alone = (
-            work[name] / min(self.plan.workers, self._stacks(name, runs))
-            for name, runs in outstanding.items()
-        )
+        # The last runs do not use all workers.
+        alone = (work[name] / min(self.plan.workers, runs) for name, runs in outstanding.items())
         return max(shared / self.plan.workers, max(alone, default=0.0))
 
     def _seconds_of(self, name: str, runs: int, swept: int) -> float:
@@ -174,22 +170,6 @@ class Execution(Runner):
         tuning = min(runs, swept) if self.plan.study.tuning_seed_numbers else 0
         tuned = tuning * self.run_seconds(name, tunes=True)
         return tuned + (runs - tuning) * self.run_seconds(name)
-
-    def workers_for(self, cell: Cell) -> int:
-        """Return how many workers are there for runs of a variant: all while the baseline is tuned, then those that are
-        left to each as all are trained."""
-        study, workers, arms = self.plan.study, self.plan.workers, len(self.plan.arms)
-        is_baseline = cell.variant == next(iter(self.plan.arms))
-        if cell.share < 1:
-            return math.ceil(workers / (arms * len(horizons(study))))
-        if not is_baseline:
-            return workers_each(study, workers, arms)
-        return workers if cell.seed in study.tuning_seed_numbers else math.ceil(workers / arms)
-
-    def _stacks(self, name: str, runs: int) -> int:
-        """Return as how many stacks so many runs of a variant are trained."""
-        own = self.workers_for(Cell(name, self.plan.study.seed_numbers[0], 0.0))
-        return min(runs, max(own, math.ceil(runs / self.plan.stack)))
 
     def words(self, left: str) -> str:
         done = len(self.results) + len(self.shorter)

@@ -148,9 +148,6 @@ def announcement(plan: Plan) -> str:
     """Say what is about to be run, and how long that takes."""
     threads = plan.decisions.machine.threads
     at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
-    if plan.stack > 1:
-        each = f"each of {plan.workers} threads" if plan.workers > 1 else "one thread"
-        at_once = f"up to {plan.stack} batched together on {each}"
     tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
     first, others = tuning[:1], [*map(str, tuning[1:])]
     where_steep = f" (and {fmt.listed(others)} where losses are steep)" if others else ""
@@ -348,6 +345,7 @@ def held(plan: Plan) -> list[ControlledVariable]:
     """Return what the variants have in common, and what they could not have."""
     run = plan.baseline.run
     machine, arms = plan.decisions.machine, plan.arms.values()
+    threads = machine.threads
     tokens = {
         arm.name: f"{arm.run.data.tokenizer.kind}, {arm.material.tokenizer.vocab_size:,} tokens"
         for arm in arms
@@ -365,7 +363,7 @@ def held(plan: Plan) -> list[ControlledVariable]:
         ControlledVariable(
             "precision and kernel", f"{machine.precision}, {machine.kernel} attention"
         ),
-        ControlledVariable("threads", _sharing(plan)),
+        ControlledVariable("threads", f"{threads} a run, {plan.workers} runs at a time"),
     ]
     schedules = {arm.name: _settings(arm.run.schedule) for arm in arms}
     optimizers = {
@@ -405,16 +403,6 @@ def _text_sizes(plan: Plan) -> dict[str, str]:
         bytes_per_token = text.num_bytes / max(1, len(text) - text.num_documents)
         found[arm.name] = fmt.size(bytes_per_token * plan.tokens_per_run)
     return found
-
-
-def _sharing(plan: Plan) -> str:
-    threads = plan.decisions.machine.threads
-    if plan.stack == 1:
-        return f"{threads} a run, {plan.workers} runs at a time"
-    return (
-        f"{threads} for each stack of up to {plan.stack} runs, {plan.workers} at a time; each run is what it is "
-        "alone within rounding"
-    )
 
 
 def _held(what: str, by_variant: dict[str, str]) -> ControlledVariable:

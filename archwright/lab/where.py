@@ -45,7 +45,7 @@ class Where:
         if self.on and study.parallelism == "none":
             raise UserError(
                 f"--on {self.on}: found --parallelism none beside it, one run at a time on all cores of this machine; "
-                "expected auto, processes or ensemble"
+                "expected processes"
             )
 
     def start(self, cores: int, log: Path, parts: Sequence[Path]) -> Workers:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
-    from archwright.training.loop import DivergedError
 
 Answer = dict[str, Any]
 
@@ -79,29 +78,20 @@ def answer_to(job: dict[str, Any]) -> Answer:
 
 
 def _train(job: dict[str, Any]) -> Answer:
-    from archwright.ensemble.train import train_together
     from archwright.lab.run_cache import DIVERGED, outcome
     from archwright.runs import RunFolder
     from archwright.training.finalize import finalize_metrics_only
     from archwright.training.loop import DivergedError
     from archwright.training.train import train_in
 
-    def lost(folder: "RunFolder", error: "DivergedError") -> None:
-        folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
-
-    folders = [RunFolder.open(path) for path in job["folders"]]
-    for folder in folders:
-        _wait_for(folder)
-    done = [bool(outcome(folder)) for folder in folders]
-    if all(done):
-        return {}
-    if len(folders) > 1:
-        train_together(folders, finalize_metrics_only, done=done, lost=lost)
+    folder = RunFolder.open(job["folder"])
+    _wait_for(folder)
+    if outcome(folder):
         return {}
     try:
-        train_in(folders[0], finalize_metrics_only, quiet=True)
+        train_in(folder, finalize_metrics_only, quiet=True)
     except DivergedError as error:
-        lost(folders[0], error)
+        folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
     return {}
 
 
@@ -130,9 +120,7 @@ def _wait_for(folder: "RunFolder") -> None:
 
 
 def _time(job: dict[str, Any]) -> Answer:
-    """Return what a run costs, in seconds: to begin, for a step, and for a token that is evaluated; of one in a
-    stack of `stack` runs, its share."""
-    from archwright.ensemble.session import Together
+    """Return the seconds of a run: to begin, for a step, and for a token that is evaluated."""
     from archwright.runs import RunFolder
     from archwright.training.data import reload_data
     from archwright.training.evaluation import evaluate, held_out_windows
@@ -153,10 +141,7 @@ def _time(job: dict[str, Any]) -> Answer:
         max_tokens=4096,
     )
     setup = time.perf_counter() - started
-    number, seconds = job["stack"], job["seconds"]
-    others = [resolved_session(folder, material)[0] for _ in range(number - 1)]
-    trained = Together([session, *others]) if others else session
-    step = trained.time_step(seconds) / number
+    step = session.time_step(job["seconds"])
     evaluate(session.model, windows, session.precision)
     started = time.perf_counter()
     evaluate(session.model, windows, session.precision)

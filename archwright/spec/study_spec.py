@@ -157,9 +157,8 @@ class StudySpec(Spec):
     best learning rate moves from the narrowest to the widest: each seed sweeps, and no losses are compared."""
     budget: Annotated[Budget, BeforeValidator(_checked_study_budget)] = Budget("10m")
     """Wall time for all runs together, or steps or tokens for each run."""
-    parallelism: Literal["auto", "none", "processes", "ensemble"] = "auto"
-    """How runs share a CPU: one after another on all cores, one on each core, or on each core several of one
-    shape as one, whose numbers then are those of runs alone within rounding; auto: the fastest in all."""
+    parallelism: Literal["processes", "none"] = "processes"
+    """How runs share a CPU: one on each core, or one after another on all cores."""
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
     @property

@@ -565,7 +565,7 @@ def _plan(seed: Seed) -> object:
 
     found = plan(*STUDY_WORDS, out="study", **STUDY_OPTIONS)
     runs = [arm.run.hash() for arm in found.arms.values()]
-    decided = (found.workers, found.steps, found.evaluation_tokens, found.costs, found.stack)
+    decided = (found.workers, found.steps, found.evaluation_tokens, found.costs)
     return digest(runs, decided, announcement(found))
 
 

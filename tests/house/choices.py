@@ -27,7 +27,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 TRAINED = ("run_spec", "optimizers", "schedules")
 """Files in spec/ whose parts are in optim/."""
 HOLDING = (
-    *("parts", "model", "losses", "optim", "planning", "generation", "training", "ensemble"),
+    *("parts", "model", "losses", "optim", "planning", "generation", "training"),
     *("machine", "inspection", "scale", "checkpoint"),
 )
 """Rooms that hold modules and parts in their hands."""

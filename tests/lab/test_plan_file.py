@@ -88,7 +88,7 @@ def test_a_plan_is_read_as_it_was_written(study: Path) -> None:
 def test_plans_without_a_checksum_open_still(study: Path) -> None:
     file = study / "plan.json"
     values = json.loads(file.read_text())
-    for key in ("checksum", "files", "stack", "why", "curves"):
+    for key in ("checksum", "files", "curves"):
         del values[key]
     file.write_text(json.dumps(values, indent=2))
     assert again("copy").complete
@@ -194,23 +194,3 @@ def test_a_plan_that_names_no_procedure_is_of_before_there_were_two(study: Path)
     asked = ASKED | {"seeds": 7}
     with pytest.raises(UserError, match=r"another study \(seeds: 5 -> 7\)"):
         plan(*words("text.txt", ":norm.kind=layer"), out="copy", **asked)
-
-
-def test_a_study_of_before_the_renamings_goes_on(tmp_path: Path) -> None:
-    """Its study.toml says rates, grid, ratio, margin and together; its plan has no checksum."""
-    common = [w.replace("float32_matmul_precision", "float32_products") for w in words("text.txt")]
-    options = OPTIONS | {"budget": "2steps", "tune_lr": False, "equivalence_margin": 0.02}
-    with working_in(tmp_path):
-        shutil.copytree(Path(__file__).parent / "study_of_format_1", "study")
-        found = compare(*common, ":norm.kind=layer", quiet=True, out="study", **options)
-        assert (found.complete, found.study.tune_lr, found.steps) == (True, False, 2)
-        losses = {(r.variant, r.seed, r.lr): r.loss for r in found.runs}
-    assert losses == pytest.approx(
-        {
-            ("modern", 0, 0.01): 5.3912,
-            ("modern", 1, 0.01): 5.2295,
-            ("norm.kind=layer", 0, 0.01): 5.3802,
-            ("norm.kind=layer", 1, 0.01): 5.2081,
-        },
-        abs=1e-4,
-    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from archwright.lab.batching import Cell
+from archwright.lab.plan import Cell
 from archwright.lab.results import Halves, RunResult
 from archwright.lab.scheduler import LATE, Execution
 from archwright.spec.study_spec import StudySpec
@@ -32,7 +32,6 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
         study=study,
         arms={"modern": None, "b": None},
         workers=2,
-        stack=1,
         steps=100,
         shorter_pairs=4,
         own_starts=frozenset(),
@@ -107,42 +106,6 @@ def test_late_seeds_are_left_out_but_never_below_three(seconds: float, kept: int
     assert len(found.seeds) == kept
     total = kept * 6 * seconds / 2
     assert kept == 3 or total <= LATE * 600
-
-
-@pytest.mark.parametrize(
-    ("arms", "workers", "tuning", "baseline", "variant"),
-    [
-        (2, 2, 2, 1, 2),  # the only variant has both, as the baseline is ahead of it
-        (3, 2, 2, 1, 1),
-        (11, 2, 2, 1, 1),
-        (3, 8, 8, 3, 4),
-    ],
-)
-def test_workers_are_shared_by_those_that_are_trained_at_once(
-    arms: int, workers: int, tuning: int, baseline: int, variant: int
-) -> None:
-    found = execution(procedure="confirm", seeds=6)
-    found.plan.arms = dict.fromkeys(["modern", *"bcdefghijk"][:arms])  # type: ignore[misc]
-    found.plan.workers = workers  # type: ignore[misc]
-    assert found.workers_for(Cell("modern", 0, 0.0)) == tuning
-    assert found.workers_for(Cell("modern", 2, 0.0)) == baseline
-    assert found.workers_for(Cell("b", 0, 0.0)) == found.workers_for(Cell("b", 2, 0.0)) == variant
-    assert found.workers_for(Cell("b", 2, 0.0, share=0.5)) <= variant
-
-
-def test_runs_that_fit_into_one_stack_take_one_worker() -> None:
-    """The other worker has nothing to do then: the study ends when the stack does."""
-    found = execution(10.0, procedure="confirm", budget="10m", seeds=6)
-    tuned(found)
-    found.shorter_pairs = 0
-    finish_confirmed(found, *(Cell("modern", seed, 0) for seed in found.seeds))
-    assert found.outstanding() == {"modern": 0, "b": 6}
-    found.workers_for = lambda cell: 1  # type: ignore[method-assign]
-    for stack, workers in ((1, 2), (3, 2), (5, 2), (6, 1), (16, 1)):
-        found.plan.stack = stack
-        assert found.remaining() == pytest.approx(60.0 / workers), stack
-    found.workers_for = lambda cell: 2  # type: ignore[method-assign]
-    assert found.remaining() == pytest.approx(30.0)
 
 
 def test_what_is_left_counts_runs_that_place_a_rate_as_cheaper() -> None:

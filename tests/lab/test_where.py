@@ -199,7 +199,7 @@ class Muted(RemoteWorkers):
 def muted(tmp_path: Path) -> Muted:
     (tmp_path / "lock.json").write_text("ours")
     workers = Muted(tmp_path / "log.txt")
-    workers.size = 2
+    workers.size = 3
     return workers
 
 
@@ -254,7 +254,7 @@ def test_what_was_trained_must_be_seen_here(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    muted.give("a", {"do": "train", "folders": [str(run)]})
+    muted.give("a", {"do": "train", "folder": str(run)})
     worker = busy(muted)
     worker._said_hello({"host": "far", "why": ""})
     assert not worker._answer({"state": "done"})  # network file systems take their time
@@ -281,10 +281,13 @@ def test_what_a_dead_worker_of_another_machine_held_is_let_go_after_a_while(
         return run
 
     runs = [held("a", "far"), held("b", "elsewhere"), held("c", "far")]
-    muted.give("x", {"do": "train", "folders": [str(run.path) for run in runs]})
-    busy(muted)._said_hello({"host": "far", "why": ""})
-    muted._events.put((busy(muted), ""))
-    muted.wait(0.05)
+    for run in runs:
+        muted.give(run.path.name, {"do": "train", "folder": str(run.path)})
+        worker = muted._busy[run.path.name]
+        assert isinstance(worker, RemoteWorker)
+        worker._said_hello({"host": "far", "why": ""})
+        muted._events.put((worker, ""))
+        muted.wait(0.05)
     assert all(run.holder() for run in runs)  # it may be saving
     # The third has been taken up since.
     runs[2].holder_file.write_text(

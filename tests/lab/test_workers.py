@@ -111,7 +111,7 @@ def test_a_worker_leaves_when_who_gave_it_work_is_gone(tmp_path: Path) -> None:
     ) as process:
         assert process.stdin
         assert process.stdout
-        process.stdin.write('{"do": "train", "folders": ["none"]}\n')
+        process.stdin.write('{"do": "train", "folder": "none"}\n')
         process.stdin.flush()
         assert "none: there is no such run" in process.stdout.readline()
         process.stdin.close()

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archwright.ensemble.stack import Stack
 from archwright.generation.sampling import sample
 from archwright.model.build import build, build_layer
 from archwright.model.encoder_decoder import EncoderDecoder
@@ -282,13 +281,3 @@ def test_greedy_writing_takes_the_likeliest_token_each_time(cached: bool) -> Non
         sample(model, torch.tensor([3]), max_tokens=2)
     with pytest.raises(UserError, match="source: found one; the model has no encoder"):
         sample(build(load("modern").tiny()), torch.tensor([3]), source=source[0], max_tokens=2)
-
-
-def test_two_of_one_shape_are_computed_as_one() -> None:
-    models = [build(spec(), seed=seed) for seed in (1, 2)]
-    source, target = texts(4)
-    alone = [
-        m.hidden(source[2 * i : 2 * i + 2], target[2 * i : 2 * i + 2]) for i, m in enumerate(models)
-    ]
-    together = Stack(models)(tokens=source, decoder_tokens=target)
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)

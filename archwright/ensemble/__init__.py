@@ -1,1 +1,0 @@
-"""Many models of one shape, trained as one."""
