@@ -6,11 +6,13 @@ PEERS := .venv-peers
 # Cases of each kind of file in `make fuzz`.
 N ?= 2000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# As many processes as there are cores; long files first, each in one process. Bytecode is kept, whatever the
-# environment says: hundreds of processes would compile the package anew.
+# Cases of `make test`: another slice of the long tests every ten commits.
+ROTATION ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) / 10)
+# One process per core, one file per process, long files first. Bytecode is kept, whatever the environment says:
+# hundreds of processes would compile the package anew.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-slow laws laws-scale mutants fuzz faults faults-scale house check bench bench-full docs site clean
+.PHONY: help demo test test-fast test-all laws laws-scale mutants fuzz faults faults-scale house check bench bench-full docs site clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -21,11 +23,12 @@ demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
 test-fast: $(VENV)/.installed-dev  ## run the quick tests of every room (about a minute)
 	$(PYTEST) -m "not slow and not release"
 
-test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (about 20 minutes)
-	$(PYTEST) -m "not release"
+test: $(VENV)/.installed-dev  ## run the quick tests and a slice of the others (8 minutes; repeat: ROTATION=N)
+	@echo "rotation $(ROTATION); the same tests again: make test ROTATION=$(ROTATION)"
+	$(PYTEST) --rotation $(ROTATION) $(ARGS)
 
-test-slow: $(VENV)/.installed-dev  ## run what `make test` samples: the other cases, and a thousand compositions
-	$(PYTEST) -m release
+test-all: $(VENV)/.installed-dev  ## run all tests, and a thousand and sixty random compositions (over an hour)
+	$(PYTEST) --durations 20 $(ARGS)
 	$(MAKE) laws
 	$(MAKE) laws-scale
 
@@ -35,7 +38,7 @@ laws: $(VENV)/.installed-dev  ## try a thousand random architectures against eve
 laws-scale: $(VENV)/.installed-dev  ## train sixty random architectures by 2 and 4 processes as by one (4 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.scale.laws
 
-mutants: $(VENV)/.installed-dev  ## plant faults in copies and see which tests notice (ARGS="--only NAME --jobs N")
+mutants: $(VENV)/.installed-dev  ## plant faults in copies and see which tests notice (ARGS="--only NAME | --count")
 	$(BIN)/python -m tests.planted.run $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  ## change N files of every kind, and read them: make fuzz N=2000 (10 minutes)

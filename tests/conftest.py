@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import selection
+from tests.durations import Durations, Recorder
 from tests.sentences import Sentences
 from tests.visitor import Visitor
 
@@ -44,17 +45,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what is answered now into tests/sentences.toml, in place of what was expected",
     )
+    parser.addoption(
+        "--rotation",
+        type=int,
+        help="run the quick tests, guards and a slice of the rest: make test",
+    )
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write durations into tests/durations.json, by which slices are filled",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     selection.declare(config)
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(Recorder(config))
     if config.getoption("--renew-sentences") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--renew-sentences writes one file: leave out -n")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    selection.apply(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rotation = config.getoption("--rotation")
+    config.hook.pytest_deselected(items=selection.apply(items, Durations.read(), rotation))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

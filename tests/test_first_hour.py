@@ -80,7 +80,6 @@ def missing(verb: str, shown: list[str], printed: str) -> list[str]:
     return [line for line in shown if not any(one.startswith(labels[line]) for one in lines)]
 
 
-@pytest.mark.sampled(full=2)
 @pytest.mark.usefixtures("visitors")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_first_hour(

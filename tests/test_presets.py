@@ -109,7 +109,6 @@ def test_a_recipe_keeps_the_rules(name: str) -> None:
     enforce(load_run(name).model)
 
 
-@pytest.mark.sampled(full=40)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_numbers_of_parameters_are_those_of_the_built_models(name: str) -> None:
     assert parameter_counts(load(name)) == counts_of(load(name))

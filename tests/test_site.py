@@ -43,7 +43,6 @@ def test_no_link_is_dead(tmp_path: Path) -> None:
     } <= pages
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("link", "complaint"),

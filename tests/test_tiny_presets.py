@@ -101,7 +101,7 @@ def test_a_tiny_model_has_every_choice_and_every_kind_of_layer(name: str) -> Non
     assert tiny.name == f"{name}-tiny"
 
 
-@pytest.mark.sampled(fast=8, full=60)
+@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tiny_model_is_tiny_and_its_heads_share_keys_alike(name: str) -> None:
     model, tiny = load(name).resolved(), load(name).tiny().resolved()
@@ -129,7 +129,7 @@ def shape(attention: LatentAttention) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(fast=1, full=8)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_learns(name: str) -> None:
     """By the objective that it was published with."""
@@ -149,7 +149,7 @@ def test_a_tiny_model_learns(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(fast=2, full=15)
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_obeys_the_laws(name: str) -> None:
     """A quarter of the laws for each, in turn; all of them in `make laws`."""

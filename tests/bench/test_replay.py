@@ -15,7 +15,6 @@ DRAWS = 500
 NOTHING = [scenario for scenario in SCENARIOS if not scenario.effect]
 
 
-@pytest.mark.sampled(full=6)
 @pytest.mark.parametrize("scenario", NOTHING, ids=lambda scenario: scenario.name)
 def test_equal_variants_are_seldom_told_apart(scenario: replay.Scenario) -> None:
     found = findings(scenario, STUDIES["confirm"], range(DRAWS))

@@ -113,7 +113,6 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.sampled(full=120)
 @pytest.mark.parametrize("asks", OPTIONS)
 def test_an_option_builds_as_it_is_asked_for(asks: tuple[str, ...]) -> None:
     given = {ask.partition("=")[0]: ask for ask in asks}  # the option's own comes last

@@ -36,7 +36,7 @@ def new(capsys: pytest.CaptureFixture[str], kind: str, name: str) -> list[list[s
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(fast=1, full=1)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_printed_works(kind: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_text(place / "text.txt", 4000)

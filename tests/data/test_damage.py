@@ -95,7 +95,6 @@ def files(cache: Path) -> Iterator[Path]:
             yield path
 
 
-@pytest.mark.sampled(full=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -47,7 +47,6 @@ def log_p(model: LanguageModel, text: tuple[int, ...]) -> float:
     return sum(float(p[len(PROMPT) - 1 + i, token]) for i, token in enumerate(text))
 
 
-@pytest.mark.sampled(full=3)
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
 @torch.no_grad()
 def test_with_beams_enough_the_best_text_of_all_is_found(

@@ -144,7 +144,6 @@ def test_a_translator_by_its_preset_is_written_as_marian(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(full=3)
 @pytest.mark.parametrize("name", ["m2m_100", "bart", "fsmt", "marian", "mbart", "pegasus"])
 def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
     folder = save(randomise(build(name)), tmp_path / "in")

@@ -169,7 +169,6 @@ BEAMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sampled(full=6)
 def test_beams_find_what_those_of_the_published_implementation_find(
     two_stacks: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +210,7 @@ def read_whole(theirs: nn.Module, prompt: Tensor) -> list[int]:
     return text[len(prompt) :].tolist()
 
 
-@pytest.mark.sampled(fast=2, full=12)
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_take_the_tokens_that_the_published_implementation_takes(
     name: str, tmp_path: Path

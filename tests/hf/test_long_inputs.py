@@ -57,7 +57,7 @@ def apart(theirs: nn.Module, ours: hf.Loaded) -> float:
     return float(found[real].abs().max())
 
 
-@pytest.mark.sampled(fast=1, full=4)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
     theirs = randomise(build(name))
@@ -72,7 +72,7 @@ def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(fast=1, full=2)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
     theirs = randomise(build(name))

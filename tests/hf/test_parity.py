@@ -79,7 +79,7 @@ def noise(pair: Pair, name: str) -> float:
     return float((both[0] - both[1]).abs().max())
 
 
-@pytest.mark.sampled(fast=4, full=60)
+@pytest.mark.sampled(fast=4)
 def test_logits_are_those_of_the_published_implementation(
     pair: Pair, request: pytest.FixtureRequest
 ) -> None:
@@ -93,7 +93,7 @@ def test_logits_are_those_of_the_published_implementation(
         assert difference <= 3 * noise(pair, name)
 
 
-@pytest.mark.sampled(fast=4, full=60)
+@pytest.mark.sampled(fast=4)
 def test_padding_on_the_left_gives_the_logits_of_the_text_alone(pair: Pair) -> None:
     model, text = pair.ours.model, pair.tokens[:1, :30]
     padded = F.pad(text, (7, 0), value=5)
@@ -108,7 +108,7 @@ def test_padding_on_the_left_gives_the_logits_of_the_text_alone(pair: Pair) -> N
     torch.testing.assert_close(beside, alone, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.sampled(fast=4, full=60)
+@pytest.mark.sampled(fast=4)
 def test_gradients_are_those_of_the_published_implementation(pair: Pair, tmp_path: Path) -> None:
     labels = pair.tokens.masked_fill(~pair.real, -100)
     theirs = pair.theirs
@@ -168,7 +168,7 @@ def gradients(pair: Pair, folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in mine.items() if name in parameters}
 
 
-@pytest.mark.sampled(fast=4, full=60)
+@pytest.mark.sampled(fast=4)
 def test_written_and_read_by_the_library_it_is_the_same(pair: Pair, tmp_path: Path) -> None:
     family = hf.save(pair.ours.model, tmp_path / "out")
     assert family == pair.theirs.config.model_type
@@ -266,7 +266,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(fast=1, full=3)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
     changes = TRAINED[name]

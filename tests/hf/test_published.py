@@ -83,14 +83,14 @@ def test_a_published_config_is_the_preset_of_its_model(preset: str) -> None:
     assert list(differences(own, family.with_unsaid(published, own))) == []
 
 
-@pytest.mark.sampled(fast=5, full=24)
+@pytest.mark.sampled(fast=5)
 @pytest.mark.parametrize("name", SIZED)
 def test_a_published_config_has_the_published_number_of_parameters(name: str) -> None:
     model = build(spec_of(name), device="meta")
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]["parameters"]
 
 
-@pytest.mark.sampled(fast=3, full=16)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("preset", preset_names("models"))
 def test_a_preset_is_written_as_the_family_of_its_model(preset: str) -> None:
     found = nearest_fit(load(preset))

@@ -115,7 +115,6 @@ def test_stacks_may_differ_in_depth(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(full=3)
 @pytest.mark.parametrize("name", ["t5", "umt5", "switch_transformers", "t5gemma"])
 def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
     theirs = randomise(build(name))

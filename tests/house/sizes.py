@@ -1,14 +1,18 @@
 """Sizes: of rooms, files and functions, and how far ideas are cut into functions that only one place calls."""
 
 import ast
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tests.house.source import Count, Source
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 LONG_FUNCTION = 50
 LONG_FILE = 400
+BUDGETS = tomllib.loads(Path(__file__).with_name("budgets.toml").read_text("utf-8"))
+"""Most lines of the package, of its rooms, of the tests and of documents."""
 READ_FIRST = ("Decoder", "hidden")
 """The method in which a reader meets the model."""
 
@@ -37,12 +41,21 @@ def counts(package: Sequence[Source]) -> list[Count]:
 
 
 def _lines(package: Sequence[Source]) -> list[Count]:
-    """Return lines of Python in all and per room, blank ones and docstrings included."""
+    """Return lines of Python in all and per room next to their budgets, blank ones and docstrings included."""
+    lines = lines_of_rooms(package)
+    rooms = [
+        Count(f"  {room}", number, f"at most {BUDGETS['rooms'].get(room, 0)}")
+        for room, number in lines.most_common()
+    ]
+    return [Count("lines of Python", lines.total(), f"at most {BUDGETS['package']}"), *rooms]
+
+
+def lines_of_rooms(package: Sequence[Source]) -> Counter[str]:
+    """Return the lines of Python of each room."""
     lines = Counter[str]()
     for source in package:
         lines[source.room] += _num_lines(source)
-    rooms = [Count(f"  {room}", number) for room, number in lines.most_common()]
-    return [Count("lines of Python", lines.total(), "at most 32500"), *rooms]
+    return lines
 
 
 def _num_lines(source: Source) -> int:

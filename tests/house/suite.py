@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 
+from tests.house.sizes import BUDGETS
 from tests.house.source import PACKAGE, Count, Source, calls
 
 PATCHES = frozenset(("setattr", "delattr", "setitem", "delitem"))
@@ -14,10 +15,15 @@ def counts(tests: Sequence[Source], package: Sequence[Source]) -> list[Count]:
     defined = {name for source in package for name in _defined(source) if _is_private(name)}
     private = [place for source in tests for place in _private(source, defined)]
     return [
-        Count("lines of tests", sum(len(source.text.splitlines()) for source in tests)),
+        Count("lines of tests", num_lines(tests), f"at most {BUDGETS['tests']}"),
         Count.of("private names of the package in tests", private, "0"),
         Count.of("patches in tests", (p for s in tests for p in _patches(s)), "few"),
     ]
+
+
+def num_lines(tests: Sequence[Source]) -> int:
+    """Return the lines of Python of the tests."""
+    return sum(len(source.text.splitlines()) for source in tests)
 
 
 def _defined(source: Source) -> Iterator[str]:

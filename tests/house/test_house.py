@@ -78,6 +78,17 @@ def test_the_package_asks_no_choice_for_its_class() -> None:
         assert found[what] == (), what
 
 
+def test_no_room_is_larger_than_its_budget() -> None:
+    """What to do: delete something, or raise a number in budgets.toml with the reason."""
+    lines = sizes.lines_of_rooms(read(ROOT))
+    budgets = sizes.BUDGETS["rooms"]
+    assert {room: n for room, n in lines.items() if n > budgets.get(room, 0)} == {}
+    assert lines.total() <= sizes.BUDGETS["package"]
+    assert suite.num_lines(read(ROOT, "tests")) <= sizes.BUDGETS["tests"]
+    for document, budget in sizes.BUDGETS["documents"].items():
+        assert len((ROOT / document).read_text("utf-8").splitlines()) <= budget, document
+
+
 def test_a_choice_at_home_is_no_fault(count: Callable[..., dict[str, list[str]]]) -> None:
     rows = count(choices.counts, SPEC)
     assert not any(places for what, places in rows.items() if "outside its homes" in what)

@@ -205,7 +205,7 @@ def test_every_law_has_a_file_that_breaks_it() -> None:
     assert BROKEN.keys() == known | {"chosen"}
 
 
-@pytest.mark.sampled(fast=4, full=12)
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_law_is_broken_alone(law: str, tmp_path: Path) -> None:
     start, changes = BROKEN[law]
@@ -218,7 +218,7 @@ def test_a_law_is_broken_alone(law: str, tmp_path: Path) -> None:
     assert "\n" not in finding.found
 
 
-@pytest.mark.sampled(fast=2, full=3)
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("start", TEXTS)
 def test_files_to_start_from_keep_every_law(start: str, tmp_path: Path) -> None:
     (checked,) = check_file(write(tmp_path / "mine.py", TEXTS[start], {}))

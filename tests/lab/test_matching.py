@@ -51,7 +51,7 @@ def pair(word: str, size: float = 2e5) -> tuple[ModelSpec, ModelSpec]:
     return first.model, second.model
 
 
-@pytest.mark.sampled(fast=3, full=12)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     "word",
     [
@@ -120,7 +120,6 @@ def test_what_cannot_be_equal_is_said_and_as_near_as_may_be() -> None:
     assert abs(sizes[0] - 1) < abs(sizes[1] - 1)
 
 
-@pytest.mark.sampled(full=6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_variants_of_the_studies_that_come_along_are_of_one_size(name: str) -> None:
@@ -246,7 +245,7 @@ def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> No
     assert 6 <= dim / num_layers <= 130
 
 
-@pytest.mark.sampled(fast=1, full=8)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", [name for name in COMPARABLE if name != "modern"])
 def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     base, other = pair(name)

@@ -244,7 +244,6 @@ def _blinded(patch: pytest.MonkeyPatch, **fields: None) -> None:
     patch.setattr(AttentionMask, "block", forgetful)
 
 
-@pytest.mark.sampled(full=8)
 @pytest.mark.parametrize("planted", sorted(FAULTS))
 def test_it_is_caught(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, law, assignments = FAULTS[planted]

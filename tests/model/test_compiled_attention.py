@@ -46,7 +46,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_gradients_are_those_of_eager_layers(case: tuple[str, ...]) -> None:

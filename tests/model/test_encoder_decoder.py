@@ -166,7 +166,6 @@ class TestLaws:
         whole = model(source, target).logits
         torch.testing.assert_close(found.view(2, 7, -1), whole, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.sampled(full=2)
     def test_a_token_sees_the_whole_source_and_what_was_before_it(
         self, keys: tuple[str, ...]
     ) -> None:

@@ -91,7 +91,6 @@ def largest_error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
     return max((found[n] - t).abs().max().item() for n, t in expected.items()) / size
 
 
-@pytest.mark.sampled(full=8)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("changes", COMPOSITIONS.values(), ids=COMPOSITIONS)
 def test_gradients_are_those_of_ordinary_backpropagation(

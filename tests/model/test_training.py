@@ -35,7 +35,6 @@ def losses(model: Decoder, steps: int, lr: float = 3e-3, narrow: bool = False) -
     return found
 
 
-@pytest.mark.sampled(full=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("preset", ["modern", "textbook"])

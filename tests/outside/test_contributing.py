@@ -30,7 +30,7 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(fast=1, full=2)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("visitors")
 @pytest.mark.parametrize(("name", "content", "line"), EXAMPLES, ids=FILES)
 def test_an_example_trains_and_is_listed(

@@ -47,7 +47,6 @@ def spec_of(name: str, *words: str) -> ModelSpec:
     return SMALL.override(*WORDS[name], *words)
 
 
-@pytest.mark.sampled(full=18)
 @pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -108,7 +107,6 @@ def test_it_trains_resumes_and_writes(
     assert [record["loss"] for record in whole if "loss" in record]
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.slow
 @ALL
 def test_it_takes_part_in_compare(

@@ -159,7 +159,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 4)
 
 
-@pytest.mark.sampled(fast=20, full=200)
+@pytest.mark.sampled(fast=20)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("position", ["none", "rope", "alibi"])
 @pytest.mark.parametrize("options", OPTIONS)

@@ -146,7 +146,7 @@ def test_all_masks_are_here() -> None:
     } - {spec.BigBird}  # by which the end of a text counts: tests/parts/test_masks.py
 
 
-@pytest.mark.sampled(fast=3, full=20)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("narrowed", NARROWED)
 @pytest.mark.parametrize("mask", CHOICES)
 def test_values(mask: str, narrowed: str) -> None:
@@ -163,7 +163,7 @@ def test_values(mask: str, narrowed: str) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.sampled(fast=3, full=12)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("narrowed", NARROWED)
 @pytest.mark.parametrize("mask", CHOICES)
 def test_some_queries_among_all_keys(mask: str, narrowed: str) -> None:
@@ -178,7 +178,7 @@ def test_some_queries_among_all_keys(mask: str, narrowed: str) -> None:
                 )
 
 
-@pytest.mark.sampled(fast=3, full=20)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("narrowed", NARROWED)
 @pytest.mark.parametrize("mask", CHOICES)
 def test_gradients(mask: str, narrowed: str) -> None:

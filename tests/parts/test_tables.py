@@ -93,7 +93,6 @@ def test_every_choice_has_its_part() -> None:
         assert {kind for kind, choice in axis.kinds.items() if choice not in parts} <= {"none"}
 
 
-@pytest.mark.sampled(full=270)
 @ALL
 @pytest.mark.parametrize("law", ALONE, ids=lambda law: law.__name__)
 def test_every_choice_is_lawful(law: Law, axis: str, choice: type[Choice]) -> None:

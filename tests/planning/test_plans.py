@@ -45,7 +45,7 @@ def planned(name: str, *changes: str, **asked: object) -> Plan:
     return plan(run.override(*changes), workload(**asked))  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(fast=4, full=4)
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_listed_costs_are_those_of_plans(name: str) -> None:
     costs, found = published_costs()[name], planned(name, devices=1)
@@ -153,7 +153,7 @@ def test_caches() -> None:
 NAMES = preset_names("models")
 
 
-@pytest.mark.sampled(fast=10, full=40)
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     """Of dense attention all pairs are counted there, so they are here; of one text, as tables of distances are mapped

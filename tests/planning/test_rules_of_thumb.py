@@ -112,7 +112,7 @@ def test_the_documentation_has_the_table() -> None:
         assert row in text, row
 
 
-@pytest.mark.sampled(fast=6, full=8)
+@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_a_preset_raises_nothing(name: str) -> None:
     run = load_run(name)

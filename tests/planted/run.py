@@ -1,9 +1,12 @@
 """`make mutants`: plant every fault of the list in a copy of the checkout, and see which tests notice.
 
-Each fault is tried against the tests that the list names; where these pass, against all tests of its room.
+Each fault is tried against the tests that the list names; where these pass, against all tests of its room. Ids of the
+tests that notice a fault are kept in noticed.json: `make test` always runs the cheapest of them. `--count` counts the
+faults of that file that the selection of `make test` notices, and runs no test.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import queue
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.planted.faults import ROOT, Fault, read_faults
+from tests.selection import GUARDS, noticed
 
 LEAST = 0.97
 """Share of the faults that tests of their own room must notice."""
@@ -29,6 +33,8 @@ SECONDS = 600
 COPIED = ("archwright", "tests", "docs", "bench")
 LIBRARIES = ["torch", "numpy", "scipy.stats", "hypothesis", "jaxtyping", "beartype", "tokenizers"]
 """What is imported once, for all processes that run tests: it takes longer than most of them."""
+FAILURES = 3
+"""Number of failing tests after which a fault is settled."""
 ENDED = 100
 """Added to pytest's exit code, which a process that dies by itself cannot return."""
 QUIET = ("--no-header", "-p", "no:cacheprovider")
@@ -43,6 +49,7 @@ class Outcome(NamedTuple):
     fault: Fault
     noticed: str
     seconds: float
+    tests: tuple[str, ...] = ()
 
 
 def main(words: Sequence[str]) -> int:
@@ -52,8 +59,17 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--unchecked", action="store_true", help="do not try the tests without faults first"
     )
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="count the faults that `make test` notices, by the record",
+    )
+    parser.add_argument("--rotation", type=int, default=0, metavar="N", help="with --count")
+    parser.add_argument("--record", type=Path, default=GUARDS, help="file of the tests that notice")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     options = parser.parse_args(words)
+    if options.count:
+        return count(options.rotation)
     faults = read_faults()
     if options.only:
         faults = [f for f in faults if f.name in options.only or f.room in options.only]
@@ -62,6 +78,7 @@ def main(words: Sequence[str]) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     jobs = max(1, min(options.jobs, len(faults)))
     outcomes = try_all(faults, jobs, check=not options.unchecked)
+    record(outcomes, options.record)
     return report(sorted(outcomes, key=lambda outcome: faults.index(outcome.fault)))
 
 
@@ -102,8 +119,8 @@ def try_one(fault: Fault, place: Path) -> Outcome:
     start = time.perf_counter()
     with planted(fault, place):
         for tests, noticed in ((fault.tests, NAMED), ((fault.tests_of_room,), ROOM)):
-            if fails(tests, place):
-                return Outcome(fault, noticed, time.perf_counter() - start)
+            if failed := failing(tests, place):
+                return Outcome(fault, noticed, time.perf_counter() - start, tuple(failed))
     return Outcome(fault, NEVER, time.perf_counter() - start)
 
 
@@ -147,22 +164,38 @@ def planted(fault: Fault, place: Path) -> Iterator[None]:
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def fails(tests: Sequence[str], place: Path) -> bool:
-    """Tell whether any of some tests fails in a copy; of those that do not end, that is not known."""
-    log = place / "pytest.log"
+def failing(tests: Sequence[str], place: Path) -> list[str]:
+    """Return ids of the first tests that fail in a copy; none if the tests do not end."""
+    log, failed = place / "pytest.log", place / "failed.txt"
+    failed.write_text("")
     process = processes().Process(
-        target=run_tests, args=(["-x", *QUIET, *PRELOADED, *tests], place, log)
+        target=run_tests,
+        args=([f"--maxfail={FAILURES}", *QUIET, *PRELOADED, *tests], place, log, failed),
     )
     process.start()
     process.join(SECONDS)
     if process.exitcode is None:
         process.kill()
         process.join()
-        return False
+        return []
     code = (process.exitcode or 0) - ENDED
     if code not in (0, 1, 2):  # 2: a test that cannot even be imported
         raise SystemExit(f"{log.read_text()}\nThe tests could not be run: {', '.join(tests)}")
-    return code != 0
+    return failed.read_text("utf-8").splitlines() if code else []
+
+
+class Failures:
+    """A pytest plugin that writes ids of failing tests, and of files that cannot be imported."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(f"{report.nodeid}\n")
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def processes() -> Any:
@@ -172,7 +205,7 @@ def processes() -> Any:
     return context
 
 
-def run_tests(words: Sequence[str], place: Path, log: Path) -> None:
+def run_tests(words: Sequence[str], place: Path, log: Path, failed: Path) -> None:
     """Run pytest in a copy, whose package and tests count, and exit with its code."""
     import pytest
 
@@ -186,8 +219,32 @@ def run_tests(words: Sequence[str], place: Path, log: Path) -> None:
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        code = int(pytest.main(list(words)))
+        code = int(pytest.main(list(words), plugins=[Failures(failed)]))
         os._exit(ENDED + code)  # what a library still does at the end of a process is no test
+
+
+def record(outcomes: Sequence[Outcome], file: Path) -> None:
+    """Keep ids of the tests that noticed each fault; faults that left the list are dropped."""
+    names = {fault.name for fault in read_faults()}
+    found = noticed() | {outcome.fault.name: list(outcome.tests) for outcome in outcomes}
+    kept = {name: found[name] for name in sorted(found) if name in names}
+    file.write_text(json.dumps(kept, indent=0, ensure_ascii=False) + "\n", "utf-8")
+
+
+def count(rotation: int) -> int:
+    """Print how many of the recorded faults the selection of `make test` notices."""
+    import pytest
+
+    class Selected:
+        def pytest_collection_finish(self, session: pytest.Session) -> None:
+            self.ids = {item.nodeid for item in session.items}
+
+    selected, faults = Selected(), noticed()
+    pytest.main(["--collect-only", "-qqq", f"--rotation={rotation}"], plugins=[selected])
+    missed = [name for name, tests in faults.items() if not selected.ids.intersection(tests)]
+    print(f"{len(faults) - len(missed)} of {len(faults)} planted faults are noticed by `make test`")
+    print(*(f"not in rotation {rotation}: {name}" for name in missed), sep="\n")
+    return 0
 
 
 def bar() -> Progress:
@@ -198,8 +255,8 @@ def bar() -> Progress:
 
 def report(outcomes: Sequence[Outcome]) -> int:
     """Print what came of each fault and of each room; return the exit code."""
-    for fault, noticed, seconds in outcomes:
-        print(f"{fault.room:12} {noticed:23} {seconds:5.0f} s  {fault.name}: {fault.why}")
+    for fault, found, seconds, _ in outcomes:
+        print(f"{fault.room:12} {found:23} {seconds:5.0f} s  {fault.name}: {fault.why}")
     print()
     for room in dict.fromkeys(outcome.fault.room for outcome in outcomes):
         found = [outcome.noticed for outcome in outcomes if outcome.fault.room == room]

@@ -1,11 +1,13 @@
 """The list of planted faults fits the package as it is; `make mutants` plants them."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
 import tomllib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -44,9 +46,10 @@ def test_no_two_are_alike() -> None:
 
 @pytest.mark.release
 @pytest.mark.slow
-def test_a_fault_is_planted_and_noticed() -> None:
+def test_a_fault_is_planted_and_noticed(tmp_path: Path) -> None:
+    only = ("--only", "lists are joined", "--jobs", "1", "--record", str(tmp_path / "noticed.json"))
     found = subprocess.run(
-        [sys.executable, "-m", "tests.planted.run", "--only", "lists are joined", "--jobs", "1"],
+        [sys.executable, "-m", "tests.planted.run", *only],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -55,3 +58,5 @@ def test_a_fault_is_planted_and_noticed() -> None:
     )
     assert found.returncode == 0, found.stderr
     assert "1 of 1 noticed: 100.0%" in found.stdout
+    (test,) = json.loads((tmp_path / "noticed.json").read_text("utf-8"))["lists are joined"]
+    assert test.startswith("tests/spec/test_merge.py::")

@@ -52,7 +52,6 @@ def test_a_process_that_stops_ends_the_run(
     assert left_of(folder) == []
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.parametrize(
     ("scene", "line"),
     [("sigterm", "Stopped: stopped at step "), ("diverge", "DivergedError: the loss became nan")],

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 SCALES = ("scale.shard=2", "scale.tensor=2", "scale.replicate=2")
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_run_begins_with_the_weights_of_another(scale: str, text: Path, tmp_path: Path) -> None:
     """Some of its tensors, the tied table under its other name; the others are new."""
@@ -29,7 +28,6 @@ def test_a_run_begins_with_the_weights_of_another(scale: str, text: Path, tmp_pa
     two_train_as_one(text, tmp_path, scale, *begun)
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.parametrize("scale", [*SCALES, "scale.pipeline=2"])
 def test_a_run_that_ends_early_goes_back_to_its_best_weights(
     scale: str, text: Path, tmp_path: Path
@@ -59,7 +57,6 @@ def test_a_budget_in_time_is_kept_by_two(text: Path, tmp_path: Path) -> None:
     assert not folder.rehearsed_file.exists()
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.parametrize("scale", ["scale.shard=2", "scale.pipeline=2"])
 def test_the_first_process_holds_no_more_than_the_others(
     scale: str, text: Path, tmp_path: Path

@@ -163,7 +163,6 @@ def send(process: "subprocess.Popen[bytes]", rank: int, number: signal.Signals) 
     return False
 
 
-@pytest.mark.sampled(full=2)
 @pytest.mark.parametrize(
     ("rank", "scale"), [(0, "scale.shard=2"), (1, "scale.shard=2"), (1, "scale.tensor=2")]
 )

@@ -133,7 +133,6 @@ def test_what_cannot_be_read_in_time_is_read_in_part(
     assert timeless(train(timed, tmp_path / "run"), "eval")[-1]["num_tokens"] == last["num_tokens"]
 
 
-@pytest.mark.sampled(full=5)
 @pytest.mark.parametrize("number", [1, 9, 17])
 @pytest.mark.parametrize("place", ["before", "after", "followed"])
 def test_dying_around_a_plan_changes_nothing(

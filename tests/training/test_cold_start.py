@@ -27,7 +27,6 @@ aw.train("modern", *sys.argv[1:], out="run", quiet=True)
 """
 
 
-@pytest.mark.sampled(full=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_no_compiler_and_nothing_that_draws(tmp_path: Path, optimizer: str) -> None:
