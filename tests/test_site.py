@@ -31,6 +31,7 @@ def build(place: Path, *, config: Path = ROOT / "mkdocs.yml", api: bool = False)
     return complaints
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_no_link_is_dead(tmp_path: Path) -> None:
     assert build(tmp_path) == ""
@@ -43,6 +44,7 @@ def test_no_link_is_dead(tmp_path: Path) -> None:
     } <= pages
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("link", "complaint"),

@@ -308,6 +308,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.release
 @forks
 @pytest.mark.parametrize(("owner", "name", "number", "num_made"), DEATHS)
 def test_a_process_that_is_killed_leaves_what_others_use_or_clean(

@@ -323,6 +323,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_an_export_that_was_killed_when_it_was_whole_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -370,6 +371,7 @@ def test_an_export_is_flushed_before_it_takes_its_place(
     assert done[-1] == tmp_path.name
 
 
+@pytest.mark.release
 def test_an_import_that_was_killed_when_it_was_whole_is_done(folder: Path, tmp_path: Path) -> None:
     made, _ = hf.import_run(folder, tmp_path / "run")
     before = files(made.path)

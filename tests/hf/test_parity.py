@@ -265,6 +265,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 """One model of each kind of block, and the auxiliary loss of those whose library has one."""
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", TRAINED)

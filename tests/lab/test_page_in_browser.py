@@ -2,16 +2,16 @@
 
 import csv
 import io
-import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from archwright.lab.page import write_page
 from tests.lab import made_results as made
-from tests.visitor import Visitor, of_plots, ranges, saved, style
+from tests.visitor import Visitor, of_plots, saved
+
+pytestmark = pytest.mark.release
 
 TOKENS = made.STEPS * made.TOKENS_PER_STEP
 CHARTS = ["effects", "loss", "training", "difference", "bits-per-byte", "lr", "lengths"]
@@ -56,41 +56,6 @@ def test_hovering_an_effect_tells_it_in_both_units(tab: Any) -> None:
     assert f"seed 1: {effect.differences[1]:+.4f} nats per token" in seed
 
 
-def test_hovering_a_curve_tells_every_variant(tab: Any) -> None:
-    said = hover(tab, "loss", "modern", 4)
-    assert said.startswith("409.6k tokens")
-    assert len(re.findall(r" : \d\.\d{4}", said)) == 12
-    assert "rotary posit" in said
-
-
-def test_hovering_longer_texts_and_rates(tab: Any) -> None:
-    assert hover(tab, "lengths", "modern", 2).startswith("256 tokens")
-    assert re.match(r"\S.* at 0\.001, mean of 5 seeds", hover(tab, "lr", "no rope", 0))
-
-
-@pytest.mark.parametrize(
-    ("label", "title", "end"),
-    [
-        ("FLOPs", "training FLOPs", TOKENS * (made.FLOPS_PER_TOKEN + 384 * 11)),
-        ("Tokens", "tokens trained on", TOKENS),
-    ],
-)
-def test_the_switch_changes_curves_only(tab: Any, label: str, title: str, end: float) -> None:
-    others = ranges(tab)[:1], ranges(tab)[5:]
-    tab.get_by_role("radio", name=label).click()
-    tab.wait_for_timeout(200)
-    assert of_plots(tab, "p._fullLayout.xaxis.title.text")[CURVES] == [title] * 4
-    assert ranges(tab)[CURVES] == [pytest.approx([0, end], rel=1e-5)] * 4
-    assert (ranges(tab)[:1], ranges(tab)[5:]) == others
-
-
-def test_time_is_of_the_processor(tab: Any) -> None:
-    tab.get_by_role("radio", name="Time").click()
-    tab.wait_for_timeout(200)
-    title = of_plots(tab, "p._fullLayout.xaxis.title.text")[1]
-    assert title == "processor time of training, seconds"
-
-
 def test_the_key_hides_a_variant_in_all_charts(tab: Any) -> None:
     def shown() -> list[int]:
         return of_plots(tab, "p._fullData.filter(t => t.visible === true).length")
@@ -126,70 +91,12 @@ def test_what_a_chart_shows_can_be_saved(tab: Any) -> None:
     assert text.splitlines()[0] == "variant,step,tokens,flops,seconds,mean,lowest,highest,seeds"
 
 
-def test_pictures_name_the_variants(tab: Any) -> None:
-    svg = ElementTree.fromstring(saved(tab, "Download Held-out loss as SVG"))
-    said = "".join(svg.itertext())
-    assert "parallel block" in said
-    assert "nats per token" in said
-    assert saved(tab, "Download Loss on longer texts as PNG").startswith(b"\x89PNG")
-
-
-def test_tables_can_be_saved(tab: Any, tmp_path: Path) -> None:
-    tab.locator("summary", has_text="effects.csv").click()
-    tab.get_by_label("Copy effects.csv").wait_for()
-    assert saved(tab, "Download effects.csv").startswith(b"variant,baseline,outcome,mean,low,high")
-
-
-def test_the_runs_are_unfolded_by_keyboard(tab: Any) -> None:
-    table = tab.locator("#runs table")
-    assert table.is_hidden()
-    tab.locator("#runs summary").first.focus()
-    tab.keyboard.press("Enter")
-    assert table.is_visible()
-    assert table.locator("tbody tr").count() == 180
-    assert tab.locator("#runs .scrolls").bounding_box()["height"] < 700
-
-
-def test_dark_mode_reaches_the_charts(tab: Any) -> None:
-    colors = []
-    for scheme in ("light", "dark"):
-        tab.emulate_media(color_scheme=scheme)
-        tab.wait_for_timeout(300)
-        ground = style(tab, "body", "background-color")
-        assert style(tab, "#chart-effects .main-svg", "background-color") == ground
-        colors.append(of_plots(tab, "p._fullData.at(-1).marker.color"))
-    assert all(light != dark for light, dark in zip(*colors, strict=True))
-
-
-@pytest.mark.parametrize("width", [390, 1600])
-def test_no_width_scrolls_sideways(tab: Any, width: int) -> None:
-    tab.set_viewport_size({"width": width, "height": 800})
-    tab.wait_for_timeout(400)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    for left, right in of_plots(tab, "(b => [b.left, b.right])(p.getBoundingClientRect())"):
-        assert 0 <= left < right <= width
-    inside = "p.querySelector('.nsewdrag').getBoundingClientRect().width / p.clientWidth"
-    assert min(of_plots(tab, inside)) > 0.5  # names leave room for what they name
-    tables = "[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right)"
-    assert max(tab.evaluate(tables)) <= width
-
-
 @pytest.mark.parametrize("results", [made.incomplete, made.nothing_yet, made.fixed_rates])
 def test_whatever_was_found_is_drawn(visitor: Visitor, tmp_path: Path, results: Any) -> None:
     tab = visitor.open(write_page(results(), tmp_path), 390, color_scheme="dark")
     assert tab.locator("h1").is_visible()
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert all(of_plots(tab, "p.querySelectorAll('.scatterlayer .point').length > 0"))
-    tab.close()
-
-
-def test_nasty_names_are_drawn_letter_by_letter(visitor: Visitor, tmp_path: Path) -> None:
-    nasty = "<b>$ink</b> %{x}"
-    results = made.results_of(made.Made({"modern": 0.0, nasty: 0.02}, lengths=(64, 128)))
-    tab = visitor.open(write_page(results, tmp_path))
-    assert tab.locator("#loss-curves .key").inner_text().split("\n")[-1] == nasty
-    ticks = "".join(tab.locator("#chart-effects .ytick").all_text_contents())
-    assert nasty in ticks.replace("\N{ZERO WIDTH SPACE}", "")
     tab.close()
 
 

@@ -94,6 +94,7 @@ def stepped(model: Decoder, machine: MachineSpec, **settings: Any) -> StepResult
     )
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("changes", "done"),
     [
@@ -128,6 +129,7 @@ def test_a_step_is_the_same(changes: list[str], done: str, device: torch.device)
         assert (theirs - ours).norm() < 1e-5 * moved.norm(), name
 
 
+@pytest.mark.release
 def test_a_step_in_float16_is_the_same_but_for_rounding(device: torch.device) -> None:
     """The loss is then ours."""
     machine = MachineSpec(loss="chunked", precision="fp16")
@@ -142,6 +144,7 @@ def test_a_step_in_float16_is_the_same_but_for_rounding(device: torch.device) ->
         assert (theirs - ours).norm() < 0.01 * (ours - before[name]).norm(), name
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("scale_in", ["float32", "input_dtype"])
 @pytest.mark.parametrize("weight", ["plain", "unit_offset", "none"])
 def test_norms_of_narrow_numbers(scale_in: Any, weight: Any, device: torch.device) -> None:
@@ -149,11 +152,13 @@ def test_norms_of_narrow_numbers(scale_in: Any, weight: Any, device: torch.devic
     compare_narrow(scattered(norm.to(device)), 1, device)
 
 
+@pytest.mark.release
 def test_layer_norms_of_narrow_numbers(device: torch.device) -> None:
     norm = LayerNorm(norms.LayerNorm(weight="unit_offset", eps=1e-2), 24)
     compare_narrow(scattered(norm.to(device)), 1, device)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("of", [SwiGLU(hidden_dim=24), GeGLU(hidden_dim=24, approximate="tanh")])
 def test_gates_of_narrow_numbers(of: Any, device: torch.device) -> None:
     compare_narrow(Gate(of).to(device), 2, device)
@@ -191,6 +196,7 @@ def compare_narrow(plain: nn.Module, num_inputs: int, device: torch.device) -> N
         assert (one - other).float().norm() < torch.finfo(dtype).eps * one.float().norm()
 
 
+@pytest.mark.release
 def test_the_loss_in_bfloat16(device: torch.device) -> None:
     head = scattered(build(TINY, device=device).head)
     fused = copy.deepcopy(head)
@@ -214,6 +220,7 @@ def test_the_loss_in_bfloat16(device: torch.device) -> None:
         assert other.dtype == torch.float32
 
 
+@pytest.mark.release
 def test_a_fused_run_is_trained_and_resumed(
     text: Path, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

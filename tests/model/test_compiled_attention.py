@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_gradients_are_those_of_eager_layers(case: tuple[str, ...]) -> None:

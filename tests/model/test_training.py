@@ -85,11 +85,12 @@ print(torch._dynamo.utils.counters["frames"]["ok"])
 """
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "backend"),
     [
-        pytest.param("blockwise", "aot_eager", marks=pytest.mark.release),
+        ("blockwise", "aot_eager"),
         pytest.param(
             "sdpa",
             "inductor",

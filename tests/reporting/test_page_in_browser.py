@@ -43,11 +43,13 @@ def test_every_chart_is_drawn(tab: Any) -> None:
     assert any("resumed" in label for label in labels)
 
 
+@pytest.mark.release
 def test_a_sample_is_only_text(tab: Any) -> None:
     assert tab.locator("#sample pre").text_content() == NASTY
     assert tab.locator("img").count() == 0
 
 
+@pytest.mark.release
 def test_hovering_tells_the_values(tab: Any) -> None:
     tab.locator("#chart-loss").scroll_into_view_if_needed()
     box = tab.locator("#chart-loss .nsewdrag").first.bounding_box()
@@ -61,6 +63,7 @@ def test_hovering_tells_the_values(tab: Any) -> None:
     assert "bits per byte" in label
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("label", "title", "end"),
     [
@@ -78,6 +81,7 @@ def test_the_switch_changes_every_axis(tab: Any, label: str, title: str, end: fl
     assert of_plots(tab, "p.data[0].x.at(-1)") == [pytest.approx(end, rel=1e-5)] * 6
 
 
+@pytest.mark.release
 def test_both_axes_can_be_logarithmic(tab: Any) -> None:
     def axes(which: str) -> list[Any]:
         return of_plots(tab, f"p._fullLayout.{which}.type")
@@ -103,6 +107,7 @@ def test_both_axes_can_be_logarithmic(tab: Any) -> None:
     button.click()
 
 
+@pytest.mark.release
 def test_smoothing_keeps_each_step_faint_behind(tab: Any, made: Any) -> None:
     def drawn() -> list[Any]:
         return list(
@@ -153,6 +158,7 @@ def test_the_data_can_be_saved(tab: Any, made: Any) -> None:
     assert steps == [x["step"] for x in lines if x["kind"] == "eval"]
 
 
+@pytest.mark.release
 def test_charts_can_be_saved_as_pictures(tab: Any) -> None:
     svg = ElementTree.fromstring(saved(tab, "Download Loss as SVG"))
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
@@ -160,11 +166,7 @@ def test_charts_can_be_saved_as_pictures(tab: Any) -> None:
     assert saved(tab, "Download Loss as PNG").startswith(b"\x89PNG")
 
 
-def test_the_spec_can_be_saved(tab: Any) -> None:
-    tab.locator("summary").click()
-    assert b"[optimizer]" in saved(tab, "Download spec.toml")
-
-
+@pytest.mark.release
 def test_dark_mode_reaches_the_charts(tab: Any) -> None:
     grounds = []
     for scheme in ("light", "dark"):
@@ -175,17 +177,7 @@ def test_dark_mode_reaches_the_charts(tab: Any) -> None:
     assert grounds[0] != grounds[1]
 
 
-def test_paper_is_light(tab: Any) -> None:
-    tab.emulate_media(color_scheme="dark")
-    tab.wait_for_timeout(300)
-    grounds = []
-    for event in ("beforeprint", "afterprint"):
-        tab.evaluate(f"dispatchEvent(new Event('{event}'))")
-        grounds.append(style(tab, "#chart-loss .main-svg", "background-color"))
-    assert grounds == ["rgb(255, 255, 255)", style(tab, "body", "background-color")]
-    assert grounds[0] != grounds[1]
-
-
+@pytest.mark.release
 @pytest.mark.parametrize("width", [380, 700, 1600])
 def test_no_width_scrolls_sideways(tab: Any, width: int) -> None:
     tab.set_viewport_size({"width": width, "height": 800})
@@ -197,38 +189,7 @@ def test_no_width_scrolls_sideways(tab: Any, width: int) -> None:
     assert all(abs(chart - place) <= 1 for chart, place in drawn)
 
 
-def places(tab: Any) -> list[tuple[float, float]]:
-    """Return the left and upper end of every chart, in whole rem."""
-    return [
-        (x, y)
-        for x, y in tab.evaluate(
-            "[...document.querySelectorAll('.chart')].map(c => c.getBoundingClientRect())"
-            ".map(b => [Math.round(b.left / 16), Math.round(b.top / 16)])"
-        )
-    ]
-
-
-def test_large_screens_have_charts_in_three_columns(tab: Any) -> None:
-    for width, columns in ((400, 1), (1200, 2), (1600, 3)):
-        tab.set_viewport_size({"width": width, "height": 800})
-        tab.wait_for_timeout(300)
-        found = places(tab)
-        assert max(len({x for x, y in found if y == top}) for _, top in found) == columns
-    loss, bits, lr = (tab.locator(f"#chart-{name}").bounding_box() for name in CHARTS[:3])
-    assert loss["width"] > 1.8 * bits["width"]
-    assert bits["x"] == lr["x"] > loss["x"] + loss["width"]
-    assert loss["y"] == bits["y"] < lr["y"] < loss["y"] + loss["height"]
-
-
-def test_a_phone_in_the_dark(visitor: Visitor, report: Path) -> None:
-    tab = visitor.open(report, 380, color_scheme="dark", has_touch=True, is_mobile=True)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 380
-    ground = style(tab, "body", "background-color")
-    assert style(tab, "#chart-loss .main-svg", "background-color") == ground
-    assert of_plots(tab, "p._fullLayout.dragmode") == [False] * 6  # so that a finger can scroll
-    tab.close()
-
-
+@pytest.mark.release
 def test_every_control_is_named_and_reached_by_keyboard(tab: Any) -> None:
     for role, option, expected in (
         ("Draw against", "Tokens", "p._fullLayout.xaxis.range[1]"),
@@ -246,6 +207,7 @@ def test_every_control_is_named_and_reached_by_keyboard(tab: Any) -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("steps", [0, 1])
 def test_the_shortest_runs_are_pages_too(visitor: Visitor, made: Any, steps: int) -> None:
     lines = list(made.steps(steps, evaluations=0)) if steps else []
@@ -257,6 +219,7 @@ def test_the_shortest_runs_are_pages_too(visitor: Visitor, made: Any, steps: int
     tab.close()
 
 
+@pytest.mark.release
 def test_several_runs_lie_over_each_other(visitor: Visitor, made: Any, tmp_path: Path) -> None:
     runs = [made.finished(60, name="one"), made.finished(60, "model.norm.kind=layer", name="two")]
     tab = visitor.open(write_overlay(runs, tmp_path / "overlay.html"), 400)
@@ -274,27 +237,7 @@ def test_several_runs_lie_over_each_other(visitor: Visitor, made: Any, tmp_path:
     tab.close()
 
 
-def test_the_only_probed_step_is_named(visitor: Visitor, tmp_path: Path) -> None:
-    along = {"step": [1], "tokens": [4096.0]}
-    layout = {"xaxis": {"type": "category"}}
-    cells = {"type": "heatmap", "along": along, "y": ["a", "b"], "z": [[1.0], [4.0]]}
-    charts = [Chart("norms", "Norms", "They grow.", [cells], layout)]
-    line = {"type": "scatter", "mode": "markers", "along": along, "y": [7.0]}
-    charts.append(Chart("log-z", "Log Z", "It stays.", [line], layout))
-    axes = [Axis("tokens", "Tokens", "tokens", "%{x}"), Axis("step", "Steps", "steps", "%{x}")]
-    page = Page("t", "k", "head", "rest", [Section("Probes", charts)], axes)
-    path = tmp_path / "page.html"
-    path.write_text(page.html())
-    tab = visitor.open(path)
-    for label, name in (("Tokens", "4.096k"), ("Log", "4.096k"), ("Steps", "1")):
-        tab.get_by_role("radio", name=label).click()
-        tab.wait_for_timeout(200)
-        for chart in charts:
-            ticks = tab.locator(f"#chart-{chart.name} .xtick")
-            assert ticks.all_text_contents() == [name]
-    tab.close()
-
-
+@pytest.mark.release
 def test_a_heat_map_is_one_more_section(visitor: Visitor, tmp_path: Path) -> None:
     trace = {
         "type": "heatmap",
@@ -316,35 +259,6 @@ def test_a_heat_map_is_one_more_section(visitor: Visitor, tmp_path: Path) -> Non
     rows = saved(tab, "Download the data of Gradient norm as CSV").decode().splitlines()
     assert rows[:2] == ["series,y,step,tokens,value", ",layer 0,10,1000,1"]
     assert len(rows) == 7
-    tab.close()
-
-
-def test_colours_by_decades_tell_and_save_the_values(visitor: Visitor, tmp_path: Path) -> None:
-    trace = {
-        "type": "heatmap",
-        "along": {"step": [1, 20, 40], "tokens": [100, 2000, 4000]},
-        "y": ["layer 0", "layer 1"],
-        "z": [[1e-3, 0.0, None], [1.0, 10.0, 100.0]],
-        "decades": True,
-        "colorscale": "$shades",
-        "hovertemplate": "%{y} at step %{customdata[1]} is %{customdata[0]}",
-    }
-    chart = Chart("norms", "Norms", "They grow.", [trace], height=30)
-    axes = [Axis("tokens", "Tokens", "tokens", "%{x}")]
-    page = Page("t", "k", "head", "rest", [Section("Probes", [chart])], axes)
-    path = tmp_path / "page.html"
-    path.write_text(page.html())
-    tab = visitor.open(path)
-    assert of_plots(tab, "p.data[0].z") == [[[-3, None, None], [0, 1, 2]]]
-    assert of_plots(tab, "p.clientHeight") == [30 * 16]
-    box = tab.locator("#chart-norms .nsewdrag").first.bounding_box()
-    for offset in (0, 3):
-        tab.mouse.move(box["x"] + box["width"] - 9 + offset, box["y"] + 9)
-    tab.wait_for_selector("#chart-norms .hoverlayer text")
-    said = tab.locator("#chart-norms .hoverlayer").text_content()
-    assert "layer 1 at step 40 is 100" in said
-    rows = saved(tab, "Download the data of Norms as CSV").decode().splitlines()
-    assert rows[1:4] == [",layer 0,1,100,0.001", ",layer 0,20,2000,0", ",layer 0,40,4000,"]
     tab.close()
 
 

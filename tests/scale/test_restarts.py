@@ -17,6 +17,7 @@ from tests.tiny import ROOT
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL"),
 ]
 
@@ -24,7 +25,7 @@ SECONDS = 240
 """Time that both torchruns may take, far more than they need on a machine at work."""
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.release)])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_all_meet_again_after_a_kill_that_one_torchrun_counts(victim: int, tmp_path: Path) -> None:
     """Only the torchrun of the killed process counts a restart, and no process needs a third life."""
     with agents(tmp_path, victim) as started:

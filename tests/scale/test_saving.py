@@ -52,6 +52,7 @@ def test_each_writes_what_it_holds(whole: RunFolder) -> None:
         assert torch.equal(saved[name], value), name  # what was gathered is what is read
 
 
+@pytest.mark.release
 def test_one_killed_while_it_writes_costs_that_checkpoint_alone(
     words: list[str], whole: RunFolder, tmp_path: Path
 ) -> None:

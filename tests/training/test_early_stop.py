@@ -151,6 +151,7 @@ def test_where_the_best_weights_are_lost_the_last_ones_stay(
     assert _weights_equal(folder.model_file, folder.checkpoints()[6] / "model.safetensors")
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 5])
 def test_a_run_that_is_killed_before_ends_at_the_same_step(
@@ -164,6 +165,7 @@ def test_a_run_that_is_killed_before_ends_at_the_same_step(
     _same(train(run, tmp_path / "run"), early)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["final_evaluation", "compressors", "report"])
 def test_a_run_that_is_killed_at_its_early_end_is_finished_there(

@@ -20,6 +20,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out(monkeypatch)
 
 
+@pytest.mark.release
 def test_a_killed_run_has_no_row_twice(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_costs_nothing(
     assert cut.model_file.read_bytes() == whole.model_file.read_bytes()
 
 
+@pytest.mark.release
 @pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 def test_a_run_killed_while_one_is_written_goes_on_from_the_one_before(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
