@@ -91,7 +91,10 @@ def _add_options(parser: Parser) -> list[str]:
         if option["switch"]:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=about)
         else:
-            parser.add_argument(flag, dest=option["name"], metavar=option["metavar"], help=about)
+            choices = words.split("|") if "|" in (words := option["metavar"]) else None
+            parser.add_argument(
+                flag, dest=option["name"], choices=choices, metavar=words, help=about
+            )
     for name in options["old"]:
         parser.add_argument(f"--{name}", dest=name, help=argparse.SUPPRESS)
     return [*(option["name"] for option in options["today"]), *options["old"]]

@@ -44,17 +44,6 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def known_words(known: Sequence[Section]) -> Iterator[str]:
-    """Yield what can be explained: kinds, alone and behind their axis, what the field calls them, and options."""
-    kinds = [(section["name"], kind["name"]) for section in known for kind in section["kinds"]]
-    yield from (name for _, name in kinds)
-    yield from CHOICES
-    axes = {name for section in known for name in _names(section)}
-    options = (_option(asks)[1] for section in known for asks, _ in _options(section))
-    yield from (name for name in options if name not in axes)
-    yield from (f"{axis}.{name}" for axis, name in kinds)
-
-
 def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "list[Numbers]"]]:
     """Yield the text and the numbers of each kind of that name, or of each option where no kind has it.
 

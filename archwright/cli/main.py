@@ -36,8 +36,6 @@ VERBS = {
     "check": "check a TOML file of a model or a run, or a Python file of choices of your own",
     "completion": "print what lets bash, zsh or fish complete verbs, options, models and keys",
 }
-COMPLETE = "complete"
-"""The verb that the scripts of completion call; no help names it."""
 
 HELP = """\
 usage: archwright VERB ...
@@ -80,6 +78,10 @@ MOST_LINES = 20
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code: 0, 2 for a user's mistake, 1 for a failed run,
     128 + n for signal n."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what the line can become
+        from archwright.cli.completion import complete
+
+        complete()
     code = _main(arguments)
     if arguments is None and launched():
         # What connects processes may abort one that ends in the usual way, though all is done.
@@ -142,7 +144,7 @@ def _run(words: list[str]) -> int:
         raise UserError(
             f'"{verb}": torchrun starts several processes, which train alone can use; leave torchrun out'
         )
-    if verb not in VERBS and verb != COMPLETE:
+    if verb not in VERBS:
         from archwright.cli import field_words
 
         known = field_words.VERBS.get(verb)

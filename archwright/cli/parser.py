@@ -1,9 +1,10 @@
 """How verbs read their words: options anywhere, dotted assignments between them."""
 
 import argparse
+import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,18 +13,6 @@ from archwright.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
-
-
-DESCRIBE = "--describe"
-"""Alone, asks a verb for its parser, of which shells complete options; no help names it."""
-
-
-class Described(Exception):  # noqa: N818
-    """The parser of a verb that was asked for it."""
-
-    def __init__(self, parser: "Parser") -> None:
-        super().__init__()
-        self.parser = parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,31 +75,41 @@ class Parser(argparse.ArgumentParser):
         return f"{name}: {complaint}"
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the options; they may stand before, between and after the other words.
+        """Return the options; they may stand before, between and after the other words."""
+        if "_ARGCOMPLETE" in os.environ:
+            from archwright.cli.completion import complete_words
 
-        Raises:
-            Described: the verb was asked for its parser.
-        """
-        if [*words] == [DESCRIBE]:
-            raise Described(self)
-        return self.parse_intermixed_args([*self._joined(words)])
+            complete_words(self, self.prog.rpartition(" ")[2])
+        return self.parse_args(words)
 
-    def _joined(self, words: Sequence[str]) -> Iterator[str]:
-        """Yield the words, an option and a value such as -1T as one, which argparse takes for another option else."""
-        option = ""
-        for word in words:
-            if option and re.match("-[0-9]", word):
-                yield f"{option}={word}"
-                option = ""
-                continue
-            if option:
-                yield option
-            action = self._option_string_actions.get(word)
-            option = word if action is not None and action.nargs is None else ""
-            if not option:
-                yield word
-        if option:
-            yield option
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        return super().parse_known_args(self._options_first(args), namespace)
+
+    def _options_first(self, words: Sequence[str]) -> list[str]:
+        """Return the words in the order that argparse needs: options with one value, joined to it, as -1T is no
+        option; other words; options that take all words after them, or lack their value."""
+        first: list[str] = []
+        others: list[str] = []
+        last: list[str] = []
+        option: argparse.Action | None = None
+        for i, word in enumerate(words):
+            if word == "--":
+                return [*first, *others, *last, *words[i:]]
+            known = self._option_string_actions.get(word.partition("=")[0])
+            if known is not None:
+                option = known if known.nargs != 0 and "=" not in word else None
+                (last if option else first).append(word)
+            elif option is None or re.match("-[^0-9]", word):
+                option = None
+                others.append(word)
+            elif option.nargs is None:
+                option = None
+                first.append(f"{last.pop()}={word}")
+            else:
+                last.append(word)
+        return [*first, *others, *last]
 
     def parse_with_parts(self, words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         """Run files of choices from outside, too; return the hash of each by its name, which a run records.

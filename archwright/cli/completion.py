@@ -1,0 +1,188 @@
+"""Tab completion by argcomplete: models, runs, dotted keys and their values.
+
+Only listings and names of files are read, so that a shell gets its answer in a tenth of a second.
+"""
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import argcomplete
+from argcomplete.completers import FilesCompleter
+from argcomplete.lexers import split_line
+
+from archwright import presets
+from archwright.cli.list_verb import WHAT
+from archwright.cli.listings import listing
+from archwright.cli.main import VERBS
+from archwright.cli.new_verb import KINDS
+from archwright.spec.other_names import CHOICES
+
+Node = dict[str, Any]
+Completer = Callable[[str, str, Namespace], Iterable[str]]
+"""Returns the completions of a prefix, for a verb and the words before."""
+
+ROOMS = {
+    "train": ("runs", "models"),
+    "prepare": ("runs", "models"),
+    "compare": ("studies", "models"),
+}
+"""Rooms of presets for verbs that take other names than those of models and runs."""
+OF_MODELS = ("show", "diff")
+"""Verbs whose keys are those of a model alone."""
+UNLISTED = {"name", "source", "sources", "base", "parts"}
+"""Keys of a file that are no values to change on the command line."""
+
+
+def complete() -> None:
+    """Write the completions of the shell's line and exit."""
+    program = int(os.environ["_ARGCOMPLETE"])
+    line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
+    words = split_line(line, point)[3][program:]
+    if words and words[0] in VERBS:
+        os.environ["_ARGCOMPLETE"] = str(program + 1)
+        import_module(f"archwright.cli.{words[0]}_verb").run([])  # its parser calls complete_words
+    parser = ArgumentParser("archwright")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("verb", choices=VERBS)
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def complete_words(parser: ArgumentParser, verb: str) -> None:
+    """Write the completions of a verb's last word and exit."""
+    for action in parser._actions:
+        if completer := COMPLETERS.get(action.dest):
+            action.completer = _or_files(completer, verb)  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _or_files(completer: Completer, verb: str) -> Callable[..., list[str]]:
+    """Return a completer of argcomplete that offers files if there is nothing else."""
+
+    def complete(prefix: str, parsed_args: Namespace, **_: object) -> list[str]:
+        found = [c for c in completer(prefix, verb, parsed_args) if c.startswith(prefix)]
+        before, equals, path = prefix.rpartition("=")
+        return found or [f"{before}{equals}{file}" for file in FilesCompleter()(path)]
+
+    return complete
+
+
+def _names(_prefix: str, verb: str, *_: object) -> Iterator[str]:
+    for room in ROOMS.get(verb, ("models",)):
+        yield from _presets(room)
+    yield from (path.name for path in Path().glob("*.toml"))
+    if verb not in ROOMS:
+        yield from _runs()
+
+
+def _names_and_keys(prefix: str, verb: str, *_: object) -> Iterator[str]:
+    yield from _names(prefix, verb)
+    yield from _keys(prefix, verb)
+
+
+def _keys(prefix: str, verb: str, *_: object) -> list[str]:
+    """Return the dotted keys of the next table, or the values of a key; after a colon those of a variant."""
+    variant, colon, word = prefix.rpartition(":")
+    if "=" in variant:
+        return []
+    schema = listing("schema_run")
+    model = schema["properties"]["model"]
+    # `model.` may be left out in a run, and stand in a model.
+    roots = [{"properties": {"model": model}} if verb in OF_MODELS else schema, model]
+    found = [text for root in roots for text in _below_prefix(schema, root, word)]
+    if len(found) == 1 and found[0].endswith("."):  # shells would add a blank
+        return _keys(f"{variant}{colon}{found[0]}", verb)
+    return [f"{variant}{colon}{text}" for text in found]
+
+
+def _below_prefix(schema: Node, root: Node, word: str) -> Iterator[str]:
+    key, equals, _ = word.partition("=")
+    *tables, _ = path = key.split(".")
+    if equals:
+        yield from (f"{key}={v}" for node in _below(schema, root, path) for v in _values(node))
+        return
+    for table in _below(schema, root, tables):
+        for name in table.get("properties", {}).keys() - UNLISTED:
+            whole = ".".join([*tables, name])
+            is_table = any("properties" in node for node in _below(schema, table, [name]))
+            if whole.startswith(key):
+                yield whole + ("." if is_table else "=")
+
+
+def _below(schema: Node, node: Node, path: list[str]) -> Iterator[Node]:
+    """Yield all that a JSON schema allows at a path below one of its nodes."""
+    if "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    if "anyOf" in node:
+        for inner in node["anyOf"]:
+            yield from _below(schema, inner, path)
+    elif not path:
+        yield node
+    elif path[0] in node.get("properties", {}):
+        yield from _below(schema, node["properties"][path[0]], path[1:])
+
+
+def _values(node: Node) -> Iterable[str]:
+    node = node.get("items", node)
+    switch = ["true", "false"] if node.get("type") == "boolean" else []
+    return map(str, [node["const"]] if "const" in node else node.get("enum", switch))
+
+
+def _of_list(prefix: str, verb: str, options: Namespace) -> Iterator[str]:
+    if options.words[:1] == ["choices"]:
+        for section in listing("choices"):
+            yield section["name"]
+            yield from (kind["name"] for kind in section["kinds"])
+        return
+    chosen = listing("chosen")
+    key, equals, _ = prefix.partition("=")
+    if equals:
+        values = {**chosen.get(key, {}), **chosen.get(f"{key}.kind", {})}
+        yield from (f"{key}={value}" for value in values)
+    else:
+        yield from WHAT
+        columns = [name for name in listing("models")["rows"][0] if name != "unpublished"]
+        yield from (f"{name}=" for name in [*columns, "mixer", *chosen])
+
+
+def _explained(prefix: str, *_: object) -> Iterator[str]:
+    for section in listing("choices"):
+        for kind in section["kinds"]:
+            yield f"{section['name']}.{kind['name']}" if "." in prefix else kind["name"]
+    yield from CHOICES
+
+
+def _kinds(*_: object) -> Iterable[str]:
+    return KINDS
+
+
+def _hardware(*_: object) -> list[str]:
+    return [presets.THIS, *_presets("hardware")]
+
+
+def _presets(room: str) -> list[str]:
+    return [path.stem for path in (presets.FOLDER / room).glob("*.toml")]
+
+
+def _runs(*_: object) -> list[str]:
+    return [str(path.parent) for path in Path("runs").glob("*/spec.toml")]
+
+
+COMPLETERS: dict[str, Completer] = {
+    "model": _names,
+    "old": _names,
+    "new": _names_and_keys,
+    "what": _names_and_keys,
+    "assignments": _keys,
+    "run": _runs,
+    "runs": _runs,
+    "resume": _runs,
+    "kind": _kinds,
+    "hardware": _hardware,
+    "words": _of_list,
+    "word": _explained,
+}
+"""Completers by the name of what a word or an option sets."""
