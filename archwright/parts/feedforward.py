@@ -27,7 +27,6 @@ from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
 
 Activation = Callable[[Tensor], Tensor]
-Gate = Callable[[Tensor, Tensor], Tensor]
 
 
 class Plain(Branch):
@@ -529,7 +528,7 @@ GATES = Registry(
         spec.GEGELU: lambda s: partial(clamped, limit=s.limit),
     },
 )
-"""Functions f(gate, up) that join the two, value by value, as `Gate` describes them."""
+"""Functions f(gate, up) that join the two, value by value."""
 
 FEEDFORWARDS = Registry(
     spec.FeedForward,

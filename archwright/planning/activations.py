@@ -9,7 +9,6 @@ from archwright.model.layer import Layer
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
 from archwright.parts.residuals import stream_costs
-from archwright.planning.memory import PER_ACTIVATION
 from archwright.planning.splits import blocks_of, share
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import ActivationCheckpointing
@@ -23,27 +22,6 @@ WHOLE = 1
 """Of one block each device has all."""
 Values = Mapping[int, float]
 """Numbers per token by the blocks that devices share them by, such as heads; see `STREAM`."""
-
-
-def activation_bytes(
-    model: LanguageModel, length: int, checkpointing: str, target_length: int | None = None
-) -> float:
-    """Return the bytes of what a text of `length` tokens leaves for the backward pass, in 16 bits; of two stacks, what
-    such a source and its target leave, which is as long unless a length is given.
-
-    Per token, with attention whose kernel keeps no scores, and norms, activations and gates that are fused:
-
-        none        what enters each norm and each branch, the result of each map, and what enters the maps that
-                    write into the stream: 32 dim for a layer of GPT (Korthikanti et al., 2022, section 4.1, less
-                    scores and dropout)
-        selective   what enters each layer, and the results of its maps and of attention: 22 dim for a layer of GPT;
-                    and all else of one layer, while it is computed again
-        full        what enters each layer; and all of one layer, while it is computed again
-
-    Of reversible layers, in any case what leaves the last, and all of one layer.
-    """
-    kept, again = activations([*layers_of(model)], length, checkpointing, target_length)
-    return PER_ACTIVATION * length * (amount(kept) + amount(again))
 
 
 def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec]]:
@@ -60,8 +38,20 @@ def activations(
     checkpointing: str,
     target_length: int | None = None,
 ) -> tuple[Values, Values]:
-    """Return the numbers per token that layers keep, and those of the one with most that is computed again; of two
-    stacks, per token of the source."""
+    """Return the activations per token that layers keep, and the most that one layer recomputes.
+
+    With two stacks, per token of the source; its target is as long unless a length is given. The kernel keeps no
+    scores, and norms, activations and gates are fused. `checkpointing` keeps:
+
+        none        inputs of norms and branches, results of projections, and inputs of projections that write into
+                    the stream: 32 bytes * dim in 16 bits for a layer of GPT (Korthikanti et al., 2022, section 4.1,
+                    without scores and dropout)
+        selective   inputs of layers, and results of their projections and of attention: 22 bytes * dim for a layer
+                    of GPT; one layer recomputes the rest
+        full        inputs of layers; one layer recomputes the rest
+
+    Reversible layers keep the output of the last layer, and one layer is recomputed, for every value.
+    """
     specs = {id(spec): spec for _, spec in layers}.values()
     ends = sum(
         2 * spec.dim * spec.vectors_per_token for spec in specs if spec.residual.num_streams == 2

@@ -65,8 +65,10 @@ def forward_flops(
         cached: into a cache, where of predicting streams the first alone is computed.
     """
     streams = streams_of(model, cached=cached)
-    products = _products(model, length, target_length, streams)
-    found = {f"{name}.weight": 2.0 * n for name, n in products}
+    found = {
+        f"{name}.weight": 2.0 * read * m.active_fraction * m.weight.numel()
+        for name, m, read in vectors_read(model, length, target_length, streams)
+    }
     by_part: dict[str, float] = {}
     for name, number in (*found.items(), *_branches(model, length, target_length, streams)):
         part = ".".join(w for w in name.removesuffix(".weight").split(".") if not w.isdigit())
@@ -194,14 +196,6 @@ def _branches(
                 of_source = streams * flops if branch.source_maps else 0.0
                 flops += of_source or stream_flops(branch, text, streams)
             yield f"{'' if in_decoder else beside}layers.{name}", flops / length
-
-
-def _products(
-    model: LanguageModel, length: int, target_length: int | None, streams: int
-) -> Iterator[tuple[str, float]]:
-    """Yield the multiplications for a token of each matrix product."""
-    for name, m, read in vectors_read(model, length, target_length, streams):
-        yield name, read * m.active_fraction * m.weight.numel()
 
 
 def vectors_read(

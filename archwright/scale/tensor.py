@@ -105,7 +105,7 @@ class TensorShards:
     def shape(self, name: str, own: torch.Size) -> torch.Size:
         """Return the shape of a whole tensor of which processes hold parts of the shape `own`."""
         axis = self.axes.get(name)
-        return own if axis is None else torch.Size(_scaled(own, axis, self.size))
+        return torch.Size(n * self.size if i == axis else n for i, n in enumerate(own))
 
     def whole(self, name: str, own: Tensor) -> Tensor:
         """Return a whole tensor of which this process has `own`; all processes ask alike."""
@@ -276,7 +276,3 @@ def _share_auxiliary(module: Any, group: dist.ProcessGroup) -> None:
             exchanged(t, group, "same", "share") for t in (asked.mean_score, asked.rest)
         )
         setattr(module, AUXILIARY, asked._replace(mean_score=mean_score, rest=rest))
-
-
-def _scaled(shape: torch.Size, axis: int, size: int) -> list[int]:
-    return [n * size if i == axis else n for i, n in enumerate(shape)]

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from archwright.model import build
-from archwright.planning.activations import activation_bytes, amount, layer_values
+from archwright.planning.activations import amount, layer_values
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from tests.planning.activation_bytes import activation_bytes
 
 DIM, LENGTH, NUM_EXPERTS = 48, 64, 22
 SIZES = (f"dim={DIM}", "vocab_size=256", f"context_length={LENGTH}", "attention.num_heads=4")

@@ -18,7 +18,7 @@ from archwright.model import build
 from archwright.optim.groups import build_optimizers
 from archwright.parts.masks import pairs
 from archwright.parts.mixers import AttentionMixer
-from archwright.planning.activations import CHECKPOINTING, activation_bytes
+from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.advice import advice
 from archwright.planning.cost import (
     flops_per_token,
@@ -37,6 +37,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.hardware import load_hardware
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.scale_down import tiny
+from tests.planning.activation_bytes import activation_bytes
 from tests.tiny import ROOT, surroundings
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from archwright.model import build
-from archwright.planning.activations import CHECKPOINTING, activation_bytes, on_a_device
+from archwright.planning.activations import CHECKPOINTING, on_a_device
 from archwright.planning.exchange import exchanged
 from archwright.planning.micro_batch import Batch
 from archwright.planning.plans import Plan, plan, why_not
@@ -19,6 +19,7 @@ from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
 from archwright.spec.run_spec import RunSpec
+from tests.planning.activation_bytes import activation_bytes
 
 LENGTH = 2048
 

@@ -192,8 +192,10 @@ class AttentionMixer(Mixer):
         return self.kernel(query, key, value, mask, scores)
 
     def flops_per_token(self, length: int) -> float:
-        of_pairs = self.flops_per_pair * pairs(self.pattern.value, length) / length
-        return of_pairs + (0.0 if self.relative is None else _flops_of(self.relative.value, length))
+        flops = self.flops_per_pair * pairs(self.pattern.value, length) / length
+        if self.relative is not None and isinstance(self.relative.value, ScorePosition):
+            flops += self.relative.value.flops_per_token(length)
+        return flops
 
     def new_state(self, batch: int) -> KVCache:
         return KVCache(max_length(self.pattern.value))
@@ -216,7 +218,3 @@ class AttentionMixer(Mixer):
 
     def use_kernel(self, name: str) -> None:
         self.kernel = KERNELS[name]
-
-
-def _flops_of(position: nn.Module, length: int) -> float:
-    return position.flops_per_token(length) if isinstance(position, ScorePosition) else 0.0
