@@ -1,6 +1,6 @@
 """Faults planted on purpose: each is caught by a law, or by the formula of the part it is in.
 
-The table in docs/testing.md lists them.
+docs/testing.md says more.
 """
 
 import sys
