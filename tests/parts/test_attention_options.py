@@ -205,16 +205,6 @@ def test_dropout_is_off_outside_training(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_positions_come_after_the_cap(kernel: str) -> None:
-    """A cap over the sum would leave nothing of slopes as steep as these at such distances."""
-    part, x = made({"softcap": 0.1}, POSITIONS["alibi"]), inputs()
-    part.kernel = KERNELS[kernel]
-    with torch.no_grad():
-        found = run(part, x).numpy()
-    np.testing.assert_allclose(found, by_loops(part, x, POSITIONS["alibi"]), rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("options", ["none", "sinks", "rms over head before", "no scale"])
 def test_a_position_that_depends_on_content(options: str, kernel: str) -> None:
     position = POSITIONS["transformer_xl"]

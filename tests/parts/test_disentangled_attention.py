@@ -130,28 +130,6 @@ def test_values(options: str, kernel: str) -> None:
     np.testing.assert_allclose(found, by_loops(part, vectors()), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "blockwise"])
-@pytest.mark.parametrize("options", ["biases", "maps of content"])
-def test_gradients(options: str, kernel: str) -> None:
-    """Along a random line through the input and all weights, beside the slope of the loops."""
-    part = made(OPTIONS[options])
-    part.use_kernel(kernel)
-    x = vectors().requires_grad_()
-    given, into = [x, *part.parameters()], torch.randn(x.shape, dtype=torch.float64)
-    line = [torch.randn_like(tensor) for tensor in given]
-    slopes = torch.autograd.grad((run(part, x) * into).sum(), given)
-    found = sum(float((g * step).sum()) for g, step in zip(slopes, line, strict=True))
-    ends = []
-    for size in (1e-5, -1e-5):
-        with torch.no_grad():
-            for tensor, step in zip(given, line, strict=True):
-                tensor.add_(step, alpha=size)
-            ends.append(float((torch.from_numpy(by_loops(part, x)) * into).sum()))
-            for tensor, step in zip(given, line, strict=True):
-                tensor.sub_(step, alpha=size)
-    assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
-
-
 def test_buckets_are_those_of_the_loop() -> None:
     for number, farthest in ((256, 512), (32, 64), (8, 24), (5, 9)):
         choice = spec.DisentangledAttention(num_buckets=number, max_distance=farthest)

@@ -1,4 +1,4 @@
-"""Longformer's attention beside its formula, one query, head and key at a time in float64; and beside transformers."""
+"""Longformer's attention beside its formula, one query, head and key at a time in float64."""
 
 import math
 from typing import Any
@@ -111,36 +111,6 @@ def test_values(options: str, position: str, kernel: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "blockwise"])
-def test_gradients(kernel: str) -> None:
-    """Along a random line through the input and all weights, beside the slope of the loops."""
-    part, position = made({"bias": True}, POSITIONS["rope"]), POSITIONS["rope"]
-    part.use_kernel(kernel)
-    x = vectors().requires_grad_()
-    given, into = [x, *part.parameters()], torch.randn(x.shape, dtype=torch.float64)
-    grads = torch.autograd.grad(run(part, x), given, into)
-    line = [torch.randn_like(p) for p in given]
-    slope = sum((g * d).sum().item() for g, d in zip(grads, line, strict=True))
-    ends = []
-    for step in (1e-6, -2e-6):
-        with torch.no_grad():
-            for p, d in zip(given, line, strict=True):
-                p.add_(d, alpha=step)
-        ends.append((by_loops(part, x, position) * into.numpy()).sum())
-    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-6)
-
-
-def test_each_document_of_a_packed_row_has_global_tokens_of_its_own() -> None:
-    part, x = made({}, POSITIONS["rope"]), vectors()
-    ids = torch.tensor([[0] * 4 + [1] * 7, [0] * 10 + [1]])
-    layout = token_layout(torch.zeros(2, LENGTH).long(), segment_ids=ids)
-    found = part(x, Context(layout, 2))
-    for row, cut in enumerate((4, 10)):
-        for piece in (slice(0, cut), slice(cut, LENGTH)):
-            alone = part(x[row : row + 1, piece])
-            torch.testing.assert_close(found[row, piece], alone[0], rtol=1e-9, atol=1e-10)
-
-
 def test_the_map_of_global_queries_reads_global_tokens_alone() -> None:
     """Pairs of every head cost 4 head_dim, and what the map of global queries would read of others is taken off."""
     part = made({}, POSITIONS["none"])
@@ -149,43 +119,3 @@ def test_the_map_of_global_queries_reads_global_tokens_alone() -> None:
     expected = num_pairs * 4 * HEADS * WIDTH - idle
     assert part.flops_per_token(LENGTH) * LENGTH == pytest.approx(expected)
     assert part.new_state(2) is None
-
-
-@pytest.mark.parametrize("num_global", [1, 3])
-@pytest.mark.parametrize("padded", [False, True])
-def test_beside_transformers(num_global: int, padded: bool) -> None:
-    """Their layer, which takes texts of whole windows, and says with numbers what is padding and what is global."""
-    library = pytest.importorskip("transformers.models.longformer.modeling_longformer")
-    config = library.LongformerConfig(
-        hidden_size=32, num_attention_heads=4, attention_window=[4], num_hidden_layers=1
-    )
-    theirs = library.LongformerSelfAttention(config, 0).double().eval()
-    dice = torch.Generator().manual_seed(num_global)
-    for tensor in theirs.parameters():
-        tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
-    mask = masks.Longformer(radius=2, num_global=num_global)
-    ours = LongformerAttention(
-        spec.LongformerAttention.model_validate({"num_heads": 4, "bias": True, "mask": mask}), 32
-    ).double()
-    state = dict(theirs.state_dict())
-    state |= {"out.weight": torch.eye(32), "out.bias": torch.zeros(32)}
-    ours.load_state_dict(state)
-
-    x = torch.randn(2, 12, 32, generator=dice, dtype=torch.float64)
-    real = torch.ones(2, 12, dtype=torch.bool)
-    if padded:
-        real[0, 7:] = False
-    told = torch.where(real, 0.0, -10000.0).double()
-    told[:, :num_global] = 10000.0
-    layout = token_layout(real.long(), padding_mask=real if padded else None)
-    with torch.no_grad():
-        expected = theirs(
-            x,
-            attention_mask=told,
-            is_index_masked=told < 0,
-            is_index_global_attn=told > 0,
-            is_global_attn=True,
-        )[0]
-        found = ours(x, Context(layout, 2))
-    # Their softmax has float32 inside.
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-5, atol=1e-6)

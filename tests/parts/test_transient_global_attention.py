@@ -1,4 +1,4 @@
-"""LongT5's attention beside its formula, one query, head and key at a time in float64; and beside transformers."""
+"""LongT5's attention and its formula, one query, head and key at a time in float64."""
 
 import math
 from typing import Any
@@ -154,28 +154,6 @@ def test_values(options: str, position: str, kernel: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10 if exact else 1e-8)
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "blockwise"])
-def test_gradients(kernel: str) -> None:
-    """Along a random line through the input and all weights, beside the slope of the loops."""
-    part, position = made({"bias": True}, POSITIONS["t5"]), POSITIONS["t5"]
-    part.use_kernel(kernel)
-    assert part.relative is not None
-    assert part.sum_relative is not None
-    tables = [*part.relative.value.parameters(), *part.sum_relative.value.parameters()]
-    x = vectors().requires_grad_()
-    given, into = [x, *part.parameters(), *tables], torch.randn(x.shape, dtype=torch.float64)
-    grads = torch.autograd.grad(part(x), given, into)
-    line = [torch.randn_like(p) for p in given]
-    slope = sum((g * d).sum().item() for g, d in zip(grads, line, strict=True))
-    ends = []
-    for step in (1e-6, -2e-6):
-        with torch.no_grad():
-            for p, d in zip(given, line, strict=True):
-                p.add_(d, alpha=step)
-        ends.append((by_loops(part, x, position) * into.numpy()).sum())
-    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-6)
-
-
 @pytest.mark.parametrize("kernel", ["eager", "blockwise"])
 @pytest.mark.parametrize("position", ["none", "t5"])
 def test_each_document_of_a_packed_row_has_sums_of_its_own(position: str, kernel: str) -> None:
@@ -190,18 +168,6 @@ def test_each_document_of_a_packed_row_has_sums_of_its_own(position: str, kernel
             torch.testing.assert_close(found[row, piece], alone[0], rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_padding_is_part_of_no_sum(left: bool) -> None:
-    part, x = made({}, POSITIONS["t5"]), vectors()
-    column = torch.arange(LENGTH)
-    real = torch.stack([column >= 3 if left else column < 8, column >= 0])
-    layout = token_layout(torch.zeros(2, LENGTH).long(), padding_mask=real)
-    found = part(x, Context(layout, 2))
-    for row in range(2):
-        alone = part(x[row : row + 1, real[row]])
-        torch.testing.assert_close(found[row, real[row]], alone[0], rtol=1e-9, atol=1e-10)
-
-
 def test_pairs_with_sums_and_the_maps_of_sums_are_counted() -> None:
     part = made({}, POSITIONS["none"])
     shown = sum(sees(part.spec.mask, q, k) for q in range(LENGTH) for k in range(LENGTH))
@@ -209,45 +175,3 @@ def test_pairs_with_sums_and_the_maps_of_sums_are_counted() -> None:
     expected = (shown + LENGTH * sums) * 4 * width + sums * 2 * 2 * DIM * width
     assert part.flops_per_token(LENGTH) * LENGTH == pytest.approx(expected)
     assert part.new_state(2) is None
-
-
-@pytest.mark.parametrize("length", [3, 4, 7, 8, 13, 16])
-@pytest.mark.parametrize("padded", [False, True])
-def test_beside_transformers(length: int, padded: bool) -> None:
-    library = pytest.importorskip("transformers.models.longt5.modeling_longt5")
-    config = library.LongT5Config(
-        d_model=32, num_heads=4, d_kv=8, local_radius=2, global_block_size=BLOCK, is_decoder=False
-    )
-    theirs = library.LongT5TransientGlobalAttention(config, has_relative_attention_bias=True)
-    theirs = theirs.eval()
-    dice = torch.Generator().manual_seed(length)
-    for tensor in theirs.parameters():
-        tensor.data.normal_(0.0, 0.7 * tensor.shape[-1] ** -0.5, generator=dice)
-    choice = spec.TransientGlobalAttention.model_validate(
-        {
-            **{"num_heads": 4, "head_dim": 8, "block_size": BLOCK, "scale": {"kind": "none"}},
-            "mask": {"kind": "symmetric_window", "radius": 2},
-        }
-    )
-    ours = TransientGlobalAttention(choice, 32, LayerInfo(position=positions.T5Bias()))
-    state = {
-        name: theirs.get_parameter(f"{letter}.weight")
-        for name, letter in zip(("query", "key", "value", "out"), "qkvo", strict=True)
-    }
-    state |= {"norm": theirs.global_input_layer_norm.weight}
-    ours.load_state_dict({f"{name}.weight": tensor for name, tensor in state.items()})
-    assert ours.relative is not None
-    assert ours.sum_relative is not None
-    ours.relative.value.table.weight.data = theirs.relative_attention_bias.weight.data  # type: ignore[union-attr]
-    of_sums = theirs.global_relative_attention_bias.weight.data
-    ours.sum_relative.value.table.weight.data = of_sums  # type: ignore[union-attr]
-
-    x = torch.randn(2, length, 32, generator=dice)
-    real = torch.ones(2, length, dtype=torch.bool)
-    if padded:
-        real[0, length // 2 + 1 :] = False
-    layout = token_layout(real.long(), padding_mask=real if padded else None)
-    with torch.no_grad():
-        expected = theirs(x, mask=real.float())[0]
-        found = ours(x, Context(layout, 2))
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-5)
