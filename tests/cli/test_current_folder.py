@@ -1,7 +1,6 @@
 """Python files that lie beside a user's text are no part of the program, whatever they are called."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -102,38 +101,6 @@ def test_python_m_imports_nothing_from_it(hostile: Path) -> None:
     codes = {verb: process.wait(60) for verb, process in running.items()}
     assert codes == dict.fromkeys(VERBS, 0)
     assert not (hostile / "IMPORTED").exists()
-
-
-def test_a_module_of_ours_imports_nothing_from_it(hostile: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-um", "archwright.lab.worker"],
-        stdin=subprocess.DEVNULL,
-        cwd=hostile,
-        env=surroundings(),
-        check=False,
-    )
-    assert not (hostile / "IMPORTED").exists()
-    assert done.returncode in (0, -signal.SIGTERM)
-
-
-@pytest.mark.parametrize("words", [["-m", "mine"], ["mine.py"], ["-c", "import mine"]])
-def test_a_program_of_the_users_keeps_its_path(words: list[str], place: Path) -> None:
-    (place / "mine.py").write_text(
-        "import sys\nbefore = list(sys.path)\nimport archwright\nassert sys.path == before\n"
-        "assert sys.path[0] in ('', sys.argv[1])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, *words, str(place)], cwd=place, env=surroundings(), check=False
-    )
-    assert done.returncode == 0
-
-
-def test_a_folder_of_pythonpath_stays(place: Path) -> None:
-    """Who asks for the current folder has it."""
-    (place / "pydantic.py").write_text(HOSTILE)
-    paths = (str(place), surroundings()["PYTHONPATH"])
-    archwright("show", "modern", cwd=place, env={"PYTHONPATH": os.pathsep.join(paths)})
-    assert (place / "IMPORTED").read_text() == "pydantic"
 
 
 def test_a_checkout_that_is_not_installed_works(place: Path) -> None:

@@ -66,25 +66,6 @@ def test_another_spec(run: Path, trained: Path, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_probes_begin_with_the_run(
-    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*same_run(trained, "probes.every=2"), "--out", str(run)]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "archwright: warning: probes.every: 2 is ignored: this run already started with 0"
-    )
-
-
-def test_loggers_are_those_that_a_run_began_with(
-    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*same_run(trained, "loggers=csv"), "--out", str(run)]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "archwright: warning: loggers: csv is ignored: this run already started with none"
-    )
-    assert not (run / "csv").exists()
-
-
 def test_what_the_machine_decided_stays(
     run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,29 +250,6 @@ def test_a_full_disk(trained: Path, place: Path, capsys: pytest.CaptureFixture[s
         assert error_lines(capsys, *words, "--out", "disk/run", code=0) == []
         steps = [r["step"] for r in run.metrics() if r["kind"] == "train"]
         assert steps == list(range(1, 31))
-
-
-def test_a_disk_that_is_full_from_the_start(
-    trained: Path, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with disk(place, 100) as folder:
-        (folder / "ballast").write_bytes(b"x" * 98_000)
-        before = contents(folder)
-        (line,) = error_lines(capsys, *same_run(trained), "--out", "disk/run")
-        assert line.startswith("disk/run")
-        assert "cannot be written: No space left on device" in line
-        assert contents(folder) == before
-
-
-def test_a_full_cache(
-    trained: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with disk(place, 20) as folder:
-        monkeypatch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        (line,) = error_lines(capsys, *same_run(trained), "--out", "run")
-        assert "cannot be written: No space left on device" in line
-        assert "Free some space, or set ARCHWRIGHT_CACHE to" in line
-        assert not (place / "run").exists()
 
 
 def test_a_read_only_folder(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

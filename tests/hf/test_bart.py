@@ -143,19 +143,6 @@ def test_a_translator_by_its_preset_is_written_as_marian(tmp_path: Path) -> None
     assert again.model.head.bias.equal(model.head.bias)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["m2m_100", "bart", "fsmt", "marian", "mbart", "pegasus"])
-def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
-    folder = save(randomise(build(name)), tmp_path / "in")
-    certificate = verify(folder)
-    assert certificate.agrees
-    assert certificate.comparisons[0].first is None  # in float32
-    _, model = hf.import_run(folder, tmp_path / "run")
-    assert hf.export_run(tmp_path / "run", tmp_path / "out") == name
-    again = hf.load(tmp_path / "out").model.state_dict()
-    assert all(torch.equal(again[key], value) for key, value in model.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("config", "said"),
     [

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.house import choices, comments, imports, llama, sizes, suite, vocabulary
+from tests.house import choices, comments, imports, llama, sizes, suite
 from tests.house.source import Count, Source, read
 from tests.tiny import ROOT
 
@@ -164,22 +164,6 @@ def test_defaults_of_a_model_are_no_fault_but_its_functions_are(
     text = SPEC["spec/model_spec.py"] + "\n        def f(x): return isinstance(x, RMSNorm)\n"
     rows = count(choices.counts, SPEC | {"spec/model_spec.py": text})
     assert rows["choices named there"] == ["spec/model_spec.py:5: RMSNorm"]
-
-
-def test_words(count: Callable[..., dict[str, list[str]]]) -> None:
-    text = '''
-        """What rows are."""
-        def of_row(told_twice, widen, position_ids):
-            "Whatever."
-            return told_twice.of_it  # a row
-    '''
-    rows = count(vocabulary.counts, {"parts/a.py": text, "lab/a.py": "rows = said = 1"})
-    assert [len(rows[f"`{word}` in model/ and parts/"]) for word in ("row", "sequence")] == [3, 0]
-    assert len(rows["told / said in identifiers"]) == 3
-    assert len(rows["wide / narrow in identifiers"]) == 0
-    assert len(rows["identifiers of_..."]) == 2
-    assert rows['docstrings that begin with "What"'] == ["parts/a.py:1: What rows are."]
-    assert rows["`position_ids` in model/ and parts/"] == ["parts/a.py:2"]
 
 
 def test_comments(count: Callable[..., dict[str, list[str]]]) -> None:

@@ -2,22 +2,17 @@
 
 import csv
 import math
-import runpy
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from archwright.checkpoint import latest
 from archwright.cli import main
-from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.data.objectives import Examples, Vocabulary
 from archwright.lab.compare import compare
 from archwright.plugins import load_parts_file
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import Objective
 from archwright.training.train import resume, train
 from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import tiny_run, tiny_words, write_text
@@ -29,68 +24,8 @@ PRE, SUF, MID, END = 90, 91, 92, 93
 SPECIAL = {"<PRE>": PRE, "<SUF>": SUF, "<MID>": MID, "<|endoftext|>": END}
 
 
-@pytest.fixture
-def examples(visitors: None) -> Examples:
-    runpy.run_path(str(FILE))
-    spec = Objective.kinds["fill_in_middle"]()
-    assert isinstance(spec, Objective)
-    return Examples(spec, Vocabulary(94, END, SPECIAL))
-
-
-def put_back(row: list[int]) -> list[int]:
-    """Return a text that was moved as it stood."""
-    suffix, middle = row.index(SUF), row.index(MID)
-    assert row[0] == PRE
-    assert 0 < suffix < middle
-    return row[1:suffix] + row[middle + 1 :] + row[suffix + 1 : middle]
-
-
 class TestBatches:
     """Against section 3 of the paper, by putting texts back."""
-
-    def test_half_of_the_texts_are_moved_and_hold_what_they_held(self, examples: Examples) -> None:
-        text = np.random.default_rng(1).integers(80, size=(2000, 41))
-        batch = examples.batch(Inputs(text), 7)
-        whole = np.concatenate([batch.inputs.tokens, batch.targets[:, -1:]], axis=1)
-        assert (batch.targets == whole[:, 1:]).all()
-        moved = whole[:, 0] == PRE
-        assert moved.mean() == pytest.approx(0.5, abs=0.03)
-        assert (whole[~moved] == text[~moved]).all()
-        back = [put_back(row.tolist()) for row in whole[moved]]
-        assert back == text[moved, :-3].tolist()
-
-    def test_cuts_fall_everywhere_alike(self, examples: Examples) -> None:
-        text = np.zeros((8000, 24), np.int64)
-        tokens = examples.batch(Inputs(text), 7).targets
-        found = tokens[(tokens == SUF).any(axis=1)]
-        lengths = (found == MID).argmax(axis=1) - (found == SUF).argmax(axis=1) - 1  # of suffixes
-        # The later of two cuts, each of 0 ... 21 alike, is 2/3 of 21 + 1/3 - 1/(6 n) in the mean, n = 22.
-        later = np.maximum(*np.meshgrid(np.arange(22), np.arange(22))).mean()
-        assert lengths.mean() == pytest.approx(21 - later, abs=0.3)
-
-    def test_it_is_a_function_of_the_seed(self, examples: Examples) -> None:
-        text = Inputs(np.arange(80).reshape(4, 20))
-        first, again, other = (examples.batch(text, 0, step) for step in (3, 3, 4))
-        assert (first.targets == again.targets).all()
-        assert (first.inputs.tokens == again.inputs.tokens).all()
-        assert (first.targets != other.targets).any()
-        assert (text.tokens == np.arange(80).reshape(4, 20)).all()
-
-    def test_padding_and_rows_of_several_documents_stay(self, examples: Examples) -> None:
-        tokens = np.tile(np.arange(40), (50, 1))
-        mask = np.arange(40) < np.arange(50)[:, None]
-        batch: Batch = examples.batch(Inputs(tokens, padding_mask=mask), 0)
-        assert (batch.targets[~mask[:, 1:]] == IGNORE).all()
-        assert (batch.targets == SUF).any()
-        short = np.arange(50) <= 3  # shorter than the marks
-        assert not np.isin(batch.inputs.tokens[short], [PRE, SUF, MID]).any()
-        segments = np.tile(np.arange(40) // 20, (50, 1))
-        batch = examples.batch(Inputs(tokens, segment_ids=segments), 0)
-        assert (batch.inputs.tokens == tokens[:, :-1]).all()
-
-    def test_its_marks_are_of_the_tokenizer(self, examples: Examples) -> None:
-        with pytest.raises(UserError, match=r'found "<PRE>", which is no special token'):
-            Examples(examples.objective, Vocabulary(94, END))
 
 
 @pytest.mark.slow

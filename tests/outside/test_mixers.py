@@ -122,34 +122,6 @@ def test_it_takes_part_in_compare(
     assert list(Path("studies").glob("*/report.html"))
 
 
-def test_the_lambda_of_a_layer_follows_from_its_number() -> None:
-    model = build(spec_of("differential"))
-    first, second = (mixer.first_lambda for mixer in model.mixers())
-    assert (first, second) == pytest.approx((0.2, 0.8 - 0.6 * 2.718281828459045**-0.3))
-
-
-def test_differential_attention_is_the_difference_of_two_maps() -> None:
-    """One query and one head at a time, in float64."""
-    model = build(spec_of("differential", "position.kind=none", "num_layers=1")).double()
-    mixer: Any = next(model.mixers())
-    x = torch.randn(1, 5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    context = _context(x)
-    q, k, v = ((x[0] @ m.weight.T) for m in mixer.inputs)
-    l_q1, l_k1, l_q2, l_k2 = mixer.lambdas
-    factor = (l_q1 @ l_k1).exp() - (l_q2 @ l_k2).exp() + 0.2
-    for t in range(5):
-        heads = []
-        for head in range(2):
-            maps = []
-            for half in range(2):
-                here = slice((2 * head + half) * 8, (2 * head + half + 1) * 8)
-                maps.append((k[: t + 1, here] @ q[t, here] / 8**0.5).softmax(-1))
-            mixed = (maps[0] - factor * maps[1]) @ v[: t + 1, head * 16 : head * 16 + 16]
-            heads.append(0.8 * mixed / (mixed.square().mean() + 1e-5).sqrt())
-        expected = torch.cat(heads) @ mixer.out.weight.T
-        torch.testing.assert_close(mixer(x, context)[0, t], expected)
-
-
 def test_the_gated_delta_rule_is_that_of_transformers() -> None:
     library = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     mixer: Any = next(build(spec_of("gated_delta"), seed=3).mixers())
@@ -160,30 +132,6 @@ def test_the_gated_delta_rule_is_that_of_transformers() -> None:
     o, _ = rule(q, k, v, log_decay, b[..., 0].sigmoid(), None, False, use_qk_l2norm_in_kernel=True)
     expected = mixer.out((mixer.norm(o) * torch.nn.functional.silu(z)).flatten(-2))
     torch.testing.assert_close(mixer(x, _context(x)), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_xpos_multiplies_scores_by_a_factor_of_the_distance() -> None:
-    model = build(spec_of("xpos"))
-    rotary: Any = next(iter(model.rotaries.values()))
-    vector = torch.randn(1, 1, 1, 16, generator=torch.Generator().manual_seed(0))
-    q, k = (v.expand(1, 20, 1, 16) for v in (vector, vector.flip(-1)))
-    rotation = rotary(torch.arange(20)[None])
-    turned = (rotary.rotate_query(q, rotation) @ rotary.rotate_key(k, rotation).mT)[0, :, 0, 0]
-    products = torch.einsum(
-        "td,sd->ts",
-        rotary.rotate_query(q, rotation)[0, :, 0],
-        rotary.rotate_key(k, rotation)[0, :, 0],
-    )
-    assert turned.std() < 1e-4  # the same distance, 0, everywhere
-    for distance in (1, 5):
-        diagonal = products.diagonal(-distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
-    zeta = (torch.arange(0, 16, 2) / 16 + 0.4) / 1.4
-    pairs = torch.view_as_complex(torch.stack(vector[0, 0, 0].chunk(2), -1))
-    others = torch.view_as_complex(torch.stack(vector[0, 0, 0].flip(-1).chunk(2), -1))
-    angles = torch.polar(zeta ** (5 / 8), 5 * 10_000.0 ** (-torch.arange(0, 16, 2) / 16))
-    expected = (pairs * angles * others.conj()).real.sum()
-    torch.testing.assert_close(products[7, 2], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_positions_that_a_mixer_ignores_are_refused() -> None:

@@ -62,15 +62,6 @@ def test_what_is_all_zero_or_not_recorded_is_not_drawn(made: Any) -> None:
     assert names == ["lr"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "unit", "divide"),
-    [(300, "seconds", 1), (3600, "minutes", 60), (1e5, "hours", 3600)],
-)
-def test_units_of_time(seconds: float, unit: str, divide: float) -> None:
-    *_, time = curves.axes_up_to(seconds, "time")
-    assert (time.title, time.divide) == (f"time, {unit}", divide)
-
-
 def test_bits_per_byte_are_a_curve_beside_compressors(made: Any) -> None:
     run = made.finished(80)
     (chart,) = curves.bits_charts(read_history(run))
@@ -101,11 +92,3 @@ def test_each_weight_of_smoothing_is_a_curve_over_the_steps(made: Any) -> None:
     (lr,) = next(c for c in curves.step_charts(history) if c.name == "lr").traces
     assert "smoothing" not in lr
     assert "raw" not in lr
-
-
-def test_the_description_says_what_the_loss_at_the_end_is_a_mean_of(made: Any) -> None:
-    history = read_history(made.finished(300))
-    last = history.train["loss"][-10:].mean()
-    assert f"to {last:.2f} nats per token over 300 steps (mean of the last 10 steps)" in (
-        curves.loss_chart(history).summary
-    )

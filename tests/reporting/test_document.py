@@ -126,12 +126,6 @@ def test_plotly_is_there_once_and_only_with_charts() -> None:
     assert "plotly.js v" not in page(Text("words")).html()
 
 
-def test_charts_say_what_they_show() -> None:
-    reader = Reader(page(Chart("c", "title", "It falls.", [])).html())
-    pictures = [a for t, a in reader.tags if a.get("role") == "img"]
-    assert [picture["aria-label"] for picture in pictures] == ["It falls."]
-
-
 def test_the_switch_is_there_for_charts_that_follow_it() -> None:
     axes = [Axis("a", "A", "a", "%{x}"), Axis("b", "B", "b", "%{x}")]
     following = Chart("c", "t", "s", [{"along": {"a": [1], "b": [2]}, "y": [3]}])
@@ -176,29 +170,11 @@ def test_a_logarithm_is_offered_where_no_value_is_below_zero(
     assert not Chart("c", "t", "s", [{"along": along, "z": [[1.0]]}]).takes_logarithm
 
 
-def test_a_path_is_broken_between_its_words_only() -> None:
-    html = page(Table("", ("", ""), [Row(("feedforward.kind=gelu", "0.25"))])).html()
-    assert "feedforward.<wbr>kind=<wbr>gelu" in html
-    assert "0.<wbr>25" not in html
-    assert "feedforward.kind=gelu" in Reader(html).text
-
-
-def test_bars_are_shares_of_the_longest() -> None:
-    bars = Bars("c", [Bar("a", 1.0, "1"), Bar("b", 4.0, "4")])
-    assert [bars.share(bar) for bar in bars.bars] == [25.0, 100.0]
-    assert Bars("c", [Bar("a", 0.0, "0")]).share(Bar("a", 0.0, "0")) == 0.0
-
-
 def test_a_key_names_its_series_and_can_be_pressed() -> None:
     reader = Reader(page(Key([Series("gelu", "g", "series-2", "diamond", "dot")])).html())
     button = next(a for t, a in reader.tags if a.get("data-action") == "toggle")
     assert (button["data-group"], button["aria-pressed"]) == ("g", "true")
     assert any(a.get("stroke-dasharray") for t, a in reader.tags if t == "path")
-
-
-def test_long_verdicts_are_set_smaller() -> None:
-    assert '<strong class="long">' in Page("t", "k", "word " * 30, "rest", []).html()
-    assert '<strong class="long">' not in Page("t", "k", "word", "rest", []).html()
 
 
 def colors_of(theme: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from archwright.reporting.comparability import MOST
-from archwright.reporting.document import HEADLINE_WORDS, MADE_BY, Chart, Page, Table, Text
+from archwright.reporting.document import MADE_BY, Chart, Page, Table
 from archwright.reporting.history import read_history
 from archwright.reporting.overlay import overlay_page, write_overlay
 from archwright.reporting.page import write_report
@@ -79,12 +79,6 @@ def test_curves_lie_over_each_other_in_one_unit(made: Any) -> None:
     assert page.notes == []
     assert page.verdict == f"two ends lowest: {bits:.3f} bits per byte"
     assert "no verdict: another seed alone may move a loss as much" in page.verdict_rest
-
-
-def test_the_first_four_differ_without_colour_and_markers(made: Any) -> None:
-    page = page_of(*(ended(made, name) for name in "abcd"))
-    dashes = [t["line"]["dash"] for t in chart(page, "training").traces if t.get("raw")]
-    assert len({*dashes}) == 4
 
 
 def test_other_tokenizers_are_compared_in_bits_per_byte(made: Any) -> None:
@@ -199,47 +193,12 @@ def test_the_table_has_all_that_differs_and_nothing_else(made: Any, number: int)
         )
 
 
-def test_equal_specs_are_called_that(made: Any) -> None:
-    block = section(page_of(ended(made, "one"), ended(made, "two")), "Differences")
-    assert block == Text("Their specs are equal.")
-
-
-def test_means_say_so(made: Any) -> None:
-    table = section(page_of(ended(made, "one"), ended(made, "two")), "Runs")
-    assert "Tokens per second, median" in table.head
-    cell = table.rows[0].cells[table.head.index("Training loss")]
-    assert cell.endswith(" nats\nmean of the last 10 steps")
-
-
 def test_runs_of_one_name_are_called_by_their_folders(made: Any, tmp_path: Path) -> None:
     one = ended(made, "one")
     made.folder = tmp_path / "others"
     page = page_of(one, ended(made, "one"))
     names = [row.cells[0] for row in section(page, "Runs").rows]
     assert names == [str(one.path), str(tmp_path / "others" / "one")]
-
-
-@pytest.mark.parametrize(
-    ("names", "nats", "head"),
-    [
-        (("one", "two"), (2.5, 2.5), "2 of 2 runs end lowest: 1.093 bits per byte"),
-        (
-            ("a run of which there is very much to say here", "two"),
-            (2.5, 2.6),
-            "1 of 2 runs end lowest: 1.093 bits per byte",
-        ),
-        (("one", "two"), (2.5, None), "2 runs, of which not all were evaluated"),
-    ],
-)
-def test_headlines_are_short(made: Any, names: Any, nats: Any, head: str) -> None:
-    runs = [ended(made, n, nats=v or 2.5) for n, v in zip(names, nats, strict=True)]
-    if nats[1] is None:
-        lines = [*made.steps(60, evaluations=0), made.event("stopped", 60)]
-        runs[1] = made.run(lines, name="three")
-    page = page_of(*runs)
-    assert len(page.verdict.split()) <= HEADLINE_WORDS
-    assert page.verdict == head
-    assert page.notice == ("" if nats[1] else "three was stopped at step 60 of 60.")
 
 
 def test_runs_on_a_task_are_compared_by_their_answers(made: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from archwright.reporting.document import HEADLINE_WORDS, Facts
 from archwright.reporting.history import read_history
 from archwright.reporting.page import run_page, write_report
 from archwright.runs import RunFolder
@@ -112,39 +111,3 @@ def test_long_runs_stay_small_and_keep_their_peaks(made: Any) -> None:
     assert max(loss["y"]) == 9.5
     assert loss["along"]["step"][loss["y"].index(9.5)] == 77_778
     assert "metrics.jsonl has all" in html
-
-
-def test_the_training_loss_says_what_it_is_a_mean_of(made: Any) -> None:
-    page = run_page(read_history(made.finished(30)))
-    facts = [
-        fact
-        for section in page.sections
-        for part in section.blocks
-        if isinstance(part, Facts)
-        for group in part.groups.values()
-        for fact in group
-    ]
-    notes = {fact.label: fact.note for fact in facts}
-    assert notes["Training loss"] == "nats per token, mean of the last 10 steps"
-    assert notes["Speed"] == "tokens/s, median"
-
-
-@pytest.mark.parametrize("steps", [0, 1, 30])
-@pytest.mark.parametrize("kind", ["evaluated", "not evaluated", "no bits", "task", "not finite"])
-def test_headlines_are_short(made: Any, steps: int, kind: str) -> None:
-    evaluation = made.evaluation(2.5)
-    if kind == "not finite":
-        evaluation |= {"nats_per_token": None, "perplexity": None, "bits_per_byte": None}
-    words = ["objective.kind=masked_tokens"] if kind == "no bits" else []
-    if kind in ("no bits", "task"):
-        del evaluation["bits_per_byte"]
-    if kind == "task":
-        evaluation["accuracy"] = 0.75
-    task = {"name": "selective-copy", "floor": 0.0, "chance": 0.01, "num_held_out": 64}
-    data = made.environment["data"] | ({"task": task} if kind == "task" else {})
-    lines = list(made.steps(steps, evaluations=0))
-    if kind != "not evaluated":
-        lines.append({"kind": "eval", **made.at(steps), **evaluation})
-    run = made.run(lines if steps else [], *words, environment=made.environment | {"data": data})
-    page = run_page(read_history(run))
-    assert 0 < len(page.verdict.split()) <= HEADLINE_WORDS

@@ -15,7 +15,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from archwright.spec.errors import UserError
 from archwright.text.bpe import WORDS, raw_bytes
 from archwright.text.bpe_training import train_bpe
-from archwright.text.foreign import read_json
 from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
 
@@ -160,11 +159,6 @@ def test_a_vocabulary_below_the_bytes_is_refused() -> None:
         train_bpe(["text"], 257, [END, "<|pad|>"])
 
 
-def test_a_vocabulary_has_the_size_that_was_asked_for() -> None:
-    assert BPE.vocab_size == 900
-    assert [BPE.end_of_text, BPE._vocabulary["<|pad|>"]] == [0, 1]
-
-
 def foreign(kind: str) -> tokenizers.Tokenizer:
     """A tokenizer of another make, trained on the probe."""
     if kind == "wordpiece":  # loses case and blanks
@@ -240,10 +234,6 @@ def test_a_fast_path_that_differs_is_given_up() -> None:
     assert tokenizer.decode(tokenizer.encode("some words")) == "some words"
 
 
-def test_training_is_repeatable() -> None:
-    assert BPE.fingerprint == Tokenizer(train_bpe([CODE], 900, [END, "<|pad|>"]), END).fingerprint
-
-
 def test_words_are_split_as_described() -> None:
     split = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
     text = "def f(x):\n    return x_1 + 12345  # it's\n\n\ny"
@@ -252,11 +242,6 @@ def test_words_are_split_as_described() -> None:
         "def", " f", "(", "x", "):", "\n   ", " return", " x", "_", "1", " +", " ", "123", "45",
         " ", " #", " it", "'", "s", "\n\n", "\n", "y",
     ]  # fmt: skip
-
-
-def test_reading_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot read"):
-        read_json(tmp_path / "tokenizer.json")
 
 
 def test_a_vocabulary_and_its_merges_make_the_tokenizer_again() -> None:
