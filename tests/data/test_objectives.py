@@ -403,18 +403,6 @@ class TestSpanCorruption:
         # Each way to split 85 tokens into 28 spans is equally likely: a span has length 1 with 27 / 84.
         assert np.mean(np.array(lengths) == 1) == pytest.approx(27 / 84, abs=0.02)
 
-    def test_short_and_padded_texts_lose_nothing(self) -> None:
-        text = np.random.default_rng(0).integers(1, 200, size=(40, 40))
-        mask = np.arange(40) < np.arange(1, 41)[:, None]
-        batch = Examples(SpanCorruption(), SPANS).batch(Inputs(text, padding_mask=mask), 3)
-        inputs = batch.inputs
-        for i, row in enumerate(text.tolist()):
-            source = inputs.tokens[i][inputs.padding_mask[i]].tolist()
-            target = batch.targets[i][batch.targets[i] != IGNORE].tolist()
-            assert (source[-1], target[-1]) == (0, 0)
-            assert _restored(source[:-1], target[:-1])[0] == row[: i + 1]
-            assert inputs.decoder_padding_mask[i].sum() == len(target)
-
     def test_no_more_spans_than_sentinels(self) -> None:
         spec = SpanCorruption(num_sentinels=2, mean_length=1.0, share=0.5)
         batch = Examples(spec, SPANS).batch(Inputs(np.ones((2, 50), np.int64)), 0)

@@ -125,20 +125,6 @@ def test_what_is_kept_carries_no_gradient() -> None:
 
 
 class TestPieces:
-    @pytest.mark.sampled(fast=3)
-    @pytest.mark.parametrize("mask", MASKS)
-    @pytest.mark.parametrize("sizes", [[3, 17, 1, 9], [20, 10], [4, 5, 6, 15], [29, 1]], ids=str)
-    def test_a_piece_may_be_longer_than_the_window(self, mask: str, sizes: list[int]) -> None:
-        model, row = small(mask), tokens(2, 30)
-        found, _ = read(model, row, sizes)
-        torch.testing.assert_close(found, whole(model, row), rtol=1e-9, atol=1e-9)
-
-    @pytest.mark.parametrize("mask", ["causal", "window", "chunked", "mixed"])
-    def test_a_cache_grows_without_losing_anything(self, mask: str) -> None:
-        model, row = small(mask), tokens(1, 40)
-        found, _ = read(model, row, [6, 1, 1, 1, 1, 1, 1, 20, 8])
-        torch.testing.assert_close(found, whole(model, row), rtol=1e-9, atol=1e-9)
-
     def test_prefixes_of_rows_are_given_once(self) -> None:
         model, row = small("prefix"), tokens(2, 12)
         prefix = torch.tensor([5, 2])
@@ -159,17 +145,6 @@ class TestRefused:
             model(tokens(1, 3), cache=model.new_cache())
         assert len(caught.value.lines) == 1
 
-    def test_a_prefix_in_pieces(self) -> None:
-        model = small("prefix")
-        cache = model.new_cache()
-        model(tokens(1, 2), cache=cache)  # a text that ends within its prefix is whole
-        with pytest.raises(ValueError, match="found 2 before these, fewer than the prefix of 3"):
-            model(tokens(1, 1), cache=cache)
-        cache = model.new_cache()
-        model(tokens(2, 4), cache=cache, prefix_lengths=torch.tensor([1, 5]))
-        with pytest.raises(ValueError, match="found 4 before these, fewer than the prefix of 5"):
-            model(tokens(2, 1), cache=cache)
-
     def test_a_prefix_that_comes_later(self) -> None:
         model = small("prefix")
         cache = model.new_cache()
@@ -185,17 +160,6 @@ class TestRefused:
         model(tokens(2, 4), cache=cache)
         with pytest.raises(ValueError, match="tokens: found 3 rows; the cache holds 2"):
             model(tokens(3, 1), cache=cache)
-
-    @pytest.mark.parametrize("first", [True, False])
-    def test_documents_in_some_calls_alone(self, first: bool) -> None:
-        model = small("causal")
-        cache, row = model.new_cache(), tokens(1, 4)
-        ids = [torch.zeros_like(row), None] if first else [None, torch.zeros_like(row)]
-        model(row, cache=cache, segment_ids=ids[0])
-        found, before = ("none", "some") if first else ("some", "none")
-        said = f"segment_ids: found {found} beside a cache that was filled with {before}; expected"
-        with pytest.raises(ValueError, match=said):
-            model(row, cache=cache, segment_ids=ids[1])
 
     @pytest.mark.parametrize(
         "wrong",
@@ -229,12 +193,6 @@ class TestSwitch:
         rope = [f"position.scaling.{x}" for x in ("kind=longrope", "original_length=6")]
         return small("causal", *rope, "position.scaling.long=[3.0, 2.0]")
 
-    @pytest.mark.parametrize("sizes", [[6], [3, 3], [1] * 6, [7, 1, 4], [12]], ids=str)
-    def test_on_one_side_pieces_are_as_the_whole(self, model: Decoder, sizes: list[int]) -> None:
-        row = tokens(2, sum(sizes))
-        found, _ = read(model, row, sizes)
-        torch.testing.assert_close(found[:, -1], whole(model, row)[:, -1])
-
     @pytest.mark.parametrize("sizes", [[6, 1], [3, 4], [1] * 7], ids=str)
     def test_a_text_is_not_carried_over(self, model: Decoder, sizes: list[int]) -> None:
         with pytest.raises(ValueError, match=r"row 0 has \d tokens in the cache and grows to 7"):
@@ -251,15 +209,6 @@ class TestSwitch:
             model(row[:, :1], cache=cache, padding_mask=one)
         with pytest.raises(ValueError, match="row 1 has 6 tokens in the cache and grows to 7"):
             model(row[:, :1], cache=cache, padding_mask=~one)
-
-    def test_a_new_document_is_a_text_of_its_own(self, model: Decoder) -> None:
-        cache, row = model.new_cache(), tokens(1, 9)
-        model(row[:, :5], cache=cache, segment_ids=torch.zeros(1, 5).long())
-        model(row, cache=cache, segment_ids=torch.ones(1, 9).long())
-        model(row, cache=cache, segment_ids=torch.ones(1, 9).long())
-        model(row[:, :5], cache=cache, segment_ids=torch.zeros(1, 5).long())
-        with pytest.raises(ValueError, match=r"row 0 has \d tokens in the cache and grows to 7"):
-            model(row[:, :2], cache=cache, segment_ids=torch.zeros(1, 2).long())
 
     def test_what_was_refused_was_not_read(self, model: Decoder) -> None:
         cache, row = model.new_cache(), tokens(1, 6)

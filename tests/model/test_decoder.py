@@ -58,56 +58,10 @@ KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 
 
 class TestPadding:
-    @pytest.mark.slow
-    @pytest.mark.sampled(fast=8)
-    @KERNEL
-    @pytest.mark.parametrize("side", ["left", "right"])
-    def test_padded_rows_are_as_if_alone(self, model: Decoder, side: str, kernel: str) -> None:
-        model.use_kernel(kernel)
-        rows = [tokens(n) for n in (9, 4, 1)]
-        padded, real = torch.full((3, 9), 31), torch.zeros(3, 9, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            where = slice(9 - len(row), None) if side == "left" else slice(len(row))
-            padded[i, where], real[i, where] = row, True
-        found = logits(model, padded, padding_mask=real)
-        assert found.isfinite().all()
-        for i, row in enumerate(rows):
-            alone = logits(model, row[None])[0]
-            torch.testing.assert_close(found[i, real[i]], alone, rtol=1e-6, atol=1e-6)
-
-    def test_what_padding_holds_is_of_no_account(self, model: Decoder) -> None:
-        real = torch.tensor([[False, False, True, True, True, False]])
-        one, other = tokens(1, 6), tokens(1, 6)
-        other[~real] = (one[~real] + 7) % 32
-        other[real] = one[real]
-        found = [logits(model, row, padding_mask=real)[real] for row in (one, other)]
-        torch.testing.assert_close(*found, rtol=0, atol=0)
-
     def test_gradients_with_padding_are_finite(self, model: Decoder) -> None:
         real = torch.tensor([[False, True, True], [False, False, False]])
         model(tokens(2, 3), padding_mask=real).logits.sum().backward()
         assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
-class TestDocuments:
-    @pytest.mark.sampled(fast=6)
-    @KERNEL
-    def test_packed_documents_are_as_if_alone(self, model: Decoder, kernel: str) -> None:
-        model.use_kernel(kernel)
-        texts = [tokens(n) for n in (5, 1, 7)]
-        ids = torch.cat([torch.full_like(text, 40 - i) for i, text in enumerate(texts)])
-        found = logits(model, torch.cat(texts)[None], segment_ids=ids[None])[0]
-        alone = torch.cat([logits(model, text[None])[0] for text in texts])
-        torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
-
-    def test_packed_documents_with_padding(self, model: Decoder) -> None:
-        texts = [tokens(4), tokens(3)]
-        packed = F.pad(torch.cat(texts), (2, 1))[None]
-        ids = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1, 1]])
-        real = torch.tensor([[False] * 2 + [True] * 7 + [False]])
-        found = logits(model, packed, segment_ids=ids, padding_mask=real)[real]
-        alone = torch.cat([logits(model, text[None])[0] for text in texts])
-        torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
 
 
 class TestPositions:
@@ -167,22 +121,11 @@ class TestVisibility:
         model = small(preset=preset).use_kernel(kernel)
         assert torch.equal(visible(model, 7), torch.ones(7, 7).tril().bool())
 
-    @KERNEL
-    def test_windows_add_up_over_layers(self, kernel: str) -> None:
-        model = small("attention.mask.kind=window", "attention.mask.size=3").use_kernel(kernel)
-        reach = 2 * (3 - 1)  # two layers, each two tokens back
-        assert torch.equal(visible(model, 9), torch.ones(9, 9).tril().triu(-reach).bool())
-
     def test_local_and_global_layers(self) -> None:
         *words, mixed = MODELS["mixed"]
         only_local = small(*words, 'layers.cycle=["local"]')
         assert torch.equal(visible(only_local, 6), torch.ones(6, 6).tril().triu(-2).bool())
         assert torch.equal(visible(small(*words, mixed), 6), torch.ones(6, 6).tril().bool())
-
-    def test_documents(self) -> None:
-        ids = torch.tensor([[0, 0, 1, 1, 1]])
-        expected = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).tril().bool()
-        assert torch.equal(visible(small(), 5, segment_ids=ids), expected)
 
 
 class TestLayerKinds:
@@ -278,13 +221,6 @@ class TestDtypes:
         for ours, exact in zip(found, expected, strict=True):
             assert ours.dtype == torch.float32
             assert (ours - exact).norm() < 0.06 * exact.norm() + rounding
-
-
-def test_kernels_agree(model: Decoder) -> None:
-    row = tokens(2, 14)
-    found = [logits(model.use_kernel(kernel), row) for kernel in KERNELS]
-    for other in found[1:]:
-        torch.testing.assert_close(found[0], other)
 
 
 def test_models_can_be_copied() -> None:

@@ -115,15 +115,6 @@ def test_a_text_read_at_once_is_read_segment_by_segment() -> None:
         assert np.abs(hidden - shorter).max() > 1e-3
 
 
-def test_a_cache_is_the_memory() -> None:
-    """Segments read one after another, with what a cache keeps of those before."""
-    model, cache = drawn(SPEC), drawn(SPEC).new_cache()
-    with torch.no_grad():
-        pieces = [model.hidden(piece, cache=cache) for piece in tokens().split(SEGMENT, 1)]
-    for row, hidden in zip(tokens().numpy(), torch.cat(pieces, 1).numpy(), strict=True):
-        np.testing.assert_allclose(hidden, by_the_paper(model, row), rtol=1e-9, atol=1e-9)
-
-
 def test_xlnets_memory_is_this_one(tmp_path: Path) -> None:
     """XLNet with attn_type "uni", reading segments with its `mems`, is the causal model of its file under this mask."""
     library = pytest.importorskip("tests.hf.library")

@@ -189,38 +189,6 @@ def test_a_part_alone_is_told_how_many_buckets() -> None:
         LSHAttention(spec.LSHAttention(), DIM)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("num_hashes", [1, 3])
-@pytest.mark.parametrize("buckets", [4, (2, 4)])
-def test_the_published_layer(buckets: int | tuple[int, ...], num_hashes: int, causal: bool) -> None:
-    pytest.importorskip("transformers")
-    from transformers import ReformerConfig
-    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
-
-    config = ReformerConfig(
-        hidden_size=DIM,
-        num_attention_heads=HEADS,
-        attention_head_size=WIDTH,
-        attn_layers=["lsh"],
-        num_hashes=num_hashes,
-        num_buckets=buckets if isinstance(buckets, int) else [*buckets],
-        lsh_attn_chunk_length=4,
-        lsh_num_chunks_after=0 if causal else 1,
-        is_decoder=causal,
-        hash_seed=7,
-    )
-    theirs = LSHSelfAttention(config).eval()
-    options = {"num_hashes": num_hashes, "num_buckets": buckets, "hash_seed": 7}
-    if not causal:
-        options |= {"mask": {"kind": "full"}, "chunks_after": 1}
-    part = made(options).float()
-    theirs.query_key.weight.data = part.query_key.weight.data
-    theirs.value.weight.data = part.value.weight.data
-    x = vectors(20).float()
-    found, expected = part(x), part.out(theirs(x).hidden_states)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("options", [{}, {"num_hashes": 2, "chunks_before": 2}], ids=str)
 @pytest.mark.parametrize("length", [4, 64])
 def test_what_is_kept_for_the_backward_pass(length: int, options: dict[str, Any]) -> None:

@@ -11,15 +11,12 @@ from archwright.data.inputs import IGNORE
 from archwright.data.task_text import TaskText
 from archwright.lab.ngrams import answer_entropy
 from archwright.reporting.history import read_history
-from archwright.reporting.page import run_page
-from archwright.reporting.result import result_of, verdict
 from archwright.runs import RunFolder
 from archwright.runs.load import open_run
 from archwright.spec.errors import UserError
-from archwright.spec.fingerprint import differing
 from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
-from archwright.spec.run_spec import DataSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.tasks import MQAR
 from archwright.training.data import reload_data, task_material
 from archwright.training.evaluation import evaluate_held_out, evaluate_text
@@ -123,15 +120,6 @@ class TestWhole:
         assert main(["train", path + "/spec.toml", "--dry-run"]) == 0
         assert "examples of mqar, drawn for each step" in capsys.readouterr().out
 
-    def test_pages_speak_of_answers(self, run: RunSpec, tmp_path: Path) -> None:
-        history = read_history(train(run, tmp_path / "run"))
-        head, rest = verdict(history, result_of(history))
-        assert head == f"{100 * history.evals[-1]['accuracy']:.1f} % of answers right"
-        assert rest.startswith("on mqar, where 11.1 % are right by guessing, reached by a model of")
-        html = run_page(history).html()
-        assert "nats per answer" in html
-        assert "nats per token" not in html
-
 
 class TestSpecs:
     def test_a_task_is_named_as_the_text_or_as_the_task(self) -> None:
@@ -166,10 +154,6 @@ class TestSpecs:
             assert (found.data.text, found.data.task.kind) == ((text,), kind)
             enforce_run(found)
         assert recipe.override("data.text=mqar").data.task == MQAR(pairs=32)
-
-    def test_texts_have_the_hash_that_they_had_before_there_were_tasks(self) -> None:
-        assert "task" not in differing(DataSpec(text=("notes.txt",)))
-        assert RunSpec().override("data.text=notes.txt").hash() == "e1c0a026e9f4b917"
 
     def test_a_text_and_a_task_are_not_both_taken(self) -> None:
         for words in (["data.text=notes.txt", "data.task.kind=mqar"], ['data.text=["mqar","a"]']):
