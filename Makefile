@@ -71,11 +71,11 @@ bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (
 	$(PEERS)/bin/python bench/generate.py
 
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
-	$(BIN)/python -m archwright.hf.record_defaults
-	$(BIN)/python -m archwright.reporting.listings
-	$(BIN)/python -m archwright.catalogue.pages
-	$(BIN)/python -m archwright.catalogue.architectures
-	$(BIN)/python -m archwright.catalogue.lecture_page
+	$(BIN)/python -m docs._make.hf_defaults
+	$(BIN)/python -m docs._make.listings
+	$(BIN)/python -m docs._make.catalogue
+	$(BIN)/python -m docs._make.architectures
+	$(BIN)/python -m docs._make.lecture
 
 site: $(VENV)/.installed-dev  ## build the documentation as a site in build/site, and look for dead links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -24,7 +24,6 @@ from archwright.spec.objectives import Objective
 from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.positions import Position
 from archwright.spec.read import load_run
-from archwright.spec.rules import enforce
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 
@@ -187,11 +186,6 @@ def sentence(text: str | None) -> str:
 def refusal(asks: tuple[str, ...]) -> str:
     """Return what is printed of assignments that cannot be trained, or nothing."""
     return _refusal(lambda: enforce_run(_base_run().override(*asks)))
-
-
-def builds(asks: tuple[str, ...]) -> bool:
-    """Tell whether there is a model with these assignments, even if it cannot be trained."""
-    return not _refusal(lambda: enforce(_base_run().override(*asks).model))
 
 
 def _refusal(check: Callable[[], object]) -> str:

@@ -1,13 +1,17 @@
 """Which presets made which choices."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from archwright.catalogue.axes import Option
+from archwright.catalogue.axes import Kind, Option, Section
+from archwright.format import listed
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.read import load, load_run, preset_names
+
+MOST_NAMES = 6
+"""Presets that are named; of more, the rest is counted."""
 
 
 class Usage:
@@ -44,6 +48,25 @@ class Usage:
             self._kinds[path, cls].append(preset)
         for cls, name in {(type(spec), name) for _, spec in found for name in _differences(spec)}:
             self._options[cls, name].append(preset)
+
+
+def named(presets: Sequence[str]) -> str:
+    """Name a few presets, of different families where there are enough, and count the rest."""
+    if len(presets) <= MOST_NAMES:
+        return listed([*presets])
+    families = {preset.partition("-")[0]: preset for preset in reversed(presets)}
+    first = sorted(presets, key=lambda preset: preset not in families.values())[:MOST_NAMES]
+    return f"{', '.join(first)} and {len(presets) - MOST_NAMES} more"
+
+
+def used_by(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
+    """Yield who made a choice: first where its section is, then wherever else one may ask for it."""
+    for place in section.places:
+        presets = usage.presets_with_kind(place, kind.cls)
+        if presets and place == section.path:
+            yield f"Used by {named(presets)}."
+        elif presets and kind.name != "none":
+            yield f"As {place.removeprefix('model.')} by {named(presets)}."
 
 
 def _chosen_by_model(model: ModelSpec) -> Iterator[tuple[str, Spec]]:

@@ -7,8 +7,19 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archwright.catalogue.architectures import Record, short, table
 from archwright.cli.parser import print_table
+from archwright.format import flops, parameters, size
+
+Record = dict[str, str]
+"""A model in the table: its name as `model`, its cells by column, and what is `unpublished` of it."""
+
+IN_DIGITS = {
+    "parameters": parameters,
+    "cache_per_token": size,
+    "flops_per_token": flops,
+    "training_memory": size,
+}
+"""Columns of large numbers, and how these are read."""
 
 FORMATS = ("text", "csv", "markdown", "json")
 
@@ -29,7 +40,7 @@ def print_architectures(
         rows = [["model", *(name.replace("_", " ") for name in columns)]]
         for record in records:
             empty = UNKNOWN if record["unpublished"] else ""
-            cells = short(record)
+            cells = _short(record)
             rows.append([record["model"], *(cells[name] or empty for name in columns)])
         rows, left_out = (rows, []) if all_columns else fitting(rows, columns_or_all())
         print_table(rows)
@@ -50,6 +61,25 @@ def print_architectures(
         print(table(records, names), end="")
     else:
         print(json.dumps([*map(_numbers, records)], indent=2, ensure_ascii=False))
+
+
+def table(records: Sequence[Record], names: Sequence[str]) -> str:
+    """Return models as a table in Markdown, whose columns have these names; the last, what is unpublished, stands
+    beside the model's."""
+    names = names[:-1]
+    lines = [[*(name.replace("_", " ") for name in names)], ["---"] * len(names)]
+    for record in records:
+        name = f"{record['model']} (unpublished)" if record["unpublished"] else record["model"]
+        lines.append([name, *(_short(record)[column] for column in names[1:])])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _short(record: Record) -> Record:
+    """Return a record for reading, with large numbers in three digits."""
+    numbers = {name: record.get(name, "") for name in IN_DIGITS}
+    return record | {
+        name: IN_DIGITS[name](int(text)) for name, text in numbers.items() if text.isdigit()
+    }
 
 
 def fitting(rows: list[list[str]], width: int) -> tuple[list[list[str]], list[str]]:

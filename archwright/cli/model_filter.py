@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from archwright.catalogue.architectures import Record
+from archwright.cli.architectures_table import Record
 from archwright.spec.errors import UserError, nearest
 
 FILTER = re.compile(r"\s*([A-Za-z][\w. -]*?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*")

@@ -1,5 +1,5 @@
 """Defaults of the configuration classes of `transformers` for keys that a config.json leaves out, and their other words
-for keys, as recorded by `record_defaults.py`."""
+for keys, as recorded by docs/_make/hf_defaults.py."""
 
 import json
 from collections.abc import Mapping

@@ -1,26 +1,20 @@
-"""`python -m archwright.reporting.listings` writes presets/listings: what `archwright list`, `schema` and the help of
-`compare` print, so that they need not read every preset. A test holds the files against these functions."""
+"""What `archwright list`, `schema` and the help of `compare` print; `make docs` writes it into presets/listings, so
+that they need not read every preset."""
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, get_args
 
-from archwright import presets
 from archwright.catalogue.axes import Option, Section, command, quoted, refusal, sections
 from archwright.catalogue.chosen import index
-from archwright.catalogue.pages import named, used_by
 from archwright.catalogue.table import COLUMNS, rows
-from archwright.catalogue.usage import Usage
+from archwright.catalogue.usage import Usage, named, used_by
 from archwright.hf.families import FAMILIES
-from archwright.planning.model_costs import model_costs
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import (
     load_run,
     load_study,
-    load_with_blame,
     preset_names,
     study_names,
 )
@@ -29,15 +23,6 @@ from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
 from archwright.spec.study_spec import OPTIONS, StudySpec
 
-FOLDER = presets.FOLDER / "listings"
-
-
-def write() -> None:
-    """Write all listings into the package, a file for each."""
-    for name, resolve in LISTINGS.items():
-        text = json.dumps(resolve(), indent=1, ensure_ascii=False)
-        (FOLDER / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
-
 
 def _models() -> dict[str, Any]:
     """Return a record for each model, and the columns of the table that fits a terminal."""
@@ -45,12 +30,6 @@ def _models() -> dict[str, Any]:
         "brief": [name for name, column in COLUMNS.items() if column.brief],
         "rows": [row.record() for row in rows()],
     }
-
-
-def _costs() -> dict[str, dict[str, int | None]]:
-    """Return what each model costs, by column; apart from other columns, as models are built for it."""
-    loaded = {name: load_with_blame(name) for name in preset_names("models")}
-    return {name: asdict(model_costs(each.spec, each.objective)) for name, each in loaded.items()}
 
 
 def _recipes() -> list[list[str]]:
@@ -146,7 +125,6 @@ def _as_typed(value: object) -> str:
 
 LISTINGS: dict[str, Callable[[], Any]] = {
     "models": _models,
-    "costs": _costs,
     "chosen": index,
     "recipes": _recipes,
     "studies": _studies,
@@ -157,7 +135,3 @@ LISTINGS: dict[str, Callable[[], Any]] = {
     "schema_run": partial(file_schema, RunSpec),
     "schema_study": partial(file_schema, StudySpec),
 }
-
-
-if __name__ == "__main__":
-    write()

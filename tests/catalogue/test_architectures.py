@@ -2,7 +2,7 @@
 
 import pytest
 
-from archwright.catalogue import architectures
+from docs._make import architectures
 
 
 @pytest.mark.slow

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from archwright.catalogue import lecture_page
-from archwright.catalogue.lecture import (
+from archwright.catalogue.table import rows
+from archwright.spec.attention import LatentAttention, MaskedAttention, SoftmaxAttention
+from archwright.spec.read import load, preset_names
+from archwright.spec.unpublished import unpublished
+from docs._make import lecture
+from docs._make.lecture import (
     Correction,
     Row,
     claims,
@@ -17,10 +21,6 @@ from archwright.catalogue.lecture import (
     in_lecture_words,
     table,
 )
-from archwright.catalogue.table import rows
-from archwright.spec.attention import LatentAttention, MaskedAttention, SoftmaxAttention
-from archwright.spec.read import load, preset_names
-from archwright.spec.unpublished import unpublished
 from tests.commands import commands, linked_files, read
 
 TABLE = table()
@@ -28,7 +28,7 @@ NAMED = [row for row in TABLE if row.preset]
 CORRECTIONS = corrections().corrections
 REMARKS = corrections().remarks
 DERIVED = {row.name: row.cells for row in rows()}
-PAGE = lecture_page.FILE.read_text("utf-8")
+PAGE = lecture.FILE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("row", NAMED, ids=lambda row: row.preset)
@@ -84,11 +84,11 @@ def test_every_slide_is_claimed_or_has_no_claim() -> None:
 
 
 def test_the_page_is_the_one_that_the_data_make() -> None:
-    assert lecture_page.markdown() == PAGE, "run `make docs`"
+    assert lecture.markdown() == PAGE, "run `make docs`"
 
 
 def test_every_link_of_the_page_leads_somewhere() -> None:
-    assert all(file.exists() for file in linked_files(lecture_page.FILE))
+    assert all(file.exists() for file in linked_files(lecture.FILE))
     titles = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
     assert {*re.findall(r"\]\(#(.*?)\)", PAGE)} <= anchors

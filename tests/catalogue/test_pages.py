@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from archwright.catalogue import pages as catalogue
 from archwright.catalogue.axes import sections
-from archwright.catalogue.pages import markdown, named
+from archwright.catalogue.usage import named
 from archwright.model import build
 from archwright.spec.choice import Choice
 from archwright.spec.read import load, load_run
+from docs._make import catalogue
+from docs._make.catalogue import markdown
 
 PAGE = catalogue.FILE.read_text("utf-8")
 COMMANDS = re.findall(r"^archwright train .*$", PAGE, re.MULTILINE)

@@ -4,7 +4,7 @@ import pytest
 
 from archwright.hf.defaults import recorded
 from archwright.hf.families import FAMILIES
-from archwright.hf.record_defaults import generate
+from docs._make.hf_defaults import generate
 
 transformers = pytest.importorskip("transformers")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from archwright.reporting import listings
+from docs._make import listings
 
 
 @pytest.mark.slow

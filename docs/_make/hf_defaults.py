@@ -1,4 +1,5 @@
-"""`python -m archwright.hf.record_defaults` writes defaults.json from the installed release of `transformers`."""
+"""`python -m docs._make.hf_defaults` writes archwright/hf/defaults.json
+from the installed release of `transformers`."""
 
 import dataclasses
 import json

@@ -1,5 +1,5 @@
-"""`python -m archwright.catalogue.pages` writes docs/catalogue.md: every choice with its formula, its
-source, who made it, and how to ask for it."""
+"""`python -m docs._make.catalogue` writes docs/catalogue.md: every choice with its formula, its source, who made it,
+and how to ask for it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,19 +11,14 @@ from archwright.catalogue.axes import (
     Kind,
     Option,
     Section,
-    builds,
     command,
     quoted,
-    refusal,
     sections,
 )
-from archwright.catalogue.usage import Usage
+from archwright.catalogue.usage import Usage, named, used_by
 from archwright.format import listed
 
-FILE = Path(__file__).parents[2] / "docs" / "catalogue.md"
-
-MOST_NAMES = 6
-"""Presets that are named; of more, the rest is counted."""
+FILE = Path(__file__).parents[1] / "catalogue.md"
 
 LAYERS = (
     "model.layer_kinds.local.attention.mask.kind=window",
@@ -87,25 +82,6 @@ def markdown() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def named(presets: Sequence[str]) -> str:
-    """Name a few presets, of different families where there are enough, and count the rest."""
-    if len(presets) <= MOST_NAMES:
-        return listed([*presets])
-    families = {preset.partition("-")[0]: preset for preset in reversed(presets)}
-    first = sorted(presets, key=lambda preset: preset not in families.values())[:MOST_NAMES]
-    return f"{', '.join(first)} and {len(presets) - MOST_NAMES} more"
-
-
-def used_by(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
-    """Yield who made a choice: first where its section is, then wherever else one may ask for it."""
-    for place in section.places:
-        presets = usage.presets_with_kind(place, kind.cls)
-        if presets and place == section.path:
-            yield f"Used by {named(presets)}."
-        elif presets and kind.name != "none":
-            yield f"As {place.removeprefix('model.')} by {named(presets)}."
-
-
 def _contents(found: Sequence[Section]) -> Iterator[str]:
     """Yield a line for each section, with links to its kinds, indented below where it is asked for."""
     yield "## Contents\n"
@@ -149,18 +125,7 @@ def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
     yield kind.meaning + "\n"
     if users := " ".join(used_by(section, kind, usage)):
         yield users + "\n"
-    if wrong := refusal(kind.asks):
-        yield f"Not yet: {wrong}.\n"
-        if not builds(kind.asks):
-            return
-        # Code that builds a model, laid out as formatters do.
-        words = [f'"{ask.removeprefix("model.")}"' for ask in kind.asks]
-        given = words[0] if len(words) == 1 else "".join(f"\n    {w}," for w in words) + "\n"
-        yield "```python"
-        yield f'spec = aw.load("{BASE}").override({given})\naw.build(spec)'
-        yield "```\n"
-    else:
-        yield f"```sh\n{command(kind.asks)}\n```\n"
+    yield f"```sh\n{command(kind.asks)}\n```\n"
     yield from _options(kind.options, usage)
 
 

@@ -1,0 +1,27 @@
+"""`python -m docs._make.listings` writes archwright/presets/listings. A test compares the files with
+these functions."""
+
+import json
+from dataclasses import asdict
+
+from archwright.cli.listings import FOLDER
+from archwright.planning.model_costs import model_costs
+from archwright.reporting.listings import LISTINGS
+from archwright.spec.read import load_with_blame, preset_names
+
+
+def write() -> None:
+    """Write all listings into the package, a file for each."""
+    for name, resolve in {**LISTINGS, "costs": _costs}.items():
+        text = json.dumps(resolve(), indent=1, ensure_ascii=False)
+        (FOLDER / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _costs() -> dict[str, dict[str, int | None]]:
+    """Return what each model costs, by column; apart from other columns, as models are built for it."""
+    loaded = {name: load_with_blame(name) for name in preset_names("models")}
+    return {name: asdict(model_costs(each.spec, each.objective)) for name, each in loaded.items()}
+
+
+if __name__ == "__main__":
+    write()
