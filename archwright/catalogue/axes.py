@@ -4,7 +4,7 @@ A section is an axis with its kinds, or a table of options that is no axis.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, combinations, product
@@ -185,12 +185,8 @@ def sentence(text: str | None) -> str:
 @cache
 def refusal(asks: tuple[str, ...]) -> str:
     """Return what is printed of assignments that cannot be trained, or nothing."""
-    return _refusal(lambda: enforce_run(_base_run().override(*asks)))
-
-
-def _refusal(check: Callable[[], object]) -> str:
     try:
-        check()
+        enforce_run(_base_run().override(*asks))
     except UserError as error:
         return "; ".join(error.lines)
     return ""

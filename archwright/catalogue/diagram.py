@@ -19,13 +19,9 @@ def diagram(layer: LayerSpec, norm: str) -> list[str]:
         return [(type(residual).__doc__ or residual.kind).split("\n\n")[0].strip()]
     norm = "" if layer.norm.is_none else norm
     first = ["x = a x + b x0, with x0 the embedding; then"] if residual.embedding_skip else []
-    return [*first, *_drawn(residual, groups, norm)]
-
-
-def _drawn(residual: Residual, groups: Groups, norm: str) -> list[str]:
-    if residual.at_once and len(groups) > 1:
-        return _side_by_side(residual, groups, norm)
-    return _one_after_another(residual, groups, norm)
+    at_once = residual.at_once and len(groups) > 1
+    drawn = _side_by_side if at_once else _one_after_another
+    return [*first, *drawn(residual, groups, norm)]
 
 
 def _one_after_another(residual: Residual, groups: Groups, norm: str) -> list[str]:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from archwright.cli.parser import Parser
-from archwright.format import size
+from archwright.format import columns, size
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,17 +51,18 @@ def run(words: Sequence[str]) -> int:
     else:
         found = entries()
         print(f"{cache_folder()!s}: {_amount(found)}")
+        rows: list[list[str]] = []
         for kind, group in groupby(found, key=lambda entry: entry.kind):
             group_entries = list(group)
-            print(f"\n{_row(kind, group_entries)}")
-            for entry in group_entries:
-                print(_row(f"  {entry.name[:12]}", [entry]))
+            rows += [[""] * 3, _row(kind, group_entries)]
+            rows += [_row(f"  {entry.name[:12]}", [entry]) for entry in group_entries]
+        print("\n".join(columns(rows, right=[1])))
     return 0
 
 
-def _row(name: str, found: "Sequence[Entry]") -> str:
+def _row(name: str, found: "Sequence[Entry]") -> list[str]:
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in found)))
-    return f"{name:<16}{size(sum(entry.size for entry in found)):>12}   last used {used}"
+    return [name, size(sum(entry.size for entry in found)), f"last used {used}"]
 
 
 def _amount(found: "Sequence[Entry]") -> str:

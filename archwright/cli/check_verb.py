@@ -129,7 +129,9 @@ def _print(record: dict[str, Any]) -> None:
         print_table(rows)
     if record["good"]:
         print(f"{file}: OK")
-    elif broken := [law for c in record.get("choices", ()) for law in c["laws"] if _is_broken(law)]:
+    elif broken := [
+        law for c in record.get("choices", ()) for law in c["laws"] if law["state"] == "broken"
+    ]:
         print(f"{file}: {len(broken)} {'laws are' if broken[1:] else 'law is'} broken")
     for line in record.get("warnings", ()):
         print(f"{file}: warning: {line}")
@@ -137,10 +139,6 @@ def _print(record: dict[str, Any]) -> None:
 
 def _line(law: dict[str, str]) -> str:
     return f"{law['about']}: {law['found']}" if law["found"] else law["about"]
-
-
-def _is_broken(law: dict[str, str]) -> bool:
-    return law["state"] == "broken"
 
 
 def _located(file: str, line: str) -> str:

@@ -83,29 +83,28 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps(result.record() | more))
         return 0
     if result.accuracy is not None:
-        print(
-            f"accuracy         {fmt.accuracy(result.accuracy)}   of {result.num_answers:,} answers"
-        )
-        print(f"nats per answer  {result.nats_per_token:.4f}")
+        right = f"{fmt.accuracy(result.accuracy)}   of {result.num_answers:,} answers"
+        rows = [("accuracy", right), ("nats per answer", f"{result.nats_per_token:.4f}")]
+        print("\n".join(fmt.columns(rows)))
         return 0
     unit = (OF_PAIRS if options.pairs else opened.spec.objective).loss_unit
-    width = len(f"{unit}  ")
-    print(f"{unit:{width}} {result.nats_per_token:.4f}")
-    print(f"{'perplexity':{width}} {result.perplexity:.2f}   (e^{unit})")
+    rows = [(unit, f"{result.nats_per_token:.4f}")]
+    rows.append(("perplexity", f"{result.perplexity:.2f}   (e^{unit})"))
     if result.bits_per_byte is not None:
-        print(f"{'bits per byte':{width}} {result.bits_per_byte:.4f}")
+        rows.append(("bits per byte", f"{result.bits_per_byte:.4f}"))
     if result.token_accuracy is not None:
-        print(f"{'tokens right':{width}} {fmt.accuracy(result.token_accuracy)}")
+        rows.append(("tokens right", fmt.accuracy(result.token_accuracy)))
     if result.second_loss is not None and result.second_accuracy is not None:
         second, case = opened.spec.second_task, opened.spec.second_cases
         right = {"row": "rows right", "token": "judged right"}.get(case, "right further ahead")
-        print(f"{second:{width}} {result.second_loss:.4f}   nats per {case}")
-        print(f"{right:{width}} {fmt.accuracy(result.second_accuracy)}")
-    print(f"{'text':{width}} {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
+        rows.append((second, f"{result.second_loss:.4f}   nats per {case}"))
+        rows.append((right, fmt.accuracy(result.second_accuracy)))
+    rows.append(("text", f"{result.num_bytes:,} bytes, {result.num_tokens:,} tokens"))
     if answers is not None:
         bleu = "sacrebleu is not installed" if answers.bleu is None else f"{answers.bleu:.2f}"
-        print(f"{'exact answers':{width}} {answers.exact:.2%} of {answers.num_answers:,}")
-        print(f"{'BLEU':{width}} {bleu}")
+        rows.append(("exact answers", f"{answers.exact:.2%} of {answers.num_answers:,}"))
+        rows.append(("BLEU", bleu))
+    print("\n".join(fmt.columns(rows)))
     return 0
 
 

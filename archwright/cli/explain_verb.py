@@ -55,9 +55,10 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
     here = [s for s in known if not axis or axis in _names(s)]
     kinds = [(s, kind) for s in here for kind in s["kinds"] if kind["name"] == name]
     options: dict[str, str] = {}
-    for asks, about in (pair for section in here for pair in _options(section)):
-        path, option = _option(asks)
-        if option == name:  # several kinds may have it, of which the first has the users
+    groups = (group for s in here for group in (s, *s["families"], *s["kinds"]))
+    for asks, about in (pair for group in groups for pair in group["options"]):
+        path = asks.split()[-1].partition("=")[0]
+        if path.rpartition(".")[2] == name:  # several kinds may have it; the first has the users
             options.setdefault(path, about)
     axes = [s["name"] for s in known if wanted.removeprefix("model.") in _names(s)]
     if axes and not kinds:
@@ -109,17 +110,6 @@ def _choice(axis: str, kind: str) -> Any:
 def _names(section: Section) -> list[str]:
     paths = section["paths"]
     return [section["name"], *(path.removeprefix("model.") for path in paths)]
-
-
-def _options(section: Section) -> Iterator[tuple[str, str]]:
-    for group in (section, *section["families"], *section["kinds"]):
-        yield from group["options"]
-
-
-def _option(asks: str) -> tuple[str, str]:
-    """Return the path of an option and its name, by the words that ask for it."""
-    path = asks.split()[-1].partition("=")[0]
-    return path, path.rpartition(".")[2]
 
 
 def _wrapped(text: str) -> list[str]:

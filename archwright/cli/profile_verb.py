@@ -38,9 +38,6 @@ EXAMPLES = """\
   archwright profile llama-3-70b --dry-run
   archwright profile mine.toml --kernel eager --json"""
 
-RUN_KEYS = ("objective.", "optimizer.", "data.tokenizer.special_tokens=")
-"""Beginnings of what a step takes of a run beside its model."""
-
 MOST = 2**30
 """Most rows, and most tokens of a row."""
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")

@@ -151,11 +151,11 @@ def every_by(key: str) -> Callable[[Config, int], list[str]]:
     )(config, num_layers)
 
 
-def first_of(
-    number: int, first: str = "full_attention", others: str = "sliding_attention"
-) -> Callable[[Config, int], list[str]]:
-    """Return the pattern in which the first of each `number` layers is `first`."""
-    return lambda config, num_layers: [others if i % number else first for i in range(num_layers)]
+def first_of(number: int) -> Callable[[Config, int], list[str]]:
+    """Return the pattern in which the first of each `number` layers sees all, and others through a window."""
+    return lambda config, num_layers: [
+        "sliding_attention" if i % number else "full_attention" for i in range(num_layers)
+    ]
 
 
 def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None:

@@ -183,15 +183,11 @@ def mask(choice: type[Choice], words: Words) -> Numbers:
     options = ", ".join(f"{name}={number}" for name, number in asked.items())
     rows = [
         ("query", "keys 0 to 15"),
-        *((str(i), _drawn(row)) for i, row in enumerate(seen.tolist())),
+        *((str(i), " ".join("·■"[see] for see in row)) for i, row in enumerate(seen.tolist())),
     ]
     shown = int(seen.sum())
     about = f"Keys that each query sees{f', with {options}' if options else ''}: {shown} of {TEXT * TEXT} pairs."
     return Numbers(about, rows)
-
-
-def _drawn(row: Sequence[bool]) -> str:
-    return " ".join("■" if seen else "·" for seen in row)
 
 
 def residual(choice: type[Choice], words: Words) -> Numbers:

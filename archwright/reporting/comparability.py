@@ -50,7 +50,7 @@ def compared(histories: Sequence[History]) -> Compared:
     runs = dict(zip(_labels(histories), histories, strict=True))
     task = histories[0].task is not None
     in_bits = not task and not _all_alike(histories, _same_tokenizer)
-    same_text = task or _all_alike(histories, _same_held_out)
+    same_text = task or _all_alike(histories, lambda one, other: _same_text(one, other, "held_out"))
     tokens = [int(history.train["tokens"].max()) for history in histories]
     same_tokens = max(tokens) <= ALIKE * min(tokens)
     found = Compared(runs, in_bits, same_text, same_tokens)
@@ -109,10 +109,6 @@ def _same_tokenizer(one: History, other: History) -> bool:
     if one.spec.data.tokenizer != other.spec.data.tokenizer:
         return False
     return one.spec.data.tokenizer.kind != "bpe" or _same_text(one, other, "train")
-
-
-def _same_held_out(one: History, other: History) -> bool:
-    return _same_text(one, other, "held_out")
 
 
 def _same_text(one: History, other: History, part: str) -> bool:

@@ -48,10 +48,6 @@ def _studies() -> list[list[str]]:
     ]
 
 
-def _families() -> list[list[str]]:
-    return [[name, family.architecture] for name, family in sorted(FAMILIES.items())]
-
-
 def _choices() -> list[dict[str, Any]]:
     """Return every axis and table with its kinds, and all that is known of them."""
     usage = Usage()
@@ -128,7 +124,7 @@ LISTINGS: dict[str, Callable[[], Any]] = {
     "chosen": index,
     "recipes": _recipes,
     "studies": _studies,
-    "families": _families,
+    "families": lambda: [[name, FAMILIES[name].architecture] for name in sorted(FAMILIES)],
     "choices": _choices,
     "study_options": _study_options,
     "schema_model": partial(file_schema, ModelSpec),

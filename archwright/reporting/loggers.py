@@ -21,10 +21,6 @@ class Logger(AbstractContextManager["Logger"], Protocol):
         """Take a record."""
 
 
-def _csv(folder: RunFolder, sent: Sequence[Record]) -> Logger:
-    return CsvLog(folder.path / "csv", folder.metrics())
-
-
 def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> Logger:
     """Write all records again, as the metrics may have been cut back."""
     events = folder.path / "tensorboard"
@@ -35,14 +31,10 @@ def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> Logger:
     return log
 
 
-def _wandb(folder: RunFolder, sent: Sequence[Record]) -> Logger:
-    return WandbLog(folder, sent)
-
-
 LOGGERS: dict[str, Callable[[RunFolder, Sequence[Record]], Logger]] = {
-    "csv": _csv,
+    "csv": lambda folder, sent: CsvLog(folder.path / "csv", folder.metrics()),
     "tensorboard": _tensorboard,
-    "wandb": _wandb,
+    "wandb": WandbLog,
 }
 """By their names in `loggers` of a run."""
 

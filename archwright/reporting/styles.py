@@ -34,11 +34,11 @@ def series_of(names: Sequence[str], group: str = "variant") -> dict[str, Series]
     }
 
 
-def short_names(names: Sequence[str], letters: int = SHORT) -> dict[str, str]:
+def short_names(names: Sequence[str]) -> dict[str, str]:
     """Return names that fit and still differ: long ones lose their middle."""
     short: dict[str, str] = {}
     for name in names:
-        candidates = (shortened(name, letters, f" ({i})" if i > 1 else "") for i in count(1))
+        candidates = (shortened(name, SHORT, f" ({i})" if i > 1 else "") for i in count(1))
         short[name] = next(text for text in candidates if text not in short.values())
     return short
 

@@ -293,12 +293,12 @@ GROUPS = Computed(
 """Groups of experts by their best two, of which there is none where there is one group."""
 
 
-def routed(number: str, *lenses: Lens, scale: str = "routed_scaling_factor") -> tuple[Lens, ...]:
+def routed(number: str, *lenses: Lens) -> tuple[Lens, ...]:
     """Return the lenses of a router of DeepSeek V3."""
     return (
         *experts(number, "moe_intermediate_size", **SIGMOID),
         Field("norm_topk_prob", "feedforward.normalize_weights"),
-        Field(scale, "feedforward.routed_scaling_factor"),
+        Field("routed_scaling_factor", "feedforward.routed_scaling_factor"),
         GROUPS,
         *lenses,
     )
