@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from archwright import format as fmt
+from archwright.cli.this_machine import rows, say
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import run_flops_per_token
@@ -21,6 +22,7 @@ from archwright.text.open_tokenizer import tokenizer_file
 from archwright.text.sources import STDIN, find_files
 from archwright.text.tokenizer import Tokenizer
 from archwright.text.words import word_tokenizer
+from archwright.training.measured_step import measure_step
 from archwright.training.resolve import resolved, with_steps
 
 NAMING = ("source", "sources", "name")
@@ -58,6 +60,8 @@ def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
     print_resolved(_cost(run, model, num_steps, text))
     if layout.size > 1:
         print_resolved([("processes", str(layout))])
+    else:
+        print_resolved(_measured(run, num_steps))
     print("Nothing was trained.")
 
 
@@ -122,6 +126,18 @@ def _cost(
         yield "the run", f"{num_steps:,} steps, {tokens:,} tokens, {tokens * flops:.3g} FLOPs"
     else:
         yield "the run", f"the steps that fit into {run.budget}, which are timed when it begins"
+
+
+def _measured(run: RunSpec, num_steps: int | None) -> Iterator[tuple[str, str]]:
+    """Yield memory and time of a step on this machine."""
+    try:
+        step = measure_step(run, say)
+    except UserError as error:
+        yield "measured", f"no, {error.lines[0]}"
+        return
+    tokens = num_steps * run.tokens_per_step if num_steps else None
+    for figure in rows(step, tokens):
+        yield figure.label, ", ".join(filter(None, (figure.text, figure.remark)))
 
 
 def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:

@@ -3,35 +3,21 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright import presets
 from archwright.cli.parser import Parser
-from archwright.format import columns
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
     from archwright.planning.plans import Plan
     from archwright.planning.workload import Workload
     from archwright.reporting.document import Page
-    from archwright.reporting.estimates import Here
+    from archwright.reporting.plan_rows import Figure
     from archwright.spec.run_spec import RunSpec
-
-OF_A_PLAN = (
-    "hardware",
-    "devices",
-    "precision",
-    "tokens",
-    "batch",
-    "context",
-    "mfu",
-    "price",
-    "split",
-    "micro_batch",
-)
-"""Options of what is to be planned, which a run that has trained has settled."""
+    from archwright.training.measured_step import MeasuredStep
 
 ABOUT = """\
 Say what a model costs before anything is spent: parameters, FLOPs, memory, whether a training fits and
@@ -57,9 +43,9 @@ share of the batch. Activation checkpointing computes again: selective all of a 
 weights and attention, full whole layers (machine.activation_checkpointing of a run). Keys of --json:
 docs/planning.md
 
-WHAT may be a run: what was estimated for its steps then stands beside what they took, and of the options
---json and --html are for it. With --hardware this, the speeds of this machine's CPU are measured (no GPU
-is), kept for a week, and memory and time of its steps are estimated too.
+With --hardware this, peaks of this machine are measured, its GPU's if there is one. A few training steps of
+a single model are run on random tokens if they fit into 80 % of the free memory and take at most about a
+minute each; peak memory and the median time are printed.
 
 devices: this, {devices}"""
 
@@ -70,7 +56,6 @@ EXAMPLES = """\
   archwright plan llama-3-8b gemma-2-9b --html costs.html
   archwright plan llama-3-405b --devices 16384 --batch 16M --context 8192 --split tensor=8,pipeline=16,fsdp
   archwright plan modern dim=256 num_layers=4 --hardware this
-  archwright plan runs/modern
   archwright plan mine.toml optimizer.kind=muon --mfu 0.35-0.45 --json
   archwright plan llama-3-8b layer_kinds.local.attention.mask.kind=window \\
     layer_kinds.local.attention.mask.size=1024 \\
@@ -79,30 +64,25 @@ EXAMPLES = """\
 
 def run(words: Sequence[str]) -> int:
     """Print a model's costs, or those of several side by side."""
-    parser = _parser()
-    options, _ = parser.parse_with_parts(words)
-    from archwright.spec.read import is_run
-
-    if len(options.what) == 1 and is_run(options.what[0]):
-        _refuse_beside_a_run(options.what[0], options, parser)
-        return _beside(options.what[0], options)
+    options, _ = _parser().parse_with_parts(words)
     work = _workload(options)
     from archwright.cli.plan_variants import variants
 
     runs = variants(options.what)
-    found = _plans(runs, work)
-    here: list[Here] = []
-    notes: list[str] = []
+    step = None
     if options.hardware == presets.THIS:
-        from archwright.cli.plan_measured import notes_of_this_machine
+        from archwright.cli.this_machine import with_bandwidth
 
-        notes = notes_of_this_machine()
-        here = _here(next(iter(runs.values())), options.context) if len(runs) == 1 else []
-    _print(found, here, notes, as_json=options.json)
+        # Steps come first: the tensors that bandwidth is measured on would raise their peak memory.
+        step = _measured(*runs.values(), work) if len(runs) == 1 else None
+        work = with_bandwidth(work)
+    found = _plans(runs, work)
+    here = _figures(found, step)
+    _print(found, step, here, as_json=options.json)
     if options.html:
         from archwright.reporting.costs import cost_page
 
-        _write(options, cost_page(found, here, notes))
+        _write(options, cost_page(found, here))
     return 0
 
 
@@ -126,38 +106,48 @@ def _plans(runs: "Mapping[str, RunSpec]", work: "Workload") -> "dict[str, Plan]"
     return found
 
 
-def _here(run: "RunSpec", context: int | None) -> "list[Here]":
-    """Return what a run takes on this machine; nothing, and a warning, where that cannot be estimated."""
-    from archwright.cli.plan_measured import on_this_machine
+def _measured(run: "RunSpec", work: "Workload") -> "MeasuredStep | None":
+    """Return a measured step, or None after a warning."""
+    from archwright.cli.this_machine import step_of_a_plan
 
     try:
-        return [*on_this_machine(run, context)]
+        return step_of_a_plan(run, work)
     except UserError as error:
         for line in error.lines:
-            print(f"archwright: warning: {line}", file=sys.stderr)
+            print(f"archwright: warning: no step was measured: {line}", file=sys.stderr)
+        return None
+
+
+def _figures(found: "Mapping[str, Plan]", step: "MeasuredStep | None") -> "list[Figure]":
+    if step is None:
         return []
+    from archwright.cli.this_machine import rows
+
+    return [*rows(step, next(iter(found.values())).training.tokens)]
 
 
 def _print(
-    found: "Mapping[str, Plan]", here: "Sequence[Here]", notes: Sequence[str], *, as_json: bool
+    found: "Mapping[str, Plan]",
+    step: "MeasuredStep | None",
+    here: "Sequence[Figure]",
+    *,
+    as_json: bool,
 ) -> None:
     if as_json:
-        from archwright.reporting.estimates import record_of_this_machine
-
         records = [{**each.record(), "name": name} for name, each in found.items()]
-        if here:
-            records[0]["this_machine"] = record_of_this_machine(here)
+        if step is not None:
+            from archwright.cli.this_machine import record
+
+            (each,) = found.values()
+            records[0]["this_machine"] = record(step, each.training.tokens)
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         return
-    from archwright.cli.plan_page import page, side_by_side
+    from archwright.cli.plan_page import page, section, side_by_side
 
     lines = [*(side_by_side(found) if len(found) > 1 else page(*found.values()))]
     if here:
-        from archwright.reporting.estimate_errors import HEAD, error_rows
-
-        lines += _rows("on this machine", [each.row() for each in here])
-        lines += _rows(HEAD, error_rows())
-    print("\n".join([*lines, *(["", *notes] if notes else [])]))
+        lines += section("a step on this machine", here)
+    print("\n".join(lines))
 
 
 def _parser() -> Parser:
@@ -165,7 +155,12 @@ def _parser() -> Parser:
     parser = Parser("plan", ABOUT.format(devices=", ".join(devices)), EXAMPLES)
     parser.add_argument("what", nargs="+", metavar="WHAT", help="models, variants, KEY=VALUE")
     add = parser.add_argument
-    add("--hardware", default="h100", metavar="NAME", help="a device, or this CPU (default: h100)")
+    add(
+        "--hardware",
+        default="h100",
+        metavar="NAME",
+        help="a device, or this machine (default: h100)",
+    )
     add(
         "--devices",
         type=int,
@@ -199,7 +194,7 @@ def _workload(options: Namespace) -> "Workload":
             raise UserError(
                 f"devices: found {options.devices}; expected 1 with --hardware this, which measures one machine"
             )
-        from archwright.cli.plan_measured import this_machine
+        from archwright.cli.this_machine import this_machine
 
         hardware = this_machine()
         if options.precision == "bf16" and "bf16" not in hardware.peak_flops:
@@ -216,52 +211,6 @@ def _workload(options: Namespace) -> "Workload":
         split=options.split,
         micro_batch=options.micro_batch,
     )
-
-
-def _rows(title: str, rows: Iterable[Sequence[str]]) -> list[str]:
-    return ["", title, *(f"  {line}" for line in columns([*rows], first_width=23))]
-
-
-def _beside(name: str, options: Namespace) -> int:
-    """Print what was estimated for the steps of a run beside what they took."""
-    from archwright.cli.plan_measured import beside_a_run, machines_of
-    from archwright.reporting.estimate_errors import HEAD as HEAD_OF_ERRORS
-    from archwright.reporting.estimate_errors import TITLES, estimate_errors
-    from archwright.reporting.estimates import HEAD, estimates_page, record
-    from archwright.runs import RunFolder
-
-    folder = RunFolder.open(name)
-    found, machines = beside_a_run(folder), machines_of(folder)
-    if options.json:
-        print(json.dumps(record(name, found, machines), indent=2))
-    else:
-        rows = [HEAD, *(each.row() for each in found.values())]
-        errors = [(TITLES[kind], estimate_errors()[kind].sentence) for kind in ("step", "memory")]
-        lines = [*columns(rows, right=(1, 2, 3)), *_rows(HEAD_OF_ERRORS, errors)]
-        print("\n".join([*lines, *(["", machines.note] if machines.note else [])]))
-    if options.html:
-        _write(options, estimates_page(name, machines, [*found.values()]))
-    return 0
-
-
-def _refuse_beside_a_run(name: str, options: Namespace, parser: Parser) -> None:
-    """Refuse options that a run has settled.
-
-    Raises:
-        UserError: those that are given, on one line.
-    """
-    given = [
-        f"--{key.replace('_', '-')}"
-        for key in OF_A_PLAN
-        if getattr(options, key) != parser.get_default(key)
-    ]
-    if options.hardware == presets.THIS and "--hardware" in given:
-        given.remove("--hardware")
-    if given:
-        raise UserError(
-            f"plan {name}: found {', '.join(given)}; expected none, as a run has trained: its steps stand beside their "
-            "estimate. A model, not its folder, is planned with them"
-        )
 
 
 def _write(options: Namespace, page: "Page") -> None:

@@ -87,3 +87,12 @@ def total_memory(device: str) -> int:
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
     return int(psutil.virtual_memory().total)
+
+
+def free_memory(device: str) -> int:
+    """Return the free bytes of the machine's memory, or of its GPU's."""
+    import psutil
+
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    return int(psutil.virtual_memory().available)

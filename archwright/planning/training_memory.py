@@ -68,11 +68,17 @@ def split_one(
     rows: int = 1,
     *,
     whole_logits: bool = False,
+    narrow: bool = True,
 ) -> float:
-    """Return the bytes of training on one device, with `rows` texts of the context at a time."""
+    """Return the bytes of training on one device, with `rows` texts of the context at a time.
+
+    Args:
+        narrow: whether activations are in 16 bits, by autocast; else they are in 32.
+    """
     needs = Needs(run, model, model.spec.context_length)
     memory = setup(needs, Split(1), checkpointing, rows, rows).memory
-    return memory.total + (rows * needs.logits - memory.logits if whole_logits else 0)
+    total = memory.total + (rows * needs.logits - memory.logits if whole_logits else 0)
+    return total if narrow else total + memory.activations - memory.copies
 
 
 def setups_of(

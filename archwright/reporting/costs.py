@@ -22,11 +22,11 @@ from archwright.reporting.document import (
     Table,
     Text,
 )
-from archwright.reporting.estimates import Here, this_machine_section
 from archwright.reporting.plan_rows import (
     ABOUT_PARTS,
     PARTS,
     STRATEGIES,
+    Figure,
     Rows,
     about_strategies,
     device_rows,
@@ -53,14 +53,11 @@ SHORT = 100
 """An axis is short whose end is less than so many times its beginning."""
 
 
-def cost_page(
-    found: Mapping[str, Plan], here: Sequence[Here] = (), notes: Sequence[str] = ()
-) -> Page:
+def cost_page(found: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
     """Lay the costs of one model, or of several, out as a page.
 
     Args:
-        here: what there is of this machine.
-        notes: what else is to be known of it.
+        here: a step on this machine.
     """
     first = next(iter(found.values()))
     work = first.workload
@@ -71,12 +68,15 @@ def cost_page(
         kicker=f"archwright plan, {devices}",
         verdict=head,
         verdict_rest=rest,
-        notes=() if here else notes,
         sections=[
             Section(
                 "Model", [_figures("What the model costs.", found, [model_rows]), *_parts(found)]
             ),
-            *([this_machine_section(here, notes)] if here else []),
+            *(
+                [Section("A step on this machine", [_table("Estimated and measured.", here)])]
+                if here
+                else []
+            ),
             Section("Training", [_figures("What a training takes.", found, [training_rows])]),
             Section("Memory on each device", [*_memory(found)]),
             Section("Parallelism strategies", [*_strategies(found)]),
@@ -108,7 +108,10 @@ def _figures(caption: str, found: Mapping[str, Plan], rows: Sequence[Rows]) -> T
         cells = [Row([*map(_unbroken, row)]) for row in side_by_side_rows(found, rows)]
         return Table(caption, ("", *found, "how it is known"), cells)
     (each,) = found.values()
-    figures = [figure for of_kind in rows for figure in of_kind(each)]
+    return _table(caption, [figure for of_kind in rows for figure in of_kind(each)])
+
+
+def _table(caption: str, figures: Iterable[Figure]) -> Table:
     lines = [Row((f.label, _unbroken(f.text), f.remark)) for f in figures]
     return Table(caption, ("", "", "how it is known"), lines)
 

@@ -7,11 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from archwright.data.inputs import Inputs
-from archwright.data.objectives import Examples, Vocabulary
 from archwright.inspection.step_costs import StepCosts
 from archwright.inspection.step_meter import PARTS, PHASES, StepMeter, Times, metered
 from archwright.machine.decide import Decisions, decide, decide_kernel
@@ -22,6 +19,7 @@ from archwright.optim import build_optimizers, clip_gradients, set_learning_rate
 from archwright.planning.cost import BACKWARD, branch_flops
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.training.measured_step import random_batch
 from archwright.training.resolve import check_memory
 from archwright.training.step import to_device, whole_loss
 
@@ -143,13 +141,7 @@ class _Steps:
         self.precision = Precision(decisions.machine.precision, device, model.head.d_out)
         self.optimizers = build_optimizers(model, run.optimizer, precision=self.precision.dtype)
         set_learning_rates(self.optimizers, RATE)
-        vocab_size, special_tokens = model.spec.vocab_size, run.tokenizer.special_tokens
-        assert vocab_size != "auto"
-        shape = (run.batch_size, run.objective.window_length(model.spec.context_length))
-        text = np.random.default_rng(0).integers(vocab_size - len(special_tokens), size=shape)
-        special_ids = {name: vocab_size - i for i, name in enumerate(special_tokens, start=1)}
-        examples = Examples(run.objective, Vocabulary(vocab_size, special_ids=special_ids))
-        self.batch = to_device(examples.batch(Inputs(text), 0), device)
+        self.batch = to_device(random_batch(run), device)
 
     def counted(self) -> StepCosts:
         """Return the FLOPs and bytes of a step."""

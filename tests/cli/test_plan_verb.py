@@ -2,24 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from archwright.cli import main
-from archwright.cli.plan_measured import machines_of, notes_of_this_machine
-from archwright.machine import rates as rates_room
-from archwright.machine.decide import cpu_name
-from archwright.machine.rates import MOVING, Rates
-from archwright.machine.timing_cache import Measurement
-from archwright.reporting.estimate_errors import HEAD, error_rows, estimate_errors
 from archwright.runs import RunFolder
-from archwright.spec.run_spec import RunSpec
-from archwright.training import step_time as step_time_room
+from archwright.spec.read import load_run
 from tests.cli.typing_commands import error_lines
-from tests.tiny import ROOT, tiny_words, write_text
+from tests.tiny import ROOT
 
 
 def out(capsys: pytest.CaptureFixture[str], words: str) -> str:
@@ -382,25 +373,6 @@ def test_an_unknown_device_is_one_line_with_the_nearest(
     assert line.endswith('Did you mean "h200"?')
 
 
-@pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine of 100 GFLOP/s and 10 GB/s, on which calls take a microsecond."""
-    values = {f"{kind} 8x8x8": 1e11 for kind in ("map", "gradient", "batch")}
-    values |= {f"{kind} 4096": 1e10 for kind in MOVING}
-
-    def rates(precision: str) -> Rates:
-        return Rates(precision, values, ", as made up")
-
-    for room in (rates_room, step_time_room):
-        monkeypatch.setattr(room, "measure_rates", rates)
-    monkeypatch.setattr("archwright.cli.plan_measured.measure_rates", rates)
-    calls = dict.fromkeys(("training", "prefill", "decode"), 1e-6)
-    monkeypatch.setattr(step_time_room, "_time_of_a_call", lambda: Measurement(calls))
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 LITTLE = (
     "dim=32 num_layers=2 vocab_size=64 context_length=32 attention.num_heads=2 "
     "attention.num_kv_heads=1 batch_size=4 machine.precision=fp32 "
@@ -408,148 +380,87 @@ LITTLE = (
 )
 
 
-@pytest.mark.slow
-def test_this_machine(made_up: None, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_on_this_machine(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32")
-    page, _, here = text.partition("\non this machine\n")
-    here, _, errors = here.partition(f"\n{HEAD}\n")
-    sentences = {line[2:25].strip(): line[25:].strip() for line in errors.splitlines()}
-    assert sentences == dict(error_rows())
-    assert "3 benchmarks on " in sentences["time of decode"]
-    assert re.match(r"modern: 1 x .+, fp32\n", page)
-    rows = {line[:25].strip(): line[25:].strip() for line in here.splitlines()}
-    memory = ("step, memory", "and evaluation", "tensors")
-    assert [*rows] == [*memory, "step, time", "training", "prefill", "decode"]
-    assert "128 tokens; estimated from rates made up" in rows["step, time"]
+    page, _, here = text.partition("\na step on this machine\n")
     for line in (
-        r"memory bandwidth +10 GB/s +made up",
-        r"peak compute +100 GFLOP/s +made up, fp32",
+        r"memory bandwidth +\S+ [GT]B/s +measured",
+        r"peak compute +\S+ \wFLOP/s +measured, fp32",
         r"step at 100 % MFU .+ lower bound, by measured peak compute",
-        r"step +\S.* estimated, at 50 % to 30 % MFU of the measured peak",
         r"decode +\S.* upper bound, by measured rates: one sequence, after the context",
     ):
         assert re.search(line, page), line
+    for line in (
+        r"a step +4 sequences of 32 tokens +fp32\n",
+        r"memory +\S+ kB +estimated, weights, gradients, optimizer and activations; \S+ GB are free\n",
+        r"peak memory +\S+ [MG]B +measured, of the process\n",
+        r"time of a step +\S+ m?s +measured, eager kernel\n",
+        r"speed +\S+ tokens/s +measured\n",
+        r"the training +\S.* estimated, \S+ tokens\n",
+    ):
+        assert re.search(line, here), line
     words = f"plan modern {LITTLE} --hardware this --precision fp32 --json --html this.html"
     record = json.loads(out(capsys, words))
-    html = (place / "this.html").read_text("utf-8")
-    assert "On this machine" in html
-    assert "estimated from rates made up" in html
-    assert sentences["time of decode"] in html
-    step = record["flops_per_token"] * 128 / 1e11
     measured = {k: how for k, how in record["evidence"].items() if "measured rates" in how}
     assert measured == {
         "training": "estimated from measured rates",
         "serving": "upper bound from measured rates",
     }
     assert record["evidence"]["hardware"] == "measured"
-    numbers = record["this_machine"]
-    assert [*numbers] == [
-        "step_memory",
-        "memory_with_evaluation",
-        "step_tensors",
-        "step_time",
-        *("training", "prefill", "decode"),
-    ]
-    for key in ("step_time", "training", "prefill", "decode"):
-        assert numbers[key]["evidence"] == "estimated from rates made up"
-        assert numbers[key]["benchmark_error"]["median"] > 0
-    assert numbers["decode"]["benchmark_error"] == estimate_errors()["decode"].record()
-    assert numbers["step_tensors"]["benchmark_error"] is None
-    speed = re.match(r"([0-9.]+)([kM]?) tokens/s", rows["training"])
-    assert speed is not None
-    taken = 128 / (float(speed[1]) * {"": 1, "k": 1e3, "M": 1e6}[speed[2]])
-    assert step < taken < step + 0.1
-    assert record["training"]["bound"] == pytest.approx(4e6 * record["flops_per_token"] / 1e11)
+    step = record["this_machine"]
+    documented = (ROOT / "docs" / "planning.md").read_text("utf-8")
+    assert all(f"`{key}`" in documented for key in step)
+    assert (step["batch_size"], step["context"], step["precision"]) == (4, 32, "fp32")
+    assert step["fits"] is True
+    assert step["why_not_measured"] is None
+    assert step["peak_memory_bytes"] > step["memory_bytes"] > 0
+    assert step["tokens_per_second"] == pytest.approx(128 / step["step_seconds"])
+    tokens = record["training"]["tokens"]
+    assert step["training_seconds"] == pytest.approx(tokens / step["tokens_per_second"])
+    html = (place / "this.html").read_text("utf-8")
+    assert "A step on this machine" in html
+    assert "time of a step" in html
 
 
-@pytest.mark.slow
-def test_a_run_beside_its_estimate(
-    made_up: None, place: Path, capsys: pytest.CaptureFixture[str]
+def test_a_step_that_does_not_fit_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = write_text(place / "text.txt", 100)
-    words = [*tiny_words(text, "budget=12steps"), "name=small"]
-    assert main(words) == 0
-    capsys.readouterr()
-    text = out(capsys, "plan runs/small")
-    table, errors, *rest = text.split("\n\n")
-    assert (errors.splitlines()[0], rest) == (HEAD, [])
-    head, *rows = table.splitlines()
-    assert head.split() == ["estimated", "took", "difference"]
-    assert [row[:8].strip() for row in rows] == ["a step", "memory", "the run"]
-    for row in rows:
-        assert re.search(r"[+-]\d+%$", row), row
-    records = [
-        json.loads(line) for line in (place / "runs/small/metrics.jsonl").read_text().splitlines()
-    ]
-    assert any("tokens_per_second" in record for record in records)
-    found = json.loads(out(capsys, "plan runs/small --json --html run.html"))
-    keys = ["step_seconds", "memory_bytes", "run_seconds"]
-    assert [*found] == ["run", *keys, "evidence", "machines", "benchmark_errors"]
-    assert found["machines"]["trained"] == found["machines"]["estimated"] == cpu_name()
-    for key in ("step_seconds", "memory_bytes", "run_seconds"):
-        each = found[key]
-        assert each["difference"] == pytest.approx(each["estimated"] / each["took"] - 1)
-    assert found["evidence"]["took"] == "measured"
-    page = (place / "run.html").read_text("utf-8")
-    for row in rows:
-        difference = row.split()[-1]
-        assert difference in page, row
+    """With the tokens of --batch and --context."""
+    monkeypatch.setattr("archwright.training.measured_step.free_memory", lambda device: 1_000_000)
+    words = f"plan modern {LITTLE} --hardware this --precision fp32 --batch 64k --context 64"
+    text = out(capsys, words)
+    assert re.search(r"a step +1,000 sequences of 64 tokens", text)
+    line = r"measured +no +does not fit: expected at most 800 kB, 80 % of the free memory\n"
+    assert re.search(line, text)
+    assert "peak memory" not in text
+    step = json.loads(out(capsys, f"{words} --json"))["this_machine"]
+    assert step["fits"] is False
+    assert step["why_not_measured"].startswith("does not fit")
+    assert step["memory_bytes"] > 800_000
+    assert step["peak_memory_bytes"] is step["step_seconds"] is None
 
 
-@pytest.mark.parametrize(
-    ("environment", "begins"),
-    [
-        ({"cpu": "Z80", "gpu": ""}, "The run was trained on Z80"),
-        ({"cpu": cpu_name(), "gpu": "NVIDIA H100"}, "The run was trained on NVIDIA H100"),
-        ({"cpu": cpu_name(), "gpu": ""}, ""),
-        ({}, "Where the run was trained is not recorded"),
-    ],
-)
-def test_another_machine_that_trained_a_run_is_named(
-    environment: dict[str, str], begins: str, place: Path
+def test_a_run_that_cannot_be_trained_is_planned_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = RunFolder.create(place / "runs" / "new", RunSpec())
-    folder.write_environment(environment)
-    note = machines_of(folder).note
-    assert note.startswith(begins)
-    assert note.endswith(f"of this machine's CPU, {cpu_name()}.") is bool(begins)
+    words = f"plan modern {LITTLE} grad_accum_steps=5 --hardware this --precision fp32"
+    assert main(words.split()) == 0
+    printed = capsys.readouterr()
+    assert "a step on this machine" not in printed.out
+    assert "warning: no step was measured: grad_accum_steps: found 5" in printed.err
 
 
-def test_a_gpu_that_is_not_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert notes_of_this_machine() == []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
-    (line,) = notes_of_this_machine()
-    assert line.endswith("the GPU of this machine, NVIDIA H100, is not measured.")
+def test_a_run_is_planned_as_its_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load_run("modern").override("model.dim=64", "model.vocab_size=512")
+    RunFolder.create(place / "runs" / "new", model)
+    record = json.loads(out(capsys, "plan runs/new --json"))
+    assert (
+        record["parameters"]
+        == json.loads(out(capsys, "plan modern dim=64 vocab_size=512 --json"))["parameters"]
+    )
 
 
-def test_a_run_that_never_trained_is_one_line(
-    made_up: None, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    RunFolder.create(place / "runs" / "new", RunSpec())
-    (line,) = error_lines(capsys, "plan", "runs/new")
-    assert line.endswith("no step was timed yet; expected a run that has trained")
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("--devices 4 --html costs.html", "--devices"),
-        ("--hardware this --mfu 0.4", "--mfu"),
-        ("--micro-batch 4", "--micro-batch"),
-        ("--hardware h200 --tokens 1T", "--hardware, --tokens"),
-    ],
-)
-def test_a_run_takes_no_options_of_a_plan(
-    words: str, found: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    RunFolder.create(place / "runs" / "new", RunSpec())
-    (line,) = error_lines(capsys, "plan", "runs/new", *words.split())
-    assert line.startswith(f"plan runs/new: found {found}; expected none, as a run has trained")
-    assert not (place / "costs.html").exists()
-
-
-def test_this_machine_is_one_device(made_up: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine_is_one_device(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = error_lines(capsys, "plan", "modern", "--hardware", "this", "--devices", "4")
     assert line == "devices: found 4; expected 1 with --hardware this, which measures one machine"
 
@@ -602,7 +513,7 @@ def test_training_in_integers_is_not_planned(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_dry_run_wants_no_text(capsys: pytest.CaptureFixture[str]) -> None:
-    text = out(capsys, "train modern budget=100steps --dry-run")
+    text = out(capsys, "train modern --tiny budget=100steps --dry-run")
     assert "100 steps" in text
     assert text.endswith("Nothing was trained.\n")
 

@@ -519,6 +519,10 @@ def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["checkpoint.every"] == "about every minute"
     assert "1,000 steps, 128,000 tokens" in found
     assert f"1 file, {text.stat().st_size / 1000:.2f} kB".replace("0 kB", " kB") in found
+    assert re.search(r"^peak memory +\S+ [MG]B, measured, of the process$", found, re.MULTILINE)
+    speed = re.search(r"^speed +(\S+) tokens/s, measured$", found, re.MULTILINE)
+    assert speed is not None
+    assert re.search(r"^the training +\S.*, estimated, 128k tokens$", found, re.MULTILINE)
     assert found.endswith("Nothing was trained.\n")
     assert sorted(path.name for path in place.iterdir()) == ["text.txt"]
 
@@ -531,7 +535,7 @@ def test_dry_run_of_a_time_budget(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_dry_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    found = out(capsys, "train", "modern", "data.text=none.txt", "--dry-run")
+    found = out(capsys, "train", "modern", "--tiny", "data.text=none.txt", "--dry-run")
     assert re.search(r'^text +none yet: .*no file or folder "none.txt"', found, re.MULTILINE)
 
 
