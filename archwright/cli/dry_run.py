@@ -148,7 +148,7 @@ def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
         return None
     flops = run_flops_per_token(run, model)
     parameters = model.num_parameters()
-    return run.budget.steps(run.tokens_per_step, flops, 1.0, num_parameters=parameters)
+    return run.budget.steps(run.tokens_per_step, flops, num_parameters=parameters)
 
 
 def _num_tokens(run: RunSpec) -> int:

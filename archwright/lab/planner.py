@@ -315,7 +315,7 @@ class Planner:
         seconds = self.study.wall_seconds
         if seconds is None:
             parameters = next(iter(found.values())).counts.parameters
-            return self.study.budget.steps(run.tokens_per_step, 1.0, 1.0, num_parameters=parameters)
+            return self.study.budget.steps(run.tokens_per_step, 1.0, num_parameters=parameters)
         final = self._evaluation_tokens(found)
         whole, at_the_end = (evaluated(run, final, has_curve=curve) for curve in (True, False))
         shorter = min(PAIRS, self.study.seeds) * len(horizons(self.study))

@@ -45,8 +45,6 @@ class History:
     sample: str
     probes: Sequence[Line] = ()
     """Records of probes: a line per probed step."""
-    plans: Sequence[Line] = ()
-    """The `plan` lines: numbers of steps that a budget in time was found to pay for on the way."""
 
     @property
     def num_steps(self) -> int:
@@ -55,9 +53,9 @@ class History:
 
     @property
     def planned_steps(self) -> int | None:
-        """Steps the whole run has, where that is known."""
-        if self.plans:
-            return int(self.plans[-1]["num_steps"])
+        """Steps the whole run has, where that is known; an estimate while a budget in time lasts."""
+        if self.num_steps and (progress := float(self.train["progress"][-1])) > 0:
+            return round(self.num_steps / progress)
         planned = self.spec.machine.num_steps
         return planned if isinstance(planned, int) else None
 
@@ -104,7 +102,7 @@ def read_history(run_folder: RunFolder) -> History:
         name: np.array([line[name] for line in lines], dtype=np.int64)
         for name in ("step", "tokens")
     }
-    for name in ("seconds", *MEASURED):
+    for name in ("seconds", "progress", *MEASURED):
         columns[name] = np.array([line.get(name) for line in lines], dtype=np.float64)
     return History(
         name=run_folder.spec.name or run_folder.path.name,
@@ -117,7 +115,6 @@ def read_history(run_folder: RunFolder) -> History:
         environment=run_folder.environment(),
         sample=run_folder.samples(),
         probes=run_folder.probes(),
-        plans=sorted(kinds.get("plan", []), key=lambda line: line["step"]),
     )
 
 

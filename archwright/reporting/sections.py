@@ -99,9 +99,8 @@ def machine(history: History, result: Result) -> Section | None:
     if not known:
         return None
     made = dict(history.environment.get("decisions", {}))
-    if history.plans:
-        last = history.plans[-1]
-        made["num_steps"] = {"value": last["num_steps"], "reason": last.get("text", "")}
+    if "num_steps" in made:  # an estimate while a budget in time lasts
+        made["num_steps"] = made["num_steps"] | {"value": history.planned_steps}
     rows = [Row((key, _shown(d["value"]), d["reason"])) for key, d in made.items()]
     caption = "Decided once for this run, and kept when it is resumed or repeated."
     decisions = [Table(caption, ("Decision", "Choice", "Reason"), rows)] if rows else []

@@ -47,8 +47,8 @@ class RunFolder:
         self.model_file = self.path / "model.safetensors"
         self.best_file = self.checkpoints_folder / "best.safetensors"
         """Weights of the lowest held-out loss, of a run under way that may end early."""
-        self.rehearsed_file = self.checkpoints_folder / "rehearsed.safetensors"
-        """Weights with which a sample is rehearsed where several processes hold parts of them; for that time alone."""
+        self.timed_file = self.checkpoints_folder / "timed.safetensors"
+        """Weights for timing the end of a run, removed at once."""
         self.tokenizer_folder = self.path / "tokenizer"
         self.samples_file = self.path / "samples.txt"
         self.environment_file = self.path / "environment.json"
@@ -280,9 +280,9 @@ class RunFolder:
         """Remove what a killed process had not finished of some files; of all, for the holder of the lock."""
         sweep(self.path, *(re.escape(path.name) for path in files or self._files))
         if not files and self.checkpoints_folder.is_dir():
-            made = (self.best_file, self.rehearsed_file)
+            made = (self.best_file, self.timed_file)
             sweep(self.checkpoints_folder, *(re.escape(path.name) for path in made))
-            self.rehearsed_file.unlink(missing_ok=True)
+            self.timed_file.unlink(missing_ok=True)
 
     def _begin(self, spec: "RunSpec") -> None:
         self._check_free(spec)

@@ -55,14 +55,11 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def cut_records(path: Path, step: int) -> None:
-    """Drop the records of later steps than `step`, and damaged lines, all at once or not at all.
-
-    Plans stay: the steps that they led to are trained again with them, and so come to the same.
-    """
+    """Drop the records of later steps than `step`, and damaged lines, all at once or not at all."""
     kept = b""
     for line in _whole_lines(path):
         record = read_record(line)
-        if record is not None and (record["step"] <= step or record["kind"] == "plan"):
+        if record is not None and record["step"] <= step:
             kept += line
     if path.exists() and kept != path.read_bytes():
         atomic_write(path, kept)

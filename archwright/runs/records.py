@@ -14,6 +14,7 @@ Some = Annotated[int, Field(gt=0, lt=2**53)]
 Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Number = Whole | Finite | None
 """A measurement; null stands for a number that was not finite."""
 
@@ -44,6 +45,7 @@ class _Train(_Any):
     tokens_per_second: Number = None
     utilisation: Number = None
     memory_bytes: Number = None
+    progress: Share = 0.0
 
 
 class _Evaluation(_Any):
@@ -75,11 +77,6 @@ class _Event(_Any):
     name: str
 
 
-class _Plan(_Any):
-    num_steps: Some
-    wall_seconds: Seconds
-
-
 class _Length(_Any):
     name: Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
     nats_per_token: Number = None
@@ -96,7 +93,6 @@ _KINDS: dict[str, type[_Any]] = {
     "eval": _Evaluation,
     "baseline": _Baseline,
     "event": _Event,
-    "plan": _Plan,
     "length": _Length,
     "probes": _Probes,
 }
@@ -152,9 +148,9 @@ class _Decision(BaseModel):
 class _TimeBudget(BaseModel):
     model_config = ConfigDict(strict=True, defer_build=True)
 
-    seconds: Annotated[float, Field(gt=0, lt=1e12)]
     spent: Seconds
-    final_max_tokens: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    ending: Seconds
+    training: Annotated[float, Field(gt=0, lt=1e12)]
 
 
 _Other = str | bool | Number | list[Any] | dict[str, Any]

@@ -53,33 +53,28 @@ class Budget(str):
         self,
         tokens_per_step: int,
         flops_per_token: float,
-        seconds_per_step: float,
         *,
-        seconds_spent: float = 0.0,
         num_parameters: int = 0,
     ) -> int:
-        """Return how many steps it pays for, at least one.
+        """Return the number of steps, at least one, of a budget that is not in time.
 
         Args:
-            seconds_spent: what is no longer left of wall time.
             num_parameters: of the model, for a budget in tokens for each of them.
 
         Raises:
             UserError: more steps than any run can have.
         """
-        amount = self.amount - (seconds_spent if self.unit == "seconds" else 0.0)
         per_step = {
             "steps": 1.0,
             "tokens": float(tokens_per_step),
             "xparams": tokens_per_step / max(1, num_parameters),
             "flops": flops_per_token * tokens_per_step,
-            "seconds": seconds_per_step,
         }[self.unit]
-        if amount / per_step > MOST["steps"]:
+        if self.amount / per_step > MOST["steps"]:
             raise UserError(
-                f"budget: {self} pays for {amount / per_step:.0e} steps; expected at most 1e12"
+                f"budget: {self} pays for {self.amount / per_step:.0e} steps; expected at most 1e12"
             )
-        return max(1, math.floor(amount / per_step + 1e-9))
+        return max(1, math.floor(self.amount / per_step + 1e-9))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from archwright.data.eval_windows import HeldOut
@@ -24,12 +23,12 @@ FINAL = "final"
 """Name of the evaluation that counts, of a run of which only numbers stay."""
 SAMPLE_TOKENS = 160
 """Length of the sample."""
-REHEARSED_TOKENS = 4096
-"""Held-out tokens that the rehearsal evaluates and compresses."""
-READ = frozenset({"evaluation", "baselines"})
-"""Parts of the end that read the held-out text."""
-REHEARSED_SAMPLE = 10
-"""Tokens that the rehearsal samples."""
+TIMED_TOKENS = 4096
+"""Held-out tokens for timing the end of a run."""
+TIMED_SAMPLE = 10
+"""Sampled tokens for timing the end of a run."""
+CHECKPOINT_SIZE = 4
+"""A last checkpoint (weights and two moments) and the file of the weights, in sizes of the weights."""
 
 
 def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
@@ -38,10 +37,10 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     What a process that was killed in here has recorded already is not recorded twice.
     """
     session, tokenizer = loop.session, material.tokenizer
-    windows = session.windows(material, _final(session.run, folder))
+    windows = session.windows(material, _final(session.run))
     loop.restore_best()
     final_evaluation(loop, folder, material)
-    known = _known(folder, session.num_steps)
+    known = _known(folder, session.standing.step)
     if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
         for baseline in compressors(windows, tokenizer):
             if ("baseline", baseline.name) not in known:
@@ -54,50 +53,48 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
             text = printable(_sample(session, model, tokenizer, SAMPLE_TOKENS))
         folder.check_kept()
         folder.write_samples(text)
-    loop.record("event", name="finished", text=f"{session.num_steps} steps")
+    loop.record("event", name="finished", text=f"{session.standing.step} steps")
     folder.best_file.unlink(
         missing_ok=True
     )  # after that: a process that is killed here needs it no more
     report(folder)
 
 
-def rehearse(
-    loop: Loop, folder: RunFolder, material: Material, final_tokens: float
-) -> dict[str, float]:
-    """Return about how many seconds each thing takes that `finish` does, from a little of each; nothing is kept.
+def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[float, float]:
+    """Time a little of everything that `finish` does, before the first step; nothing is kept.
 
-    Args:
-        final_tokens: tokens that all evaluations of the end read.
+    Returns:
+        Estimated seconds for each held-out token, and seconds for everything else.
     """
     from archwright.reporting.history import read_history
     from archwright.reporting.page import run_page
 
-    session, seconds = loop.session, dict[str, float]()
-    reading = reading_of(session.run, REHEARSED_TOKENS, session.run.evaluate.final_bytes)
+    run, clock = session.run, time.perf_counter
+    reading = reading_of(run, TIMED_TOKENS, run.evaluate.final_bytes)
     windows = session.windows(material, reading)
-    with _timed(seconds, "evaluation", final_tokens / windows.num_tokens):
-        session.evaluate(material, reading)
+    assert isinstance(reading.stride, int)
+    readings = 1 + len(run.evaluate.lengths) * reading.stride / run.model.context_length
+    start = clock()
+    session.evaluate(material, reading)
+    per_token = readings * (clock() - start) / windows.num_tokens
     if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
-        whole = min(len(material.held_out), final_max_tokens(session.run, folder))
-        with _timed(seconds, "baselines", whole / windows.num_tokens):
-            compressors(windows, material.tokenizer)
+        start = clock()
+        compressors(windows, material.tokenizer)
+        per_token += (clock() - start) / windows.num_tokens
+    start = clock()
+    session.write_model(folder.timed_file, {})
+    others = CHECKPOINT_SIZE * (clock() - start)
     if windows.generates_text:
-        with session.whole_model(folder.rehearsed_file) as model:
+        with session.whole_model(folder.timed_file) as model:
             _sample(session, model, material.tokenizer, 2)  # the first tokens take longer
-            with _timed(seconds, "sample", SAMPLE_TOKENS / REHEARSED_SAMPLE):
-                _sample(session, model, material.tokenizer, REHEARSED_SAMPLE)
-    run_page(read_history(folder))  # what draws it is loaded once
-    with _timed(seconds, "page", 1.0):
-        run_page(read_history(folder)).html()
-    return seconds
-
-
-@contextlib.contextmanager
-def _timed(seconds: dict[str, float], work: str, times: float) -> Iterator[None]:
-    """Enter into `seconds` how long the block takes, so many times."""
-    start = time.perf_counter()
-    yield
-    seconds[work] = times * (time.perf_counter() - start)
+            start = clock()
+            _sample(session, model, material.tokenizer, TIMED_SAMPLE)
+            others += SAMPLE_TOKENS / TIMED_SAMPLE * (clock() - start)
+    folder.timed_file.unlink()
+    run_page(read_history(folder))  # imports what draws it
+    start = clock()
+    run_page(read_history(folder)).html()
+    return per_token, others + clock() - start
 
 
 def _sample(session: Session, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> str:
@@ -127,26 +124,26 @@ def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> 
     halves that tune and judge.
     """
     session = loop.session
-    known = _known(folder, session.num_steps)
+    known = _known(folder, session.standing.step)
     if ("eval", None) not in known:
         loop.record("eval", **loop.evaluate().record())
-    windows = session.windows(material, _final(session.run, folder))
+    windows = session.windows(material, _final(session.run))
     if ("eval", FINAL) not in known:
         found, halves = evaluate_halves(session.model, windows, session.precision)
         loop.record("eval", name=FINAL, **found.record(), **halves.record())
     _evaluate_lengths(loop, folder, material, known)
     with contextlib.suppress(OSError):
         folder.report_file.unlink()  # the page of an earlier stop
-    loop.record("event", name="finished", text=f"{loop.session.num_steps} steps")
+    loop.record("event", name="finished", text=f"{session.standing.step} steps")
     shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
 
 
 def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     """Record the final evaluation, and those at other lengths, as far as they are not recorded yet."""
     session = loop.session
-    known = _known(folder, session.num_steps)
+    known = _known(folder, session.standing.step)
     if ("eval", None) not in known:
-        found = session.evaluate(material, _final(session.run, folder))
+        found = session.evaluate(material, _final(session.run))
         loop.call("on_evaluation", loop.record("eval", **found.record()))
     _evaluate_lengths(loop, folder, material, known)
 
@@ -156,29 +153,22 @@ def _evaluate_lengths(
 ) -> None:
     for length in loop.session.run.evaluate.lengths:
         if ("length", str(length)) not in known:
-            found = _at_length(loop, folder, material, length)
+            found = _at_length(loop, material, length)
             loop.record("length", name=str(length), **found)
 
 
-def final_max_tokens(run: RunSpec, folder: RunFolder) -> int:
-    """Return how many tokens the evaluation at the end reads at most: what the run says, or less where its budget in
-    time pays for less."""
-    recorded = folder.environment().get("time_budget", {}).get("final_max_tokens")
-    return min(run.evaluate.final_max_tokens, recorded or run.evaluate.final_max_tokens)
-
-
-def _at_length(loop: Loop, folder: RunFolder, material: Material, length: int) -> dict[str, Any]:
+def _at_length(loop: Loop, material: Material, length: int) -> dict[str, Any]:
     """Return the evaluation on texts of `length` tokens; nothing for a model whose positions end before."""
     session = loop.session
     if session.model.spec.position.ends and length > session.run.model.context_length:
         return {}
-    max_tokens, max_bytes = final_max_tokens(session.run, folder), session.run.evaluate.final_bytes
+    max_tokens, max_bytes = session.run.evaluate.final_max_tokens, session.run.evaluate.final_bytes
     return session.evaluate(material, Reading(length, length, max_tokens, max_bytes)).record()
 
 
-def _final(run: RunSpec, folder: RunFolder) -> Reading:
+def _final(run: RunSpec) -> Reading:
     """Return what the evaluation at the end reads."""
-    return reading_of(run, final_max_tokens(run, folder), run.evaluate.final_bytes)
+    return reading_of(run, run.evaluate.final_max_tokens, run.evaluate.final_bytes)
 
 
 def _known(folder: RunFolder, step: int) -> set[tuple[str, str | None]]:

@@ -17,7 +17,7 @@ from archwright.runs.ending import EARLY_STOP
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import EarlyStopSpec
-from archwright.training.budget import Deadline
+from archwright.training.budget import Clock
 from archwright.training.callbacks import CallbackError, Callbacks, StopTraining
 from archwright.training.early_stop import EarlyStop
 from archwright.training.evaluation import Evaluation
@@ -57,7 +57,7 @@ class Loop:
         peak: float,
         progress: Progress,
         log: Callable[[Record], None] = lambda record: None,
-        deadline: Deadline | None = None,
+        clock: Clock | None = None,
         early_stop: EarlyStop | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class Loop:
         self.callbacks = callbacks or Callbacks()
         self.evaluate, self.progress, self.log = evaluate, progress, log
         self.flops_per_token, self.peak = flops_per_token, peak
-        self.deadline = deadline
+        self.clock = clock
         self._saved_at = time.monotonic()
         self._is_saving = False
 
@@ -108,8 +108,6 @@ class Loop:
             CallbackError: a callback failed, after all of the step was done.
         """
         trained, evaluation = self._step(step, spent), None
-        if self.deadline:  # before the evaluation, as the one after the last step is another
-            self._settle_steps(self.deadline)
         if not self.done and self.session.standing.step % self.session.run.evaluate.every == 0:
             evaluation = self._evaluate()
             self._stop_early(evaluation)
@@ -133,8 +131,9 @@ class Loop:
         """Let the step just made be the last, if it is not; the record says why."""
         if self.done:
             return
-        self.record("event", name=EARLY_STOP, text=reason, num_steps=self.session.num_steps)
-        self.session.plan(self.session.standing.step)
+        num_steps = round(self.session.num_steps)
+        self.record("event", name=EARLY_STOP, text=reason, num_steps=num_steps)
+        self.session.standing.progress = 1.0
         self.progress.expect(self.session.num_steps)
 
     def record(self, kind: str, **values: Any) -> Record:
@@ -163,13 +162,9 @@ class Loop:
         self._settle()
         self.folder.check_kept()
         self._saved_at = time.monotonic()
-        if self.deadline:
-            self.session.standing.wall_seconds = self.deadline.trained
         with self.progress.doing("saving"):
             self.session.start_saving(self.folder.checkpoints_folder)
         self._is_saving = True
-        if self.deadline and self.deadline.closing.wants_checkpoint:
-            self._settle()  # so that a plan knows how long that takes
 
     def _look_after_saving(self) -> None:
         """Take note of a checkpoint that has been written.
@@ -191,8 +186,6 @@ class Loop:
             except UserError:
                 self.folder.check_kept()  # nothing can be written into a run that was removed
                 raise
-        if self.deadline:
-            self.deadline.closing.saved(time.monotonic() - self._saved_at)
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -230,23 +223,8 @@ class Loop:
         every = self.session.run.checkpoint.every
         if every:
             return self.session.standing.step % every == 0
-        if self.deadline and self.deadline.closing.wants_checkpoint:
-            return True
         late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
         return late and not self._is_saving
-
-    def _settle_steps(self, deadline: Deadline) -> None:
-        """Settle the number of steps again where that is due, as it was recorded if it was."""
-        step = self.session.standing.step
-        num_steps = deadline.resolved(step)
-        if num_steps is None:
-            if self.done or not deadline.due(step):
-                return
-            num_steps, reason = deadline.replan(step, self.session.num_steps)
-            wall = round(deadline.trained, 4)
-            self.record("plan", num_steps=num_steps, wall_seconds=wall, text=reason)
-        self.session.plan(num_steps)
-        self.progress.expect(num_steps)
 
     def _stop_early(self, evaluation: Record) -> None:
         """End the run where its held-out loss has not fallen for long enough; until then, keep the best weights."""
@@ -271,6 +249,9 @@ class Loop:
             self._record_probes(number, probes)
         if not result.finite:
             self._diverged(result)
+        if self.clock:  # before the evaluation, as the one after the last step is another
+            standing.progress = self.clock.progress(standing.step)
+            self.progress.expect(self.session.num_steps)
         speed = self.session.run.tokens_per_step / seconds
         record = self.record(
             "train",
@@ -283,6 +264,7 @@ class Loop:
             tokens_per_second=round(speed, 1),
             utilisation=round(speed * self.flops_per_token / self.peak, 4),
             memory_bytes=peak_memory(self.session.device),
+            **({"progress": standing.progress} if self.clock else {}),
         )
         self._watch(result.loss)
         self.progress.update(standing.step, result.loss, speed)
@@ -327,10 +309,7 @@ class Loop:
         start = time.perf_counter()
         with self.progress.doing("evaluating"):
             evaluation = self.evaluate()
-        seconds = time.perf_counter() - start
-        self.session.standing.seconds += seconds
-        if self.deadline:
-            self.deadline.closing.evaluated(seconds, evaluation.num_tokens)
+        self.session.standing.seconds += time.perf_counter() - start
         return self.record("eval", **evaluation.record())
 
     def _diverged(self, result: StepResult) -> None:

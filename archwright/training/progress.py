@@ -22,8 +22,8 @@ class Progress(shown.Silent):
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a step that was done."""
 
-    def expect(self, num_steps: int) -> None:
-        """Take note that the run has another number of steps."""
+    def expect(self, num_steps: float) -> None:
+        """Take note of another estimate of the run's number of steps."""
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -34,15 +34,19 @@ class Progress(shown.Silent):
 Silent = Progress
 
 
-def progress(num_steps: int, start: int, quiet: bool) -> "Progress":
-    """Return the progress display for this terminal or notebook."""
+def progress(num_steps: int, start: int, quiet: bool, *, estimated: bool = False) -> "Progress":
+    """Return the progress display for this terminal or notebook.
+
+    Args:
+        estimated: Whether the number of steps is an estimate.
+    """
     if quiet:
         return Silent()
     if in_notebook():
-        return CellBar(num_steps, start)
+        return CellBar(num_steps, start, estimated=estimated)
     if shown.is_watched():
         return Bar(num_steps, start)
-    return Lines(num_steps, start)
+    return Lines(num_steps, start, estimated=estimated)
 
 
 def speaker(quiet: bool) -> "Progress":
@@ -75,8 +79,8 @@ class Bar(shown.Live, Progress):
         speed = f"{tokens_per_second:,.0f}"
         self.live.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
 
-    def expect(self, num_steps: int) -> None:
-        self.live.update(self._task, total=num_steps)
+    def expect(self, num_steps: float) -> None:
+        self.live.update(self._task, total=round(num_steps))
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -88,8 +92,9 @@ class Bar(shown.Live, Progress):
 class CellBar(shown.Lines, Progress):
     """A bar below a notebook's cell, with loss, tokens per second and time left."""
 
-    def __init__(self, num_steps: int, start: int) -> None:
+    def __init__(self, num_steps: int, start: int, *, estimated: bool = False) -> None:
         self.num_steps, self._first, self._step = num_steps, start, start
+        self._about = "about " * estimated
         self._started, self._shown = time.monotonic(), -math.inf
         self._cell, self._figures = Cell(), ""
 
@@ -106,8 +111,8 @@ class CellBar(shown.Lines, Progress):
         if time.monotonic() - self._shown >= CELL_EVERY:
             self._show("training")
 
-    def expect(self, num_steps: int) -> None:
-        self.num_steps = num_steps
+    def expect(self, num_steps: float) -> None:
+        self.num_steps = round(num_steps)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -121,20 +126,22 @@ class CellBar(shown.Lines, Progress):
         remaining = f", {duration(left)} left" if trained and left and what != "stopped" else ""
         bar = f'<progress value="{self._step}" max="{self.num_steps}"></progress>'
         self._cell.show(
-            f"{bar} {what}, step {self._step:,} of {self.num_steps:,}{self._figures}{remaining}"
+            f"{bar} {what}, step {self._step:,} of {self._about}{self.num_steps:,}"
+            f"{self._figures}{remaining}"
         )
 
 
 class Lines(shown.Lines, Progress):
     """A line every quarter of a minute, for logs."""
 
-    def __init__(self, num_steps: int = 0, start: int = 0) -> None:
+    def __init__(self, num_steps: int = 0, start: int = 0, *, estimated: bool = False) -> None:
         self.num_steps, self._first = num_steps, start
+        self._about = "about " * estimated
         self._started = time.monotonic()
         self._shown = -LINE_EVERY
 
-    def expect(self, num_steps: int) -> None:
-        self.num_steps = num_steps
+    def expect(self, num_steps: float) -> None:
+        self.num_steps = round(num_steps)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         passed = time.monotonic() - self._started
@@ -143,6 +150,6 @@ class Lines(shown.Lines, Progress):
         self._shown = passed
         left = passed * (self.num_steps - step) / max(1, step - self._first)
         self.say(
-            f"step {step:,} of {self.num_steps:,}  loss {loss:.3f}  "
+            f"step {step:,} of {self._about}{self.num_steps:,}  loss {loss:.3f}  "
             f"{tokens_per_second:,.0f} tokens/s" + (f"  {duration(left)} left" if left else "")
         )

@@ -1,6 +1,5 @@
 """Settling a run: every "auto" becomes a value, by rule or by measurement, once and for all."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,8 @@ def resolve(
 ) -> tuple[Session, Decisions]:
     """Return a session whose run has only values, and the machine's decisions with their reasons.
 
-    Where several processes are to train it, this one decides for all of them, by its own share of a step, but for the
-    number of steps in a budget in time; the model is then on the meta device, and `first_weights` has its values.
+    Where several processes are to train it, this one decides for all of them, by its own share of a step; the model is
+    then on the meta device, and `first_weights` has its values. Steps of a budget in time stay "auto".
 
     Raises:
         UserError: the text is too short, weights to start from do not fit, or the run does not fit
@@ -62,14 +61,13 @@ def resolve(
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     if layout.size == 1:
         session = Session(run, model, batches)
-        spent = _decide_compile(decisions, session) + _decide_fused(decisions, session)
+        _decide_compile(decisions, session)
+        _decide_fused(decisions, session)
     else:
-        session, spent = Session(run, model, batches, OneOf(layout)), 0.0
+        session = Session(run, model, batches, OneOf(layout))
         _decide_without_trial(decisions, layout)
-    # What a step of several takes is measured once all of them are there.
-    is_later = layout.size > 1 and bool(seconds_of(run))
-    if run.machine.num_steps == "auto" and not is_later:
-        decisions.decide("num_steps", *plan_steps(session, spent))
+    if run.machine.num_steps == "auto" and not run.budget.seconds:
+        decisions.decide("num_steps", budget_steps(session), f"budget of {run.budget}")
     scale = ScaleSpec(
         replicate=layout.replicate,
         shard=layout.shard,
@@ -93,34 +91,29 @@ def _decide_without_trial(decisions: Decisions, layout: Layout) -> None:
             decisions.decide(key, "none", f"not tried where {layout.size} processes train")
 
 
-def _decide_compile(decisions: Decisions, session: Session) -> float:
-    """Compile layers and head where that is asked for, or pays within the budget; return the seconds that it took."""
-    started, wanted = time.perf_counter(), decisions.machine.compile
+def _decide_compile(decisions: Decisions, session: Session) -> None:
+    """Compile layers and head where that is asked for, or pays within the budget."""
+    wanted = decisions.machine.compile
     if wanted != "auto":
         whole_loss = decisions.machine.loss == "whole"
         decisions.decide("compile", *compile_parts(session.model, wanted, whole_loss=whole_loss))
     elif _at_least_seconds(session, decisions.peak) >= LONG:
         decisions.decide("compile", *compile_if_faster(session))
-        return time.perf_counter() - started
     else:
         decisions.decide("compile", "none", NOT_TRIED)
-    return 0.0
 
 
-def _decide_fused(decisions: Decisions, session: Session) -> float:
-    """Let fused kernels compute where that is asked for, or pays within the budget; return the seconds of it that
-    were spent."""
-    started, machine = time.perf_counter(), decisions.machine
+def _decide_fused(decisions: Decisions, session: Session) -> None:
+    """Let fused kernels compute where that is asked for, or pays within the budget."""
+    machine = decisions.machine
     if machine.fused == "liger":
         decisions.decide("fused", *fuse(session.model, machine))
     elif machine.fused == "auto" and (missing := why_not_fusable(machine.device)):
         decisions.decide("fused", "none", f"liger's kernels need {missing}")
     elif machine.fused == "auto" and _at_least_seconds(session, decisions.peak) >= LONG:
         decisions.decide("fused", *fuse_if_faster(session, machine))
-        return time.perf_counter() - started
     elif machine.fused == "auto":
         decisions.decide("fused", "none", NOT_TRIED)
-    return 0.0
 
 
 def _at_least_seconds(session: Session, peak: float) -> float:
@@ -130,8 +123,7 @@ def _at_least_seconds(session: Session, peak: float) -> float:
         return seconds
     flops, steps = run_flops_per_token(run, session.model), run.machine.num_steps
     if steps == "auto":
-        parameters = session.model.num_parameters()
-        steps = run.budget.steps(run.tokens_per_step, flops, 1.0, num_parameters=parameters)
+        steps = budget_steps(session)
     return float(steps) * run.tokens_per_step * flops / peak
 
 
@@ -252,22 +244,11 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     )
 
 
-def plan_steps(session: Session, spent: float = 0.0) -> tuple[int, str]:
-    """Return how many steps the budget pays for, of which compiling has `spent` seconds, and how that was found.
-
-    Of a budget in time it is the first plan: evaluations and the end are paid for as soon as they are measured.
-    """
-    run, measured, step = session.run, "", 1.0
-    if seconds := run.budget.seconds:
-        spent = min(spent, seconds / 2)
-        step = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
-        measured = f" at {1e3 * step:.1f} ms a step"
-    flops = run_flops_per_token(run, session.model)
-    parameters = session.model.num_parameters()
-    steps = run.budget.steps(
-        run.tokens_per_step, flops, step, seconds_spent=spent, num_parameters=parameters
-    )
-    return steps, f"budget of {run.budget}{measured}"
+def budget_steps(session: Session) -> int:
+    """Return the steps of a run whose budget is not in time."""
+    run = session.run
+    flops, parameters = run_flops_per_token(run, session.model), session.model.num_parameters()
+    return run.budget.steps(run.tokens_per_step, flops, num_parameters=parameters)
 
 
 def weights_file(source: Path) -> Path:

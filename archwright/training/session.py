@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
@@ -22,11 +22,10 @@ from archwright.inspection.probes import PASSES, STEPS, Probes
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
-from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
-from archwright.runs.records import Count, Seconds
+from archwright.optim import Optimizers, build_optimizers, learning_rate
+from archwright.runs.records import Count, Seconds, Share
 from archwright.scale.processes import ALONE, Processes
 from archwright.spec.run_spec import RunSpec
-from archwright.training.budget import Plan, schedule_steps
 from archwright.training.data import Material
 from archwright.training.evaluation import Evaluation, Reading, evaluate
 from archwright.training.step import LossStats, StepResult, to_device, train_step, update
@@ -47,12 +46,8 @@ class TrainerState:
     spikes: Count = 0
     recent: list[float] = field(default_factory=list)
     """The last losses, by which a spike is known."""
-    wall_seconds: Seconds = 0.0
-    """Time since the first step of a run whose budget is in time, all things included."""
-    plans: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = field(
-        default_factory=list
-    )
-    """Steps at which the number of steps was settled again, each with that number."""
+    progress: Share = 0.0
+    """Trained share of a run whose budget is in time, and 1 once a run has ended early; 0 if steps alone count."""
 
 
 class Session:
@@ -81,9 +76,11 @@ class Session:
         torch.manual_seed(self.run.seed)
 
     @property
-    def num_steps(self) -> int:
-        """Steps of the whole run."""
-        return self._plans[-1][1]
+    def num_steps(self) -> float:
+        """Steps of the whole run; an estimate from the progress so far if the budget is in time."""
+        steps, standing = self.run.machine.num_steps, self.standing
+        assert steps != "auto"
+        return standing.step / standing.progress if standing.progress else steps
 
     @property
     def tokens(self) -> int:
@@ -93,19 +90,7 @@ class Session:
     @property
     def lr_scale(self) -> float:
         """The coming step's share of the peak learning rate."""
-        plans, step = self._plans, self.standing.step
-        warmup = warmup_steps(self.run.schedule, plans[0][1])
-        return learning_rate(self.run.schedule, step, schedule_steps(plans, step, warmup))
-
-    @property
-    def _plans(self) -> list[Plan]:
-        assert self.run.machine.num_steps != "auto"
-        later = [(step, num_steps) for step, num_steps in self.standing.plans]
-        return [(0, self.run.machine.num_steps), *later]
-
-    def plan(self, num_steps: int) -> None:
-        """Settle the number of steps again; the learning rate goes on from where it is."""
-        self.standing.plans.append([self.standing.step, num_steps])
+        return learning_rate(self.run.schedule, self.standing.step, self.num_steps)
 
     def learning_rate(self, share: float) -> float:
         """Return the largest learning rate among the optimizers' groups at a share of the peaks."""
@@ -317,7 +302,7 @@ class Session:
         if standing.step > self.num_steps:
             num_steps, self.standing = self.num_steps, before
             raise checkpoint.DamagedError(
-                f"{path} is damaged: it is of step {standing.step} of {num_steps}."
+                f"{path} is damaged: it is of step {standing.step} of {num_steps:.0f}."
             )
 
     @property

@@ -25,27 +25,20 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
-from archwright.training.budget import (
-    LEAST_READ,
-    READING,
-    Closing,
-    Deadline,
-    final_tokens,
-    recorded_plans,
-    seconds_of,
-)
+from archwright.training.budget import LEAST_READ, READING, TRAINING, Clock, recorded_progress
 from archwright.training.callbacks import Callback, CallbackError, Callbacks
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.early_stop import EarlyStop
 from archwright.training.evaluation import reading_of
-from archwright.training.finalize import READ, final_max_tokens, finish, rehearse, report
+from archwright.training.finalize import finish, report, time_end
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.ranks import dismiss, distributed, follow, is_stuck, leading
 from archwright.training.resolve import (
+    EVALUATIONS,
+    WARM_SECONDS,
     first_weights,
-    plan_steps,
     resolve,
     resolved_session,
     weights_file,
@@ -264,34 +257,36 @@ def train_in(
         material, settled, decisions = _begin(folder, say, since, layout)
         session = stack.enter_context(distributed(settled, folder, material, layout))
         if session.run.machine.num_steps == "auto":
-            _plan(folder, session)
+            _settle_time(folder, session, material, since)
         _announce(folder, session, material, say, layout, verbose=verbose)
+        recorded = recorded_progress(folder.metrics())  # before later steps are cut off
         sent = (
             folder.metrics() if session.run.loggers else []
         )  # before those that are made again are cut off
         started = _restore(folder, session)
         if step := session.standing.step:
             say.say(f"resuming at step {step:,}")
-        shown = progress(session.num_steps, session.standing.step, quiet)
+        budget, standing = folder.environment().get("time_budget"), session.standing
+        clock = Clock(budget["training"], standing.progress, recorded) if budget else None
+        if clock is None and standing.progress < 1:  # environment.json was damaged
+            standing.progress = 0.0
+        shown = progress(round(session.num_steps), standing.step, quiet, estimated=bool(clock))
         with loggers(folder, sent) as log:
             loop = new_loop(folder, session, decisions, material, shown, log, callbacks)
             loop.peak *= layout.size if session.device.type == "cuda" else layout.num_machines
-            loop.deadline = _deadline(loop, folder, material)
+            loop.clock = clock
             on = f" on {layout}" if layout.size > 1 else ""
             loop.record("event", name=started, text=f"at step {session.standing.step}{on}")
             with _saved_if_callbacks_fail(loop):
                 _run(loop, folder, say)
-                tokens = min(len(material.held_out), final_max_tokens(session.run, folder))
+                if clock:
+                    _settle_steps(folder, session)
+                tokens = min(len(material.held_out), session.run.evaluate.final_max_tokens)
                 whole = tokens == len(material.held_out)
                 say.say(
                     f"evaluating on {'the whole' if whole else f'{tokens:,} tokens of the'} held-out text"
                 )
                 ending(loop, folder, material)
-        if loop.deadline:  # whoever trains this spec again makes as many steps
-            ended = early_end(folder.metrics())
-            num_steps = (ended or {}).get("num_steps", session.num_steps)
-            machine = session.run.machine.model_copy(update={"num_steps": num_steps})
-            folder.write_spec(session.run.model_copy(update={"machine": machine}))
 
 
 @contextmanager
@@ -328,58 +323,46 @@ def _begin(
             weights_file(Path(run.init.from_))
         material = prepare_data(run, folder)
         session, decisions = resolve(run, material, say, layout)
-        budget = None
-        if seconds := seconds_of(run):
-            budget = {"seconds": seconds, "spent": time.perf_counter() - since}
-        _record(folder, session, decisions, material, budget)
+        _record(folder, session, decisions, material)
     return material, session, decisions
 
 
-def _plan(folder: RunFolder, session: Session) -> None:
-    """Settle and record how many steps a budget in time has room for, as all processes that share the run make them."""
-    started = time.perf_counter()
-    num_steps, reason = plan_steps(session)
-    session.run = with_steps(session.run, num_steps)
-    found = folder.environment()
-    decided = found.get("decisions", {}) | {"num_steps": {"value": num_steps, "reason": reason}}
-    budget = found["time_budget"]
-    budget |= {"spent": budget["spent"] + time.perf_counter() - started}
-    folder.write_environment(found | {"decisions": decided, "time_budget": budget})
+def _settle_time(folder: RunFolder, session: Session, material: Material, since: float) -> None:
+    """Reserve time for the end of a run with a budget in time, and estimate its number of steps.
+
+    A long held-out text is read in part; warm-up and evaluations follow from the estimate.
+    """
+    run, seconds = session.run, session.run.budget.amount
+    step = session.time_step(min(WARM_SECONDS, seconds / 20))
+    per_token, others = time_end(session, folder, material)
+    evaluation, readable = run.evaluate, max(LEAST_READ, int(READING * seconds / per_token))
+    tokens = min(len(material.held_out), evaluation.final_max_tokens, readable)
+    if tokens == readable:
+        update = {"evaluate": evaluation.model_copy(update={"final_max_tokens": tokens})}
+        run = run.model_copy(update=update)
+    ending = tokens * per_token + others
+    spent = time.perf_counter() - since
+    training = max(TRAINING * seconds, seconds - spent - ending)
+    curve = EVALUATIONS * min(len(material.held_out), evaluation.max_tokens) * per_token
+    num_steps = max(1, round(max(training / 2, training - curve) / step))
+    session.run = with_steps(run, num_steps)
+    environment = folder.environment()
+    reason = (
+        f"budget of {run.budget} at {1e3 * step:.1f} ms a step, with {ending:.1f} s for the end"
+    )
+    decisions = {"num_steps": {"value": num_steps, "reason": reason}}
+    environment["decisions"] = environment.get("decisions", {}) | decisions
+    environment["time_budget"] = {"spent": spent, "ending": ending, "training": training}
+    folder.write_environment(environment)
     folder.write_spec(session.run)  # last: until then it is settled again
 
 
-def _deadline(loop: Loop, folder: RunFolder, material: Material) -> Deadline | None:
-    """Return what keeps a run within its budget in time; None where its steps are fixed."""
-    budget = folder.environment().get("time_budget")
-    if not budget:
-        return None
-    run, standing = loop.session.run, loop.session.standing
-
-    def most() -> int:
-        return min(len(material.held_out), final_max_tokens(run, folder))
-
-    def rehearsed() -> dict[str, float]:
-        seconds = rehearse(loop, folder, material, closing.final_tokens)
-        reading = sum(seconds[work] for work in READ & seconds.keys())
-        whole, allowed = most(), READING * run.budget.amount
-        least = min(whole, max(LEAST_READ, int(whole * allowed / max(reading, allowed))))
-        if "final_max_tokens" not in budget and least < whole:
-            # Recorded, so that a run that is interrupted reads the same.
-            noted = {"time_budget": budget | {"final_max_tokens": least}}
-            folder.write_environment(folder.environment() | noted)
-            closing.read_less(least / whole)
-            seconds |= {work: seconds[work] * least / whole for work in READ & seconds.keys()}
-        return seconds
-
-    closing = Closing(final_tokens(run, most()), rehearsed)
-    return Deadline(
-        run.budget,
-        budget["spent"],
-        standing.wall_seconds,
-        standing.step,
-        closing,
-        recorded_plans(folder.metrics()),
-    )
+def _settle_steps(folder: RunFolder, session: Session) -> None:
+    """Record the number of steps of a trained run, so that a repetition makes as many."""
+    ended = early_end(folder.metrics())
+    num_steps = (ended or {}).get("num_steps", session.standing.step)
+    machine = session.run.machine.model_copy(update={"num_steps": num_steps})
+    folder.write_spec(session.run.model_copy(update={"machine": machine}))
 
 
 def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
@@ -392,11 +375,6 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
         raise
     if ended := early_end(folder.metrics()):
         say.say(f"ended early, at {early_end_text(ended)}")
-    if plans := recorded_plans(folder.metrics()):
-        say.say(
-            f"steps = {plans[-1]['num_steps']}: adjusted "
-            f"{'once' if len(plans) == 1 else f'{len(plans)} times'} during training to keep the time budget"
-        )
     if not done:
         loop.record("event", name="stopped", text=f"by {interrupt.name}")
         report(folder)
@@ -416,13 +394,7 @@ def _restore(folder: RunFolder, session: Session) -> str:
     return "resumed" if session.standing.step else "started"
 
 
-def _record(
-    folder: RunFolder,
-    session: Session,
-    decisions: Decisions,
-    material: Material,
-    time_budget: dict[str, float] | None,
-) -> None:
+def _record(folder: RunFolder, session: Session, decisions: Decisions, material: Material) -> None:
     """Write what was settled; the environment last, as it makes the rest binding."""
     model = session.model
     folder.write_spec(session.run)
@@ -437,7 +409,6 @@ def _record(
             "flops_per_token": run_flops_per_token(session.run, model),
             "data": material.record(),
         }
-        | ({"time_budget": time_budget} if time_budget else {})
     )
 
 
@@ -451,11 +422,12 @@ def _announce(
     verbose: bool,
 ) -> None:
     """Print what is about to be trained, in three lines; where wanted, also why the machine decided as it did."""
-    run = session.run
+    run, num_steps = session.run, round(session.num_steps)
+    about = "about " if "time_budget" in folder.environment() else ""
     say.say(repr(session.model))
     say.say(f"data: {material}")
     say.say(
-        f"{session.num_steps:,} step{'s' * (session.num_steps != 1)} of {run.tokens_per_step:,} tokens, "
+        f"{about}{num_steps:,} step{'s' * (num_steps != 1)} of {run.tokens_per_step:,} tokens, "
         f"on {run.machine.device} in {run.machine.precision}"
         f"{'' if verbose else '; the page says why, and so does --verbose'}"
     )

@@ -23,8 +23,7 @@ from archwright.machine.decide import Decisions, decide, decide_kernel
 from archwright.machine.timing_cache import KEPT, KEPT_DISTURBED, measured
 from archwright.spec.run_spec import MachineSpec, PartsFile, RunSpec
 from archwright.training.data import Material
-from archwright.training.progress import Silent
-from archwright.training.resolve import make_model, resolve
+from archwright.training.resolve import make_model
 from tests.training.whole import timeless, train
 
 
@@ -374,16 +373,3 @@ def test_a_run_trains_the_same_whether_it_measured_or_not(run: RunSpec, tmp_path
     assert second.environment()["peak_flops"] == first.environment()["peak_flops"]
     assert timeless(second) == timeless(first)
     assert second.model_file.read_bytes() == first.model_file.read_bytes()
-
-
-def test_steps_are_timed_in_every_run(
-    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The speed of the day counts."""
-    seconds = iter([0.5, 0.25])
-    monkeypatch.setattr(
-        "archwright.training.resolve.Session.time_step", lambda self, wanted: next(seconds)
-    )
-    timed = run.override("budget=100s", "evaluate.every=1000", "evaluate.max_tokens=1")
-    steps = [resolve(timed, material, Silent())[0].num_steps for _ in range(2)]
-    assert steps == [200, 400]

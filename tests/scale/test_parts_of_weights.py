@@ -49,12 +49,12 @@ def test_a_run_that_ends_early_goes_back_to_its_best_weights(
 
 
 def test_a_budget_in_time_is_kept_by_two(text: Path, tmp_path: Path) -> None:
-    """Its end is rehearsed with weights that are written for that time alone."""
+    """Its end is timed with weights that are written for that time alone."""
     words = ("budget=6s", "evaluate.max_tokens=300", "evaluate.final_max_tokens=300")
     folder = trained(2, tmp_path / "run", *tiny_words(text, *words))
     assert folder.finished
     assert folder.samples_file.exists()  # a model of few steps may end its text at once
-    assert not folder.rehearsed_file.exists()
+    assert not folder.timed_file.exists()
 
 
 @pytest.mark.parametrize("scale", ["scale.shard=2", "scale.pipeline=2"])

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-import archwright
 from archwright.reporting.history import read_history
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
 from archwright.spec.run_spec import RunSpec
-from archwright.training import budget as budget_room
 from archwright.training import train as train_room
-from archwright.training.budget import Deadline, recorded_plans
+from archwright.training.budget import Clock, recorded_progress
 from archwright.training.loop import Loop
 from archwright.training.session import Session
 from archwright.training.train import Stopped
@@ -47,14 +45,13 @@ class Steps:
 
         patch.setattr(Session, "step", step)
         patch.setattr(Session, "time_step", lambda self, seconds: 0.2)
-        patch.setattr(train_room, "Deadline", partial(Deadline, clock=lambda: self.now))
-        # The start took real time: let no time be left but the half that is always trained.
-        patch.setattr(budget_room, "REHEARSAL", 0.0)
-        patch.setattr(train_room, "rehearse", lambda *_: {"sample": 1e6})
+        patch.setattr(train_room, "Clock", partial(Clock, clock=lambda: self.now))
+        # The start took real time: let no time be left but the half that is always for training.
+        patch.setattr(train_room, "time_end", lambda *_: (1e-9, 1e6))
 
 
 def run_of_five_seconds(text: Path) -> RunSpec:
-    """What is left for training of ten: nothing but the half that is always trained."""
+    """Of ten, half are for training."""
     return run_of_twelve(text).override("budget=10s", "evaluate.every=5", "schedule.warmup=2")
 
 
@@ -78,30 +75,35 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         return train(run_of_five_seconds(write_text(folder / "text.txt", 200)), folder / "run")
 
 
-def planned(folder: RunFolder) -> list[tuple[int, int]]:
-    return [(plan["step"], plan["num_steps"]) for plan in recorded_plans(folder.metrics())]
-
-
 def assert_same(folder: RunFolder, plain: RunFolder) -> None:
     assert folder.finished
     for kind in ("train", "eval", "baseline"):
         assert timeless(folder, kind) == timeless(plain, kind)
-    assert planned(folder) == planned(plain)
     assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
     assert folder.spec == plain.spec.override(f"data.text={folder.spec.data.text[0]}")
 
 
-def test_steps_are_settled_again_and_recorded(plain: RunFolder) -> None:
+def test_progress_is_recorded_at_every_step(plain: RunFolder) -> None:
     """Ten quick steps and seventeen slow ones take half of the budget, as the end has no time to give back."""
-    plans = planned(plain)
-    assert plans[0] == (2, 44)
-    assert plans[-1][1] == plain.spec.machine.num_steps == len(timeless(plain)) == 27
-    lr = [record["lr"] for record in timeless(plain)]
-    assert all(b < a for a, b in pairwise(lr[3:]))
+    records = timeless(plain)
+    assert plain.spec.machine.num_steps == len(records) == 27
+    progress = [record["progress"] for record in records]
+    assert progress[:2] == pytest.approx([0.1137 / 5, 2 * 0.1137 / 5])
+    assert progress[-2] == pytest.approx((10 + 2 * 16) * 0.1137 / 5)
+    assert progress[-1] == 1
+    assert all(b < a for a, b in pairwise(record["lr"] for record in records[3:]))
     assert [record["step"] for record in timeless(plain, "eval")] == [5, 10, 15, 20, 25, 27]
-    history = read_history(plain)
-    assert history.planned_steps == 27
-    assert "planned again at step" in history.plans[-1]["text"]
+    assert read_history(plain).planned_steps == 27
+
+
+def test_a_stopped_run_has_an_estimate_of_its_steps(
+    timed: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve steps in the time of fourteen quick ones, of 44 in all."""
+    at_step(monkeypatch, 11, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped):
+        train(timed, tmp_path / "run")
+    assert read_history(RunFolder(tmp_path / "run")).planned_steps == round(12 * 44 / 14)
 
 
 @pytest.mark.parametrize("step", [1, 11, 25])
@@ -115,14 +117,32 @@ def test_an_interrupted_run_goes_on_with_the_time_that_is_left(
     assert_same(train(timed, tmp_path / "run"), plain)
 
 
+def test_time_is_reserved_for_the_end(
+    timed: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: Steps
+) -> None:
+    """300 s of 1000; the run ends after its second step."""
+    monkeypatch.setattr(train_room, "time_end", lambda *_: (0.25, 250.0))
+    at_step(monkeypatch, 1, lambda: setattr(simulated, "now", 1e4))
+    run = timed.override("budget=1000s", "evaluate.every=0", "schedule.warmup=auto")
+    folder = train(run, tmp_path / "run")
+    budget = folder.environment()["time_budget"]
+    assert budget["ending"] == pytest.approx(300)
+    assert budget["training"] == pytest.approx(700 - budget["spent"])
+    assert len(timeless(folder)) == folder.spec.machine.num_steps == 2
+    # Ten evaluations take half of the time: 100 tokens at 0.25 s.
+    num_steps = folder.environment()["decisions"]["num_steps"]["value"]
+    assert num_steps == pytest.approx((budget["training"] - 250) / 0.2, abs=1)
+    assert folder.spec.evaluate.every == num_steps // 10
+
+
 def test_what_cannot_be_read_in_time_is_read_in_part(
     timed: RunSpec, plain: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second for a text that takes a hundred: no less than the least is read, and the same after an interruption."""
+    """A second for each token: no less than the least is read, and the same after an interruption."""
     monkeypatch.setattr(train_room, "LEAST_READ", 50)
-    monkeypatch.setattr(train_room, "rehearse", lambda *_: {"evaluation": 60.0, "baselines": 40.0})
+    monkeypatch.setattr(train_room, "time_end", lambda *_: (1.0, 1e6))
     whole = train(timed, tmp_path / "whole")
-    assert whole.environment()["time_budget"]["final_max_tokens"] == 50
+    assert whole.spec.evaluate.final_max_tokens == 50
     *_, last = timeless(whole, "eval")
     *_, all_of_it = timeless(plain, "eval")
     assert last["num_tokens"] < all_of_it["num_tokens"]
@@ -133,9 +153,9 @@ def test_what_cannot_be_read_in_time_is_read_in_part(
     assert timeless(train(timed, tmp_path / "run"), "eval")[-1]["num_tokens"] == last["num_tokens"]
 
 
-@pytest.mark.parametrize("number", [1, 9, 17])
+@pytest.mark.parametrize("number", [1, 11, 27])
 @pytest.mark.parametrize("place", ["before", "after", "followed"])
-def test_dying_around_a_plan_changes_nothing(
+def test_dying_around_a_record_changes_nothing(
     timed: RunSpec,
     plain: RunFolder,
     tmp_path: Path,
@@ -146,7 +166,7 @@ def test_dying_around_a_plan_changes_nothing(
     record, left = Loop.record, [number]
 
     def recorded(self: Loop, kind: str, **values: Any) -> Record:
-        left[0] -= kind == "plan"
+        left[0] -= kind == "train"
         if place == "before" and left[0] == 0:
             raise Died
         written = record(self, kind, **values)
@@ -163,7 +183,7 @@ def test_dying_around_a_plan_changes_nothing(
     assert_same(train(timed, tmp_path / "run"), plain)
 
 
-def test_steps_that_are_trained_again_follow_the_plans_they_had(
+def test_steps_that_are_trained_again_have_the_progress_they_had(
     timed: RunSpec, plain: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first process dies at step 17, after the checkpoint of 15; the second finds a busier machine."""
@@ -178,21 +198,5 @@ def test_steps_that_are_trained_again_follow_the_plans_they_had(
     assert found[:17] == expected[:17]
     assert found[17:] != expected[17:]
     assert len(found) < len(expected)
-    plans = [record["step"] for record in folder.metrics() if record["kind"] == "plan"]
-    assert len(plans) == len(set(plans))
-
-
-def test_a_run_that_began_with_fixed_steps_keeps_them(
-    timed: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As runs did before there were plans: their environment knows nothing of a budget in time."""
-    monkeypatch.setattr(train_room, "seconds_of", lambda run: None)
-    with monkeypatch.context() as patch:
-        at_step(patch, 11, lambda: signal.raise_signal(signal.SIGTERM))
-        with pytest.raises(Stopped):
-            train(timed, tmp_path / "run")
-    folder = RunFolder.open(tmp_path / "run")
-    steps = folder.spec.machine.num_steps
-    archwright.resume(folder, quiet=True)
-    assert len(timeless(folder)) == steps
-    assert recorded_plans(folder.metrics()) == []
+    progress = recorded_progress(folder.metrics())
+    assert progress[18] - progress[17] == pytest.approx(4 * 0.1137 / 5)

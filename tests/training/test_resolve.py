@@ -300,19 +300,10 @@ def test_fp16_is_for_gpus() -> None:
         decide(MachineSpec(device="cpu", precision="fp16"))
 
 
-def test_a_time_budget_is_divided_by_the_timed_step(
-    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    monkeypatch.setattr(
-        resolve_room.Session, "time_step", lambda self, seconds: asked.append(seconds) or 0.05
-    )
+def test_steps_of_a_time_budget_stay_open(run: RunSpec, material: Material) -> None:
     session, decisions = resolve(run.override("budget=20s"), material, Silent())
-    assert session.num_steps == 400
-    assert asked == [0.3]
-    assert decisions.reasons["num_steps"] == "budget of 20s at 50.0 ms a step"
-    resolve(run.override("budget=9m"), material, Silent())
-    assert asked[1:] == [resolve_room.WARM_SECONDS]
+    assert session.run.machine.num_steps == "auto"
+    assert "num_steps" not in decisions.reasons
 
 
 @pytest.mark.parametrize(

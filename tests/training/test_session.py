@@ -35,14 +35,7 @@ RUN = RunSpec(batch_size=4).override("model.context_length=32")
     ],
 )
 def test_a_budget_pays_for_steps(budget: str, steps: int) -> None:
-    assert Budget(budget).steps(RUN.tokens_per_step, 100.0, 0.0) == steps
-
-
-@pytest.mark.parametrize(
-    ("budget", "steps"), [("60s", 240), ("3m", 720), ("1h", 14400), ("0.1s", 1), ("0.75s", 3)]
-)
-def test_time_is_divided_by_that_of_a_step(budget: str, steps: int) -> None:
-    assert Budget(budget).steps(RUN.tokens_per_step, 100.0, 0.25) == steps
+    assert Budget(budget).steps(RUN.tokens_per_step, 100.0) == steps
 
 
 def state_of(session: Session) -> dict[str, Any]:
