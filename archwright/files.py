@@ -141,9 +141,8 @@ def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> Non
     host = socket.gethostname()
     sweep(place.parent, re.escape(place.name))
     atomic_write(place, json.dumps({"host": host, **values}) + "\n")
-    # Files of the first releases are for all machines, and name none.
-    for path in place.parent.glob(f"{name}*.json"):
-        if path != place and read_object(path).get("host", host) == host:
+    for path in place.parent.glob(f"{name}-*.json"):
+        if path != place and read_object(path).get("host") == host:
             remove(path)
 
 

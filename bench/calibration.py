@@ -183,18 +183,17 @@ DESIGNS: dict[str, tuple[Design, int]] = {
 def read_pool(path: Path) -> Pool:
     """Read the runs.csv of a study whose variants are the rates of a lattice; the first is where a sweep starts.
 
-    Of its columns only seed, lr (once called rate) and loss count. Seeds without every rate are left out.
+    Of its columns only seed, lr and loss count. Seeds without every rate are left out.
 
     Raises:
         UserError: columns are missing, the rates are no lattice, or too few seeds are complete.
     """
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    lr = "rate" if rows and "lr" not in rows[0] else "lr"
-    if not rows or not {"seed", lr, "loss"} <= rows[0].keys():
+    if not rows or not {"seed", "lr", "loss"} <= rows[0].keys():
         raise UserError(f"{path}: expected the columns seed, lr and loss")
-    powers_of = _powers(path, [float(row[lr]) for row in rows])
-    losses = {(int(r["seed"]), powers_of[float(r[lr])]): float(r["loss"]) for r in rows}
+    powers_of = _powers(path, [float(row["lr"]) for row in rows])
+    losses = {(int(r["seed"]), powers_of[float(r["lr"])]): float(r["loss"]) for r in rows}
     powers = range(min(k for _, k in losses), max(k for _, k in losses) + 1)
     by_seed = [
         [losses.get((seed, k), math.nan) for k in powers] for seed in sorted({s for s, _ in losses})

@@ -65,8 +65,6 @@ def test_each_machine_has_a_file_until_it_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = []
-    of_all = tmp_path / "kept.json"  # as the first releases wrote it
-    of_all.write_text("{}")
     for host, boot in (("a", "boot-1"), ("b", "boot-2"), ("a", "boot-3")):
         monkeypatch.setattr("archwright.files._boot", lambda boot=boot: boot)
         monkeypatch.setattr("socket.gethostname", lambda host=host: host)

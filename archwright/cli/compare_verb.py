@@ -84,9 +84,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _add_options(parser: Parser) -> list[str]:
-    """Add an option for each field of a study that has one, and those of format 1; return their names."""
+    """Add an option for each field of a study that has one; return their names."""
     options = listing("study_options")
-    for option in options["today"]:
+    for option in options:
         flag, about = f"--{option['name'].replace('_', '-')}", option["about"].replace("%", "%%")
         if option["switch"]:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=about)
@@ -95,9 +95,7 @@ def _add_options(parser: Parser) -> list[str]:
             parser.add_argument(
                 flag, dest=option["name"], choices=choices, metavar=words, help=about
             )
-    for name in options["old"]:
-        parser.add_argument(f"--{name}", dest=name, help=argparse.SUPPRESS)
-    return [*(option["name"] for option in options["today"]), *options["old"]]
+    return [option["name"] for option in options]
 
 
 def _add_places(parser: Parser) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,10 +20,10 @@ FORMAT = 1
 
 INDEX, OFFSETS, BYTES = "index.json", "offsets.npy", "bytes.npy"
 CHECKED = "verified"
-VERIFIED = f"{CHECKED}*.json"
-"""Files that say what was verified, one for each machine; those of the first releases were one for all."""
+VERIFIED = f"{CHECKED}-*.json"
+"""Files that say what was verified, one for each machine."""
 BLOCK = 1 << 22
-"""Bytes or numbers that are looked at in one go."""
+"""Bytes that are hashed in one go."""
 
 Tokens = NDArray[np.integer[Any]]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
@@ -72,11 +71,10 @@ class Index(_Values):
     tokenizer: str
     """Fingerprint of the tokenizer."""
     shards: tuple[Shard, ...]
-    arrays: Arrays | None = None
-    """None in stores of the first releases."""
+    arrays: Arrays
     format: int = FORMAT
-    digest: Hash | None = None
-    """BLAKE2 hash of all other values; None in stores of the first releases."""
+    digest: str = ""
+    """BLAKE2 hash of all other values."""
 
     def sealed(self) -> "Index":
         """Return the index with the hash of its values."""
@@ -84,8 +82,8 @@ class Index(_Values):
 
     @property
     def whole(self) -> bool:
-        """Tell whether the values are those that were sealed, as far as they were."""
-        return self.digest is None if self.arrays is None else self.digest == self._digest()
+        """Tell whether the values are those that were sealed."""
+        return self.digest == self._digest()
 
     def _digest(self) -> str:
         values = self.model_dump(mode="json", exclude={"digest"})
@@ -112,22 +110,25 @@ class TokenStore:
         if not self.index.num_documents:
             raise StoreError(folder, f'"{INDEX}" is damaged')
         try:
-            self._map()
             self._verify_once()
+            self._map()
         except OSError as error:
             name = Path(error.filename or folder).name
             raise StoreError(folder, f'"{name}": {error.strerror or error}') from error
 
     def _map(self) -> None:
-        """Map all files, which have the size and the type that the index says."""
-        dtype = np.dtype(self.index.dtype)
-        self._shards = [_mapped(self.folder, dtype, shard) for shard in self.index.shards]
-        sizes = [shard.num_tokens for shard in self.index.shards]
-        self._borders = np.cumsum([0, *sizes])
-        self.offsets = _array(self.folder, OFFSETS, self.num_documents + 1)
-        self.document_bytes = _array(self.folder, BYTES, self.num_documents)
-        if sum(sizes) != len(self):
-            raise StoreError(self.folder, f'"{INDEX}" is damaged')
+        """Map all files, which have the content that was written."""
+        dtype, shards = np.dtype(self.index.dtype), self.index.shards
+        # A plain array over the map: slicing np.memmap itself costs microseconds. An empty file cannot be mapped.
+        self._shards: list[Tokens] = [
+            np.asarray(np.memmap(self.folder / shard.file, dtype, "r"))
+            if shard.num_tokens
+            else np.zeros(0, dtype)
+            for shard in shards
+        ]
+        self._borders = np.cumsum([0, *(shard.num_tokens for shard in shards)])
+        self.offsets: NDArray[np.int64] = np.load(self.folder / OFFSETS, mmap_mode="r")
+        self.document_bytes: NDArray[np.int64] = np.load(self.folder / BYTES, mmap_mode="r")
 
     def _verify_once(self) -> None:
         """Verify the content, unless a process of this machine has since it was started. Each machine does so for
@@ -171,75 +172,26 @@ class TokenStore:
         return self.read(int(self.offsets[i]), int(self.offsets[i + 1]))
 
     def verify(self) -> None:
-        """Compare every file with its hash, and with what the others say.
+        """Compare every file with its hash.
 
         Raises:
             StoreError: one differs; the folder can be removed and is made again.
         """
-        self._verify_arrays()
-        with Progress(
-            "Checking the tokens", sum(shard.nbytes for shard in self._shards)
-        ) as progress:
-            for shard in self.index.shards:
-                if _digest(self.folder / shard.file, progress) != shard.digest:
-                    raise StoreError(self.folder, f'"{shard.file}" is damaged: its hash differs')
-        for first in range(0, self.num_documents, BLOCK):
-            starts = self.offsets[first : min(first + BLOCK, self.num_documents)]
-            if np.any(self._tokens_at(starts) != self.end_of_text):
-                raise StoreError(
-                    self.folder, f'"{OFFSETS}" is damaged: a document begins elsewhere'
-                )
-
-    def _verify_arrays(self) -> None:
-        """Check offsets and bytes; in old stores without hashes by what must hold between them."""
-        hashes = self.index.arrays
-        for name, digest in (
-            (OFFSETS, hashes and hashes.offsets),
-            (BYTES, hashes and hashes.bytes),
-        ):
-            if digest and _digest(self.folder / name) != digest:
-                raise StoreError(self.folder, f'"{name}" is damaged: its hash differs')
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self):
-            raise StoreError(self.folder, f'"{OFFSETS}" is damaged: it begins or ends elsewhere')
-        total = 0
-        for first in range(0, self.num_documents, BLOCK):
-            if np.any(np.diff(self.offsets[first : first + BLOCK + 1]) <= 0):
-                raise StoreError(self.folder, f'"{OFFSETS}" is damaged: it does not rise')
-            counts = self.document_bytes[first : first + BLOCK]
-            if np.any((counts < 0) | (counts > self.num_bytes)):
-                raise StoreError(self.folder, f'"{BYTES}" is damaged: {self.num_bytes:,} in all')
-            total += sum(counts.tolist())
-        if total != self.num_bytes:
-            raise StoreError(
-                self.folder, f'"{BYTES}" is damaged: the sum is not {self.num_bytes:,}'
-            )
-
-    def _tokens_at(self, positions: NDArray[np.int64]) -> Tokens:
-        """Return the tokens at some positions in rising order."""
-        borders = np.searchsorted(positions, self._borders)
-        parts = [
-            shard[positions[first:stop] - base]
-            for shard, base, first, stop in zip(
-                self._shards, self._borders[:-1], borders[:-1], borders[1:], strict=True
-            )
-        ]
-        return np.concatenate(parts)
+        arrays = self.index.arrays
+        digests = {OFFSETS: arrays.offsets, BYTES: arrays.bytes}
+        digests |= {shard.file: shard.digest for shard in self.index.shards}
+        total = len(self) * np.dtype(self.index.dtype).itemsize
+        with Progress("Checking the tokens", total) as progress:
+            for name, digest in digests.items():
+                counts = progress if name not in (OFFSETS, BYTES) else None
+                if _digest(self.folder / name, counts) != digest:
+                    raise StoreError(self.folder, f'"{name}" is damaged: its hash differs')
 
     @property
     def digest(self) -> str:
         """A hash of all tokens."""
-        return _joined(shard.digest for shard in self.index.shards)
-
-    def digest_in_shards(self, num_tokens: int) -> str:
-        """Return the `digest` of a store of the same tokens whose shards have `num_tokens` each; all is read for it."""
-        digests = []
-        for start in range(0, len(self), num_tokens):
-            hasher = hashlib.blake2b(digest_size=16)
-            stop = min(start + num_tokens, len(self))
-            for first in range(start, stop, BLOCK):
-                hasher.update(self.read(first, min(first + BLOCK, stop)).tobytes())
-            digests.append(hasher.hexdigest())
-        return _joined(digests)
+        digests = "".join(shard.digest for shard in self.index.shards)
+        return hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
 
     @property
     def end_of_text(self) -> int:
@@ -260,11 +212,9 @@ class TokenStore:
         return f"TokenStore({len(self):,} tokens, {self.num_documents:,} documents)"
 
 
-def write_index(folder: Path, index: Index) -> None:
-    """Write index.json, sealed by its own hash and those of the arrays, which are there already."""
-    arrays = Arrays(offsets=_digest(folder / OFFSETS), bytes=_digest(folder / BYTES))
-    sealed = index.model_copy(update={"arrays": arrays}).sealed()
-    (folder / INDEX).write_text(sealed.model_dump_json(indent=2) + "\n", "utf-8")
+def hashed_arrays(folder: Path) -> Arrays:
+    """Return the hashes of the arrays in a folder."""
+    return Arrays(offsets=_digest(folder / OFFSETS), bytes=_digest(folder / BYTES))
 
 
 def check_part(folder: Path, index: Index) -> None:
@@ -275,8 +225,10 @@ def check_part(folder: Path, index: Index) -> None:
     """
     try:
         for shard in index.shards:
-            _mapped(folder, np.dtype(index.dtype), shard)
-        if index.arrays != Arrays(offsets=_digest(folder / OFFSETS), bytes=_digest(folder / BYTES)):
+            size = (folder / shard.file).stat().st_size
+            if size != shard.num_tokens * np.dtype(index.dtype).itemsize:
+                raise StoreError(folder, f'"{shard.file}" is damaged: it has {size} bytes')
+        if index.arrays != hashed_arrays(folder):
             raise StoreError(folder, "its arrays are damaged: a hash differs")
     except OSError as error:
         raise StoreError(folder, error.strerror or str(error)) from error
@@ -305,30 +257,6 @@ def read_index(folder: Path) -> Index:
     return index
 
 
-def _mapped(folder: Path, dtype: np.dtype[Any], shard: Shard) -> Tokens:
-    path = folder / shard.file
-    expected = shard.num_tokens * dtype.itemsize
-    found = path.stat().st_size if path.is_file() else 0
-    if not path.is_file() or found != expected:
-        reason = f'"{shard.file}" is damaged: {found} bytes, not {expected}'
-        raise StoreError(folder, reason)
-    if not expected:
-        return np.zeros(0, dtype)
-    # A plain array over the map: slicing np.memmap itself costs microseconds.
-    return np.asarray(np.memmap(path, dtype, "r"))
-
-
-def _array(folder: Path, name: str, length: int) -> NDArray[np.int64]:
-    """Return an array of documents, mapped."""
-    try:
-        found = np.load(folder / name, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a damaged header raises anything, up to errors of Python's parser
-        raise StoreError(folder, f'"{name}" is damaged: it is no array') from error
-    if not isinstance(found, np.ndarray) or found.dtype != np.int64 or found.shape != (length,):
-        raise StoreError(folder, f'"{name}" is damaged: it is not one of {length:,} integers')
-    return found
-
-
 def _digest(path: Path, progress: Progress | None = None) -> str:
     """Return the BLAKE2 hash of a file."""
     hasher = hashlib.blake2b(digest_size=16)
@@ -338,11 +266,6 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
             if progress:
                 progress.counted(block, len)
     return hasher.hexdigest()
-
-
-def _joined(digests: Iterable[str]) -> str:
-    """Return a hash of the hashes of all shards."""
-    return hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
 
 
 def _state(folder: Path, index: Index) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.store import BYTES, OFFSETS, Index, Shard, write_index
+from archwright.data.store import BYTES, INDEX, OFFSETS, Index, Shard, hashed_arrays
 from archwright.text.tokenizer import Tokenizer
 
 
@@ -97,8 +97,10 @@ class Writer:
             text=text,
             tokenizer=self.tokenizer.fingerprint,
             shards=tuple(self.shards),
+            arrays=hashed_arrays(self.folder),
         )
-        write_index(self.folder, index)
+        text = index.sealed().model_dump_json(indent=2)
+        (self.folder / INDEX).write_text(text + "\n", "utf-8")
 
     def _write(self, tokens: NDArray[np.integer[Any]]) -> None:
         content = tokens.tobytes()

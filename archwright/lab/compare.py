@@ -11,7 +11,6 @@ from typing import Any
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, sweep
 from archwright.lab import plan as plans
-from archwright.lab import plan_file
 from archwright.lab.baseline_runs import Tuner, tune
 from archwright.lab.command_line import command_of, load, study_of
 from archwright.lab.ngrams import counted
@@ -35,9 +34,6 @@ from archwright.training.interrupt import Interrupt, interruptions
 
 STUDIES = Path("studies")
 """Where studies are kept when the user names no folder."""
-
-FIVE = 5
-"""Seeds of a study by default, when each swept for itself."""
 
 LOCKS = ("lock", "lock.json")
 
@@ -108,7 +104,6 @@ def compare(
     study = study_of(*words, **options, parts=load(files))
     where.check(study)
     path = Path(out) if out else STUDIES / slug(study.name)
-    study = _as_planned_before(path, study)
     _check_added(add_seeds, path)
     command = command_of(study, path, out, parts, where.words(), runs)
     with open_study(path, study) as folder:
@@ -169,7 +164,6 @@ def plan(
     study = study_of(*words, **options, parts=load(files))
     where.check(study)
     path = Path(out) if out else STUDIES / slug(study.name)
-    study = _as_planned_before(path, study)
     _check_added(add_seeds, path)
     _check_place(path, study)
     if _is_planned(path):
@@ -308,21 +302,10 @@ def _extended(execution: Execution, seeds: int) -> Execution:
     return replace(execution, plan=plan, seeds=[], results={}, shorter={})
 
 
-def _as_planned_before(path: Path, study: StudySpec) -> StudySpec:
-    """Return a study as its folder has it in what was otherwise by default when that was planned: a plan that names no
-    procedure is of before there were two, when five seeds were compared unless others were asked for."""
-    if not _is_planned(path) or plan_file.names_procedure(path):
-        return study
-    there, default = read_study(path / STUDY, warn=False), StudySpec()
-    names = ["procedure", "tuning_seeds", "early_stopping"]
-    names += ["seeds"] * ((there.seeds, study.seeds) == (FIVE, default.seeds))
-    return study.model_copy(update={name: getattr(there, name) for name in names})
-
-
 def _check_place(path: Path, study: StudySpec) -> None:
     """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
     if _is_planned(path):
-        there = read_study(path / STUDY, warn=False)
+        there = read_study(path / STUDY)
         if lines := diff(there.model_copy(update={"parts": study.parts}), study):
             raise UserError(
                 f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out DIR"
@@ -336,18 +319,11 @@ def _check_place(path: Path, study: StudySpec) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; --out must name a folder")
     others = StartRecord(path).others()
-    if others and not _was_asked_for(path, study, others):
+    if others:
         raise UserError(
             f"{path} is not a study and not empty: it holds {others[0]}"
             f"{f' and {len(others) - 1} more' if others[1:] else ''}. Give --out a new or empty folder"
         )
-
-
-def _was_asked_for(path: Path, study: StudySpec, names: Sequence[str]) -> bool:
-    """Tell whether a study of before there were records was killed here while it was planned."""
-    file = path / STUDY
-    known = (STUDY, *LOCKS, "log.txt", "tokenizer")
-    return file.is_file() and set(names) <= set(known) and file.read_text("utf-8") == to_toml(study)
 
 
 def _is_planned(path: Path) -> bool:

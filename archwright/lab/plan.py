@@ -10,7 +10,7 @@ from archwright.files import atomic_write
 from archwright.lab import plan_file
 from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.matching import Counts
-from archwright.lab.plan_file import PLAN, ArmRecord, Cost, Curves, PlanRecord
+from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.procedure import PAIRS
 from archwright.lab.results import Unit, Variant
 from archwright.lab.variants import with_lr
@@ -82,8 +82,6 @@ class Plan:
     """Pairs that are trained again for shares of the steps, at most."""
     tuning: Tuning | None = None
     """What is known of the baseline's batch and weight decay, where they are tuned; runs have what was found."""
-    curves: Curves = "compared"
-    """Which runs are evaluated on their way, too: of those that place a rate or are shorter, only the end counts."""
 
     @property
     def baseline(self) -> Arm:
@@ -124,7 +122,7 @@ class Plan:
 
     def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
         """Return the seconds that a run of a variant takes, one of a share of its steps, or one that tunes."""
-        has_curve = self.curves == "all" or not (tunes or share < 1)
+        has_curve = not (tunes or share < 1)
         tokens = evaluated(self.baseline.run, self.evaluation_tokens, has_curve=has_curve)
         return self.costs[name].run(self.steps_of(share), tokens)
 
@@ -157,7 +155,7 @@ class Plan:
         run = with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
         if share < 1:
             run = self._shorter(run, share)
-        if self.curves == "compared" and (share < 1 or self.tunes(seed)):
+        if share < 1 or self.tunes(seed):  # only the loss at its end counts
             at_the_end = run.evaluate.model_copy(update={"every": run.machine.num_steps})
             run = run.model_copy(update={"evaluate": at_the_end})
         return run
@@ -259,7 +257,6 @@ def save(plan: Plan, folder: RunFolder) -> None:
         shorter_pairs=plan.shorter_pairs,
         ends=plan.study.ends,
         tuning=plan.tuning,
-        curves=plan.curves,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
@@ -319,7 +316,6 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         costs={arm.name: arm.cost for arm in record.arms},
         shorter_pairs=record.shorter_pairs,
         tuning=record.tuning,
-        curves=record.curves,
     )
 
 

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from archwright.files import atomic_write
 from archwright.lab.baseline import Tuning
 from archwright.lab.matching import Counts
-from archwright.lab.procedure import PAIRS
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 
 PLAN = "plan.json"
-
-Curves = Literal["all", "compared"]
-"""Which runs are evaluated on their way, too: all, or those of all steps that are compared."""
 
 FORMAT = 1
 """Number of the layout of a study's folder."""
@@ -45,7 +41,7 @@ class ArmRecord(Spec):
     words: tuple[str, ...]
     file: str
     """Where its run is, in the study's folder."""
-    data: str = "."
+    data: str
     """Where its tokenizer and the record of its tokens are."""
     counts: Counts
     matched: bool
@@ -57,17 +53,17 @@ class PlanRecord(Spec):
 
     format: int = FORMAT
     workers: int = Field(ge=1)
-    procedure: Literal["confirm", "sweep"] = "sweep"  # the only one of plans that do not say
-    horizons: tuple[float, ...] = ()  # plans that do not say have none
-    shorter_pairs: int = Field(PAIRS, ge=0)
-    ends: tuple[int, ...] = ()
-    tuning: Tuning | None = None  # of batch and weight decay, where it was asked for
-    curves: Curves = "all"  # what plans have that do not say
+    procedure: Literal["confirm", "sweep"]
+    horizons: tuple[float, ...]
+    shorter_pairs: int = Field(ge=0)
+    ends: tuple[int, ...]
+    tuning: Tuning | None  # of batch and weight decay, if asked for
+    curves: Curves
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)
     files: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 of the files that the plan goes with; plans from before it was written have none, and no checksum."""
+    """SHA-256 of the files that the plan goes with."""
     checksum: str = ""
     """SHA-256 of all else."""
 
@@ -90,14 +86,14 @@ def read(folder: Path) -> PlanRecord:
     try:
         text = file.read_text(encoding="utf-8")
         values = json.loads(text)
-        found = values.get("format", FORMAT)
-        if found == FORMAT and values.get("checksum", "") in ("", checksum(values)):
+        found = values["format"]
+        if found == FORMAT and values["checksum"] == checksum(values):
             record = PlanRecord.model_validate_json(text)
             _check_files(folder, record)
             return record
     except UserError:
         raise
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError, ValidationError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         found = FORMAT
     if found != FORMAT:
         raise UserError(
@@ -108,15 +104,6 @@ def read(folder: Path) -> PlanRecord:
         f"{file}: cut short or changed since it was written: bring it back as it was, or give --out a new "
         "folder: the study is planned again there and uses the runs that fit"
     )
-
-
-def names_procedure(folder: Path) -> bool:
-    """Tell whether a plan says how rates are tuned; also of one that cannot be read, which `read` refuses."""
-    try:
-        values = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return True
-    return not isinstance(values, dict) or "procedure" in values
 
 
 def _check_files(folder: Path, record: PlanRecord) -> None:

@@ -81,7 +81,7 @@ class RunResult:
     curve: Sequence[Point] = ()
     """All on one sample of the held-out text."""
     halves: Halves | None = None
-    """None of runs from before there were any, which tune and judge by `loss`."""
+    """None if the run failed."""
     lengths: Mapping[int, float] = field(default_factory=dict)
     """Loss on texts of other lengths, by tokens."""
     command: str = ""

@@ -139,13 +139,11 @@ def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str
     return RunResult(key, variant, seed, lr, nan, nan, nan, failed=why, command=command)
 
 
-def _halves(evaluation: Record, initial: float, scale: float, unit: Unit) -> Halves | None:
+def _halves(evaluation: Record, initial: float, scale: float, unit: Unit) -> Halves:
     """Return the losses on the half that tunes and on the half that judges, at most the initial one."""
     start = initial * scale
     if not evaluation:  # it diverged
         return Halves(start, start, (), ())
-    if "tuning" not in evaluation:
-        return None
     sizes = tuple(evaluation["judged_tokens"])
     sums = tuple(map(_number, evaluation["judged_nats"]))
     tuning = _number(evaluation["tuning"])

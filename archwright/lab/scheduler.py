@@ -107,20 +107,17 @@ class Execution(Runner):
     def by_halves(self) -> bool:
         """Whether learning rates are tuned on one half of the held-out windows and variants judged on the other.
         Without tuning all windows judge."""
-        return self.has_halves and bool(self.plan.study.tuning_seed_numbers)
+        return self._confirms and bool(self.plan.study.tuning_seed_numbers)
 
     @property
-    def has_halves(self) -> bool:
-        """Whether all runs have losses of both halves and of the documents of one, which those of earlier versions
-        have not."""
-        confirms = self.plan.study.procedure == "confirm"
-        return confirms and all(run.halves or run.failed for run in self.results.values())
+    def _confirms(self) -> bool:
+        return self.plan.study.procedure == "confirm"
 
     def _as_judged(self, run: RunResult) -> RunResult:
         """Return a run whose `halves` has the loss that judges, and the documents that are known of it."""
         if self.by_halves or run.halves is None:
             return run
-        whole = replace(run.halves, judged=run.loss) if self.has_halves else None
+        whole = replace(run.halves, judged=run.loss) if self._confirms else None
         return replace(run, halves=whole)
 
     @property
@@ -209,7 +206,7 @@ class Execution(Runner):
             may_shift=may_shift,
             fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
-            text_error=self._text_error if self.has_halves else no_text_error,
+            text_error=self._text_error if self._confirms else no_text_error,
             own_starts=self.plan.own_starts,
         )
 

@@ -119,9 +119,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     _check_device(machine.device)
     check_liger(machine)
     _use_threads(machine.threads)
-    # A run that began before there was a choice used the highest.
-    given = machine.float32_matmul_precision
-    torch.set_float32_matmul_precision("highest" if given == "auto" else given)
+    torch.set_float32_matmul_precision(machine.float32_matmul_precision)
     return found
 
 

@@ -18,7 +18,6 @@ from archwright.spec.read import (
     preset_names,
     study_names,
 )
-from archwright.spec.renamings import RENAMINGS
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
 from archwright.spec.study_spec import OPTIONS, StudySpec
@@ -95,8 +94,8 @@ def _options(options: Sequence[Option], usage: Usage) -> list[list[str]]:
     return found
 
 
-def _study_options() -> dict[str, Any]:
-    """Return the options of a study for the command line, and those that had other names in format 1."""
+def _study_options() -> list[dict[str, Any]]:
+    """Return the options of a study for the command line."""
     docstrings = field_docstrings(StudySpec)
     found = []
     for name in OPTIONS:
@@ -109,7 +108,7 @@ def _study_options() -> dict[str, Any]:
         found.append(
             {"name": name, "about": about, "metavar": words or name.upper(), "switch": switch}
         )
-    return {"today": found, "old": [renaming.old for renaming in RENAMINGS["StudySpec"]]}
+    return found
 
 
 def _as_typed(value: object) -> str:

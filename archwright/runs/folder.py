@@ -18,6 +18,7 @@ from archwright.runs.metrics import append_record, cut_records, plain, read_reco
 from archwright.runs.records import Record, well_formed
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.toml import parse_toml
+from archwright.spec.version import FORMAT, check_format
 
 if TYPE_CHECKING:
     from archwright.spec.run_spec import RunSpec
@@ -41,6 +42,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.spec_file = self.path / "spec.toml"
+        self.requested_file = self.path / "requested.toml"
         self.metrics_file = self.path / "metrics.jsonl"
         self.probes_file = self.path / "probes.jsonl"
         self.checkpoints_folder = self.path / "checkpoints"
@@ -75,7 +77,7 @@ class RunFolder:
         run = cls(path)
         if run.exists:
             run._check_format()
-        if not run.started and not run._asks_for(spec, run.spec_file):
+        if not run.started and not run._asks_for(spec):
             run._begin(spec)
         run._check_asked(spec)
         return run
@@ -92,12 +94,6 @@ class RunFolder:
             raise UserError(_no_run(run.path))
         run._check_format()
         return run
-
-    @property
-    def requested_file(self) -> Path:
-        """The run as it was asked for: requested.toml, but asked.toml where a run of earlier versions has that."""
-        old = self.path / _ASKED
-        return old if old.exists() else self.path / "requested.toml"
 
     @property
     def exists(self) -> bool:
@@ -316,19 +312,18 @@ class RunFolder:
     def _files(self) -> list[Path]:
         """Files that are written in one piece."""
         return [
-            *(self.spec_file, self.path / _ASKED, self.path / "requested.toml"),
+            *(self.spec_file, self.requested_file),
             *(self.holder_file, self.environment_file),
             *(self.metrics_file, self.probes_file, self.samples_file),
             *(self.model_file, self.report_file),
         ]
 
     def _check_free(self, spec: "RunSpec") -> None:
-        """Refuse a folder with anything in it but what a start of ours wrote down, or an equal run that was asked for
-        before there were such records."""
+        """Refuse a folder with anything in it but what a start of ours wrote down."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; --out must name a folder.")
         others = self._record.others()
-        if not others or self._was_asked_for(spec, others):
+        if not others:
             return
         if self.exists and self._record.names is None:
             self._check_asked(spec)
@@ -336,12 +331,6 @@ class RunFolder:
             f"{self.path} is not a run folder and not empty: it holds {others[0]}"
             f"{f' and {len(others) - 1} more' if others[1:] else ''}. "
             f"Give --out a new or empty folder."
-        )
-
-    def _was_asked_for(self, spec: "RunSpec", names: list[str]) -> bool:
-        files = (self.requested_file, self.lock_file, self.holder_file, self.tokenizer_folder)
-        return set(names) <= {path.name for path in files} and self._asks_for(
-            spec, self.requested_file
         )
 
     def _check_tokenizer(self, tokenizer: "Tokenizer") -> None:
@@ -359,26 +348,16 @@ class RunFolder:
         found = _format(self.spec_file)
         if found is None:
             raise UserError(f"{self.spec_file} has no format number: this is not a run folder.")
-        from archwright.spec.renamings import FORMAT
-
-        if found > FORMAT:
-            raise UserError(
-                f"{self.path} is of run format {found}; this version of archwright reads formats "
-                f"up to {FORMAT}. Install a later archwright."
-            )
+        check_format(self.spec_file, found)
 
     @property
     def _requested_or_spec(self) -> Path:
         return self.requested_file if self.requested_file.exists() else self.spec_file
 
-    def _asks_for(self, spec: "RunSpec", file: Path) -> bool:
-        """Tell whether a run of an equal spec was asked for, of which `file` is there."""
+    def _asks_for(self, spec: "RunSpec") -> bool:
+        """Tell whether a run of an equal spec is here."""
         with contextlib.suppress(UserError):
-            return (
-                file.is_file()
-                and _format(self._requested_or_spec) is not None
-                and _read_spec(self._requested_or_spec) == spec
-            )
+            return self.exists and _read_spec(self._requested_or_spec) == spec
         return False
 
     def _check_asked(self, spec: "RunSpec") -> None:
@@ -433,12 +412,10 @@ def find(parent: str | Path = RUNS) -> list[RunFolder]:
 
 
 _SHOWN = 8  # differences in one line of an error
-_ASKED = "asked.toml"
 
 
 def _spec_text(spec: "RunSpec") -> str:
     from archwright.spec.read import to_toml
-    from archwright.spec.renamings import FORMAT
 
     return f"format = {FORMAT}\n{to_toml(spec)}"
 

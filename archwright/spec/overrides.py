@@ -11,7 +11,6 @@ from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
 from archwright.spec.other_names import KEYS
-from archwright.spec.renamings import renamed
 from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml
 from archwright.spec.validation_errors import show
 
@@ -44,7 +43,7 @@ def assigned(cls: type[Spec], assignments: Iterable[str]) -> Values:
     found: Values = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")
-        path, whole = _today(cls, full_path(cls, name.strip()), _value(text.strip()))
+        path, whole = full_path(cls, name.strip()), _value(text.strip())
         for keys, value in _leaves(path, whole):
             found[".".join(keys)] = value
     return found
@@ -141,13 +140,11 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
         except Unreadable as error:
             lines.append(f"{name}: {error}")
             continue
-        path, value = _today(type(spec), full_path(type(spec), name), value)
+        path = full_path(type(spec), name)
         if unknown := _unknown_path(type(spec), path):
             lines.append(unknown)
-        elif (
-            name in KEYS
-            and path[-1] == name  # and none of format 1, as `clip` is
-            and not (isinstance(value, dict) or has_path(type(spec), (*path, "kind")))
+        elif name in KEYS and not (
+            isinstance(value, dict) or has_path(type(spec), (*path, "kind"))
         ):
             lines.append(  # `layers` and `data` are tables here
                 f'{name}: found {show(value)}; expected a table. Did you mean "{KEYS[name]}"?'
@@ -189,16 +186,6 @@ def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, Any]]:
         return
     for key, inner in value.items():
         yield from _leaves((*keys, key), inner)
-
-
-def _today(cls: type[Spec], keys: Keys, value: object) -> tuple[Keys, Any]:
-    """Return an assignment with today's keys and values."""
-    path: Keys = ()
-    table: Any = renamed(cls, _nest(keys, value), warn=True)
-    for _ in keys:
-        ((key, table),) = table.items()
-        path += (key,)
-    return path, table
 
 
 def _contradictions(keys: Keys, value: object, given: dict[Keys, Any]) -> list[str]:

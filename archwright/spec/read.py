@@ -16,12 +16,12 @@ from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import Values, dump, flatten, override, toml_value
-from archwright.spec.renamings import renamed
 from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import read_toml
 from archwright.spec.unpublished import refuse_unpublished, unpublished
 from archwright.spec.validation_errors import show
+from archwright.spec.version import FORMAT, check_format
 
 S = TypeVar("S", bound=Spec)
 
@@ -122,7 +122,7 @@ def given_model(name: str | Path) -> ModelSpec:
     perhaps through other files; of a name that is no file, the model itself."""
     if not str(name).endswith(".toml"):
         return load_run(name).model
-    values = _read(Path(name), ModelSpec, warn=False)
+    values = _read(Path(name), ModelSpec)
     table = values.get("model", {}) if is_recipe(values) else values
     base = table.get("base") if isinstance(table, dict) else table
     if base is None:
@@ -149,7 +149,7 @@ def is_run(name: str | Path) -> bool:
 
 def read_run(path: Path) -> RunSpec:
     """Return the run that a run folder's spec.toml describes."""
-    return _located(path, RunSpec, _read(path, RunSpec, warn=False))
+    return _located(path, RunSpec, _read(path, RunSpec))
 
 
 def load_study(name: str | Path) -> StudySpec:
@@ -161,9 +161,9 @@ def load_study(name: str | Path) -> StudySpec:
     return read_study(_find(name, "studies"))
 
 
-def read_study(path: Path, *, warn: bool = True) -> StudySpec:
-    """Return the study in a file, called as the file is where it has no name; warn of old keys."""
-    values = _read(path, StudySpec, warn=warn)
+def read_study(path: Path) -> StudySpec:
+    """Return the study in a file, called as the file is where it has no name."""
+    values = _read(path, StudySpec)
     values.setdefault("name", path.stem)
     return _located(path, StudySpec, values)
 
@@ -352,13 +352,13 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     return _located(path, RunSpec, merge(dump(run), RunSpec.implied(values) | {"model": model}))
 
 
-def _read(path: Path, cls: type[Spec], *, warn: bool = True) -> Values:
-    """Return a file's table with today's keys; what a user wrote with older ones gets a line for each."""
+def _read(path: Path, cls: type[Spec]) -> Values:
+    """Return the table in a file, without the format number that the spec of a run folder has."""
     values = read_toml(path)
     if cls is not StudySpec and is_study(values):
         raise UserError(f"{path}: a study, not a model; run it with: archwright compare {path}")
-    written = values.pop("format", None)  # a run folder's spec.toml has one
-    return renamed(cls, values, warn=warn and written is None)
+    check_format(path, values.pop("format", FORMAT))
+    return values
 
 
 def _located(path: Path, cls: type[S], values: Values) -> S:

@@ -18,9 +18,8 @@ from archwright.spec.files import expanded
 SETTING = "ARCHWRIGHT_CACHE"
 """Variable of the environment that says where the cache is."""
 
-UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+|(?P<json>[0-9a-f]{32})\.\d+\.tmp")
-"""Temporary names, which a process uses while it holds the lock of the final name; the first releases
-wrote JSON so, too."""
+UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+")
+"""Temporary names, which a process uses while it holds the lock of the final name."""
 NAME = "[0-9a-f]{32}(?:-[0-9a-f]{16})?"
 """A hash, with that of the boot of the one machine that it holds for."""
 LOCK = re.compile(rf"\.(?P<name>{NAME}(?:\.json)?)\.lock")
@@ -71,10 +70,7 @@ def sweep() -> None:
     for kind in ("tokens", "tokenizers", "measured", "surveys"):
         folder = cache_folder(kind)
         for path in listed(folder):
-            if found := UNFINISHED.fullmatch(path.name):
-                name = found["name"] or f"{found['json']}.json"
-                _remove_unless_busy(path, folder / name)
-            elif found := LOCK.fullmatch(path.name):
+            if found := UNFINISHED.fullmatch(path.name) or LOCK.fullmatch(path.name):
                 _remove_unless_busy(path, folder / found["name"])
         if not folder.is_symlink():
             # Whether its process is alive is not known of another machine; what is written under a lock is.

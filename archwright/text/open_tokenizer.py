@@ -1,6 +1,5 @@
 """The tokenizer that a spec asks for: trained on the text (once), raw bytes, or a file's."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,15 +14,7 @@ from archwright.progress import Progress
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import TokenizerSpec
-from archwright.text.bpe import (
-    LONGEST,
-    WORDS,
-    bpe_of,
-    byte_names,
-    has_long_run,
-    merges_of,
-    raw_bytes,
-)
+from archwright.text.bpe import LONGEST, WORDS, has_long_run, raw_bytes
 from archwright.text.bpe_training import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Readable
@@ -115,11 +106,11 @@ def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> to
     path = (
         cache_folder("tokenizers") / f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.json"
     )
-    inner = _cached(path, special)
+    inner = _cached(path)
     if inner is not None:
         return inner
     with only_one(path):
-        inner = _cached(path, special)
+        inner = _cached(path)
         if inner is not None:
             return inner
         if os.path.lexists(path):
@@ -134,41 +125,24 @@ def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> to
     return inner
 
 
-def _cached(path: Path, special: list[str]) -> tokenizers.Tokenizer | None:
-    """Return a tokenizer that is kept whole; None where it is missing or damaged.
-
-    One without a hash beside it, as the first releases kept it, must be what its merges make.
-    """
+def _cached(path: Path) -> tokenizers.Tokenizer | None:
+    """Return a tokenizer that is kept whole; None where it is missing or damaged."""
     try:
         content = path.read_bytes()
-        digest = _digest_file(path)
-        if digest.exists() and digest.read_bytes() != _digest(content):
+        if _digest_file(path).read_bytes() != _digest(content):
             return None
         inner = parse(content.decode("utf-8"), str(path))
-        if not digest.exists():
-            if content != _rebuilt(merges_of(inner) or [], special):
-                return None
-            with contextlib.suppress(UserError):  # of a cache that may only be read
-                atomic_write(digest, _digest(content), setting=SETTING)
     except (OSError, ValueError):
         return None
     mark_used(path)
     return inner
 
 
-def _rebuilt(merges: list[tuple[bytes, bytes]], special: list[str]) -> bytes:
-    """Return what training writes of a tokenizer with these merges and special tokens."""
-    ordered = [name.encode() for name in special]
-    ordered += [bytes([byte]) for byte in sorted(byte_names(), key=byte_names().__getitem__)]
-    ordered = list(dict.fromkeys([*ordered, *(left + right for left, right in merges)]))
-    return bpe_of(dict(enumerate(ordered)), merges, special).to_str().encode()
-
-
 def _keep(path: Path, content: bytes) -> None:
-    """Put a tokenizer into the cache; until its hash is there, it is checked otherwise."""
-    for file in (_digest_file(path), path):
+    """Put a tokenizer into the cache, its hash first: one without a hash is damaged."""
+    remove(path)
+    for file, value in ((_digest_file(path), _digest(content)), (path, content)):
         remove(file)
-    for file, value in ((path, content), (_digest_file(path), _digest(content))):
         atomic_write(file, value, setting=SETTING)
 
 

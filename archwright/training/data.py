@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.data.pair_text import PairText
-from archwright.data.prepare import SHARD, Prepared, prepare
+from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
 from archwright.data.task_text import NUM_HELD_OUT, SIDES, TaskText
 from archwright.runs import RunFolder
@@ -109,12 +109,7 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
     for side, store in stores._asdict().items():
         if store.index.text != recorded[side]["text"]:
             raise UserError(_changed(folder, "text"))
-        # An older version may have recorded less, or tokenized the text in one go, in shards that end elsewhere.
-        now, then = _record(store), recorded[side]
-        differ = {key for key in now.keys() - {"store"} if now[key] != then.get(key, now[key])}
-        same = not differ or (
-            differ == {"digest"} and store.digest_in_shards(SHARD) == then["digest"]
-        )
+        same = _record(store) | {"store": ""} == recorded[side] | {"store": ""}
         if store.index.tokenizer != tokenizer.fingerprint or not same:
             raise UserError(_changed(folder, "row of tokens"))
     return Material(tokenizer, stores.train, stores.held_out, recorded["files_skipped"])

@@ -77,18 +77,6 @@ def flipped(path: Path) -> None:
 DAMAGES = [empty, half, garbage, folder, flipped]
 
 
-def as_first_released(cache: Path) -> None:
-    """Leave the cache as the first releases wrote it: without hashes of arrays, indices and tokenizers."""
-    for path in cache.glob("tokens/*/index.json"):
-        values = json.loads(path.read_text())
-        del values["arrays"], values["digest"]
-        path.write_text(json.dumps(values, indent=2) + "\n")
-        for verified in path.parent.glob(module.VERIFIED):
-            verified.unlink()
-    for path in cache.glob("tokenizers/*.blake2"):
-        path.unlink()
-
-
 def files(cache: Path) -> Iterator[Path]:
     for path in sorted(cache.rglob("*")):
         if path.is_file() and not path.match(module.VERIFIED):
@@ -96,17 +84,14 @@ def files(cache: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_any_damage_to_any_file_heals(
-    corpus: Corpus, cache: Path, tmp_path: Path, damage: Callable[[Path], None], old: bool
+    corpus: Corpus, cache: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     whole = content(opened(corpus))
-    if old:
-        as_first_released(cache)
     shutil.copytree(cache, tmp_path / "kept")
     places = [path.relative_to(cache) for path in files(cache)]
-    assert len(places) == (9 if old else 10)
+    assert len(places) == 10
     for place in places:
         shutil.rmtree(cache)
         shutil.copytree(tmp_path / "kept", cache)
@@ -125,21 +110,6 @@ def test_any_damage_to_any_file_heals(
             assert content(opened(corpus)) == whole
 
 
-def test_a_cache_of_the_first_releases_is_used(
-    corpus: Corpus, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = content(opened(corpus))
-    as_first_released(cache)
-    before = {path: path.read_bytes() for path in files(cache)}
-    monkeypatch.setattr("archwright.data.prepare._made", None)
-    monkeypatch.setattr("archwright.text.open_tokenizer.train_bpe", None)
-    assert content(opened(corpus)) == whole
-    after = {path: path.read_bytes() for path in files(cache)}
-    (new,) = after.keys() - before.keys()
-    assert new.suffix == ".blake2"  # a tokenizer that was checked the long way gets its hash
-    assert {path: after[path] for path in before} == before
-
-
 @pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     ("key", "value"),
@@ -153,13 +123,10 @@ def test_a_cache_of_the_first_releases_is_used(
         ("arrays", {}), ("format", 2), ("extra", 1),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 def test_a_changed_value_of_the_index_is_seen(
-    corpus: Corpus, cache: Path, key: str, value: object, old: bool
+    corpus: Corpus, cache: Path, key: str, value: object
 ) -> None:
     whole = content(opened(corpus))
-    if old:
-        as_first_released(cache)
     for path in cache.glob("tokens/*/index.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.warns(UserWarning, match="tokenized again"):
@@ -171,17 +138,6 @@ def test_other_tokens_of_the_same_size_are_seen(corpus: Corpus, cache: Path) -> 
     for path in cache.glob("tokens/*/shard-*.bin"):
         path.write_bytes(bytes([97, 0]) * (path.stat().st_size // 2))
     with pytest.warns(UserWarning, match=r'"shard-00000.bin" is damaged: its hash differs'):
-        assert content(opened(corpus)) == whole
-
-
-def test_offsets_of_old_stores_must_begin_documents(corpus: Corpus, cache: Path) -> None:
-    whole = content(opened(corpus))
-    as_first_released(cache)
-    for path in cache.glob("tokens/*/offsets.npy"):
-        offsets = np.load(path)
-        offsets[1] += 1
-        np.save(path, offsets)
-    with pytest.warns(UserWarning, match="a document begins elsewhere"):
         assert content(opened(corpus)) == whole
 
 
@@ -292,8 +248,6 @@ def test_what_was_remembered_before_a_machine_was_started_again_is_removed(
     folder = opened(corpus)[1].train.folder
     machine("b", "boot-2")
     TokenStore(folder)
-    of_all = folder / "verified.json"  # as the first releases wrote it
-    of_all.write_text(json.dumps({"boot": "boot-1", "files": {}}))
     machine("a", "boot-3")
     hashed.clear()
     TokenStore(folder)
@@ -414,7 +368,6 @@ def test_a_lock_that_is_a_folder_is_no_obstacle(corpus: Corpus, cache: Path) -> 
 
 def test_a_tokenizer_that_only_looks_whole_is_trained_again(corpus: Corpus, cache: Path) -> None:
     whole = content(opened(corpus))
-    as_first_released(cache)
     (path,) = cache_folder("tokenizers").glob("*.json")
     path.write_text(raw_bytes([END]).to_str())
     with pytest.warns(UserWarning, match="the cached tokenizer of data.text was damaged"):

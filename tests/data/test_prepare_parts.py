@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archwright.data import prepare as module
-from archwright.data import store as store_module
 from archwright.data.prepare import SHARD, Prepared, prepare, prepare_documents
 from archwright.data.store import FORMAT, VERIFIED, TokenStore
 from archwright.data.writer import Writer
@@ -113,17 +112,6 @@ def test_stores_of_one_part_keep_their_names(documents: Documents, tmp_path: Pat
     asked = [FORMAT, documents.fingerprint, TOKENIZER.fingerprint, SHARD]
     name = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
     assert whole(documents, tmp_path / "whole").folder.name == name
-
-
-def test_a_digest_in_other_shards(documents: Documents, tmp_path: Path) -> None:
-    store, one = prepare_documents(documents, TOKENIZER), whole(documents, tmp_path / "whole")
-    assert store.digest != one.digest == store.digest_in_shards(SHARD)
-    seven = prepare_documents(documents, TOKENIZER, tmp_path / "seven", shard=70)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PART", SHARD)
-        patch.setattr(store_module, "BLOCK", 13)
-        other = prepare_documents(documents, TOKENIZER, tmp_path / "other", shard=70)
-        assert seven.digest_in_shards(70) == other.digest
 
 
 @pytest.mark.parametrize("held_out", [(), ("held.txt",)])

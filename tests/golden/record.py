@@ -1,8 +1,7 @@
 """What is recorded of a composition: its hashes, its parameters as they are drawn, and ten losses.
 
-A composition is a file in `compositions/`, written with keys of format 1, as those of users are: a run, or, where no
-run trains it, a model alone. Only files and functions that users have are used here, so that changes inside of the
-package need none here.
+A composition is a file in `compositions/`: a run, or, where no run trains it, a model alone. Only files and functions
+that users have are used here, so that changes inside of the package need none here.
 """
 
 import json

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 from typing import Any
 
 import pytest
@@ -27,9 +26,7 @@ def skip_other_draws(name: str) -> None:
     if TorchVersion(torch.__version__) >= (2, 12):
         return
     load = archwright.load if is_model(name) else archwright.load_run
-    with warnings.catch_warnings():  # of old keys
-        warnings.simplefilter("ignore")
-        spec = load(COMPOSITIONS[name])
+    spec = load(COMPOSITIONS[name])
     if (spec.model if isinstance(spec, RunSpec) else spec).init.kind == "glorot":
         pytest.skip("torch before 2.12 draws truncated normals otherwise")
 
@@ -108,7 +105,6 @@ def test_other_losses_are_noticed(change: float) -> None:
 
 
 @pytest.mark.sampled(fast=1)
-@pytest.mark.filterwarnings("ignore:.* is now ")
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -143,17 +142,12 @@ def test_runs_are_evaluated_on_their_way_only_where_that_is_shown(
         compared = run.seed > 1 and run.tokens == results.tokens_per_run
         steps = [p.tokens / results.tokens_per_run for p in run.curve]
         assert steps == ([0.5, 1.0] if compared else [run.tokens / results.tokens_per_run])
-    # A study that was planned before there was a difference has the runs that it had.
     study = place / "study"
-    study_spec = read_study(study / STUDY)
-    planned = saved(study_spec, RunFolder(study))
+    planned = saved(read_study(study / STUDY), RunFolder(study))
     assert planned is not None
-    before = replace(planned, curves="all")
-    assert before.run("modern", 0, 0.0).evaluate.every == 10
     assert planned.run("modern", 0, 0.0).evaluate.every == 20
-    assert before.run("modern", 2, 0.0) == planned.run("modern", 2, 0.0)
-    assert before.run("modern", 2, 0.0, 0.5).evaluate.every == 1
-    assert before.seconds > planned.seconds
+    assert planned.run("modern", 2, 0.0).evaluate.every == 10
+    assert planned.run("modern", 2, 0.0, 0.5).evaluate.every == 10
 
 
 def test_the_first_pairs_are_trained_for_shorter_horizons(results: StudyResults) -> None:

@@ -22,7 +22,6 @@ TRIES = 160
 
 NAMES = (
     *("spec.toml", "requested.toml", "environment.json", "metrics.jsonl", "model.safetensors"),
-    "asked.toml",
     *(
         "tokenizer",
         "samples.txt",

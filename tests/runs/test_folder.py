@@ -12,7 +12,6 @@ from archwright import checkpoint
 from archwright.checkpoint.started import FILE
 from archwright.runs import RunFolder, find
 from archwright.spec.errors import UserError
-from archwright.spec.renamings import FORMAT
 from archwright.spec.run_spec import RunSpec
 
 SPEC = RunSpec(name="trial", budget="10steps")
@@ -152,33 +151,7 @@ RunFolder.create(sys.argv[1], RunSpec(name="trial", budget="10steps"))
 
 
 @pytest.mark.parametrize(
-    "files", [["asked.toml"], ["asked.toml", "tokenizer"], ["spec.toml", "asked.toml"]]
-)
-def test_a_start_of_before_there_were_records_goes_on_or_is_left_alone(
-    files: list[str], tmp_path: Path
-) -> None:
-    """What a killed process of an earlier version left: the same run goes on, another one is refused."""
-    RunFolder.create(tmp_path / "made", SPEC)
-    old = tmp_path / "old"
-    old.mkdir()
-    for name in ("lock", "lock.json", *files):
-        if name == "tokenizer":
-            (old / name).mkdir()
-            (old / name / "tokenizer.json").write_text("mine")
-        elif name != "lock.json":
-            made = "requested.toml" if name == "asked.toml" else name
-            (old / name).write_bytes((tmp_path / "made" / made).read_bytes())
-    before = contents(old)
-    with pytest.raises(UserError, match=r"holds another run|not empty"):
-        RunFolder.create(old, SPEC.override("seed=1"))
-    assert contents(old) == before
-    assert RunFolder.create(old, SPEC).spec == SPEC
-    assert {name: content for name, content in contents(old).items() if name in before} == before
-    assert not (old / "requested.toml").exists()
-
-
-@pytest.mark.parametrize(
-    "name", ["tokenizer", "requested.toml", "asked.toml", "lock", "lock.json", ".hidden", ".a.tmp"]
+    "name", ["tokenizer", "requested.toml", "lock", "lock.json", ".hidden", ".a.tmp"]
 )
 def test_what_a_run_would_make_is_not_taken_for_its_own(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -234,15 +207,6 @@ def test_opening_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text("dim = \n")
     with pytest.raises(UserError, match=r"spec\.toml is damaged: it is not TOML"):
         RunFolder.open(tmp_path)
-
-
-def test_a_run_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path, SPEC)
-    text = run.spec_file.read_text()
-    run.spec_file.write_text(text.replace(f"format = {FORMAT}\n", f"format = {FORMAT + 1}\n"))
-    for call in (RunFolder.open, lambda path: RunFolder.create(path, SPEC)):
-        with pytest.raises(UserError, match=f"run format {FORMAT + 1}; .* up to {FORMAT}"):
-            call(tmp_path)
 
 
 def test_mistakes_in_the_spec_name_its_file(tmp_path: Path) -> None:

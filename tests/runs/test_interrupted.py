@@ -1,7 +1,7 @@
-"""A run folder of every earlier format that was killed is continued by the command it was made with.
+"""A recorded run that was killed is continued by the command it was made with.
 
-`interrupted/format-N` holds a run that was killed after its checkpoint of step 4, its recipe and its text, made when N
-was the newest format, and what the same code gave where nothing disturbed the run. None of it is ever changed.
+`interrupted` holds a run that was killed after its checkpoint of step 4, its recipe and its text, and what the same
+code gave where nothing disturbed the run. None of it is ever changed.
 """
 
 import json
@@ -14,17 +14,14 @@ from safetensors.torch import load_file
 import archwright
 from tests.golden.record import tensor
 
-FOLDERS = sorted(Path(__file__).parent.glob("interrupted/format-*"))
 
-
-@pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
-def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(request.param, tmp_path, dirs_exist_ok=True)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(Path(__file__).with_name("interrupted"), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.filterwarnings("ignore:.* is now ")
 def test_it_opens_and_has_a_page(folder: Path) -> None:
     run = archwright.open_run(folder / "run")
     assert not run.folder.finished
@@ -33,7 +30,6 @@ def test_it_opens_and_has_a_page(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* is now ")
 def test_the_same_command_continues_it(folder: Path) -> None:
     undisturbed = json.loads((folder / "undisturbed.json").read_text(encoding="utf-8"))
     archwright.train(archwright.load_run("recipe.toml"), out="run", quiet=True)

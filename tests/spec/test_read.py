@@ -51,7 +51,7 @@ class TestToml:
     def test_a_run_folder_s_file_may_state_its_format(self, tmp_path: Path) -> None:
         run = load_run("demo").override("seed=3", "init.from=runs/other")
         file = tmp_path / "spec.toml"
-        file.write_text("format = 1\n" + to_toml(run))
+        file.write_text(f"format = {FORMAT}\n" + to_toml(run))
         assert read_run(file) == run
 
 

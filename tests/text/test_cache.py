@@ -93,7 +93,6 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
         f"tokens/.{HASHES[0]}.lock",
         f"tokens/.tmp-{HASHES[1]}-a_b1/shard-00000.bin",
         f"tokenizers/.{HASHES[2]}.json.lock",
-        f"tokenizers/{HASHES[2]}.{dead.pid}.tmp",
         f"tokenizers/.{HASHES[2]}.blake2.{dead.pid}.tmp",
         f"measured/.{HASHES[3]}.json.{dead.pid}.tmp",
         f"surveys/.{HASHES[3]}-{'0' * 16}.json.{dead.pid}.tmp",
