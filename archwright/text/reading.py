@@ -14,7 +14,7 @@ from archwright.spec.files import open_regular
 from archwright.spec.run_spec import DataSpec
 from archwright.text.chunking import TARGET, pieces
 from archwright.text.sources import TextFile
-from archwright.text.surveys import BusyError, Found, kept_or_surveyed
+from archwright.text.surveys import Found, kept_or_surveyed
 from archwright.text.tables import rows
 
 BLOCK = 1 << 18
@@ -65,22 +65,19 @@ def survey(
 ) -> tuple[tuple[Surveyed, ...], tuple[str, ...]]:
     """Read all files once; return those that hold text, and the names of those skipped as no text.
 
-    Processes that survey the same large files at once share them: each reads those that no other is reading.
-
     Raises:
         UserError: binary, undecodable or unreadable files, or no text at all, one line each.
     """
     surveyed, skipped, mistakes, base = [], [], [], 0
-    files = tuple(files)
-    outcomes = [_outcome(file, data, wait=False) for file in files]
-    for file, outcome in zip(files, outcomes, strict=True):
-        busy = isinstance(outcome, BusyError)
-        found = _outcome(file, data, wait=True) if busy else outcome
-        if isinstance(found, UserError):
-            mistakes += [f"{key}: {line}" for line in found.lines]
-        elif found is None:
+    for file in files:
+        try:
+            found = _survey_one(file, data)
+        except UserError as error:
+            mistakes += [f"{key}: {line}" for line in error.lines]
+            continue
+        if found is None:
             skipped.append(file.name)
-        elif isinstance(found, Surveyed) and found.kept_bytes + found.held_out_bytes:
+        elif found.kept_bytes + found.held_out_bytes:
             surveyed.append(replace(found, base=base))
             base += found.size
     if mistakes:
@@ -142,17 +139,7 @@ def line_border(file: Surveyed, span: Span, near: int) -> int | None:
     return first + border if span.start < first + border < span.stop else None
 
 
-def _outcome(
-    file: TextFile, data: DataSpec, *, wait: bool
-) -> Surveyed | UserError | BusyError | None:
-    """Return what reading one file comes to, errors among it."""
-    try:
-        return _survey_one(file, data, wait=wait)
-    except (UserError, BusyError) as error:
-        return error
-
-
-def _survey_one(file: TextFile, data: DataSpec, *, wait: bool) -> Surveyed | None:
+def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
     """Read one file; None if it was found, not named, and is no text."""
     question = {"name": file.name, "field": data.field, "separator": data.separator}
     question |= {"errors": data.errors, "skipped": f"{file.found} {file.library}"}
@@ -168,7 +155,7 @@ def _survey_one(file: TextFile, data: DataSpec, *, wait: bool) -> Surveyed | Non
             held_out_bytes=there.held_out_bytes,
         )
 
-    found = kept_or_surveyed(file.path, question, read_once, wait=wait)
+    found = kept_or_surveyed(file.path, question, read_once)
     return None if found is None else Surveyed(file, **dict(found))
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,10 +20,6 @@ LARGE = 1 << 26
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
-class BusyError(Exception):
-    """Another process of this machine is reading the file."""
-
-
 class Found(BaseModel):
     """What a file has: its bytes, or those of its texts, their hash, and how many are on either side of the split."""
 
@@ -37,29 +32,16 @@ class Found(BaseModel):
 
 
 class _Kept(BaseModel):
-    """Contents of a file. The question is there for people: the file's name is its hash."""
+    """Contents of a file."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True)
 
-    question: dict[str, Any]
     state: dict[str, Any]
     found: Found
-    host: str
-    digest: str = ""
-    """Hash of the other values."""
-
-    def sealed(self) -> "_Kept":
-        content = self.model_dump_json(exclude={"digest"}).encode()
-        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return self.model_copy(update={"digest": digest})
 
 
 def kept_or_surveyed(
-    path: Path,
-    question: Mapping[str, str],
-    survey: Callable[[], Found | None],
-    *,
-    wait: bool = True,
+    path: Path, question: Mapping[str, str], survey: Callable[[], Found | None]
 ) -> Found | None:
     """Return what `survey` finds in a file; of a large one that was not touched since, what it found then.
 
@@ -68,10 +50,6 @@ def kept_or_surveyed(
     Args:
         question: all beside the file's content that it depends on.
         survey: reads the file; returns None, or raises, where there is nothing to keep.
-        wait: for another process that is reading it.
-
-    Raises:
-        BusyError: there is one, and this one does not wait.
     """
     try:
         before = state_of({"file": path})
@@ -82,29 +60,25 @@ def kept_or_surveyed(
     asked = {"format": FORMAT, "path": str(path.resolve()), **question}
     digest = hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
     place = machine_file(cache_folder("surveys"), digest, before)
-    if (kept := _read(place, before)) is not None:
-        return kept
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UserError):  # where no lock can be made, each process reads it
-            if not stack.enter_context(only_one(place, wait=wait)):
-                raise BusyError
+            stack.enter_context(only_one(place))
         if (kept := _read(place, before)) is not None:
             return kept
         found = survey()
         if found is not None and state_of({"file": path}) == before:
             with contextlib.suppress(OSError, UserError):  # then the next command reads it again
-                now = _Kept(question=asked, state=before, found=found, host=socket.gethostname())
-                write_machine_file(place, now.sealed().model_dump(mode="json"), digest)
+                write_machine_file(place, {"state": before, "found": found.model_dump()}, digest)
         return found
 
 
 def _read(place: Path, state: Mapping[str, Any]) -> Found | None:
-    """Return what was kept of a file in this state, if it is whole."""
+    """Return what was kept of a file in this state."""
     try:
         kept = _Kept.model_validate_json(place.read_bytes())
     except (OSError, ValidationError):
         return None
-    if kept.state != state or kept != kept.sealed():
+    if kept.state != state:
         return None
     mark_used(place)
     return kept.found

@@ -21,6 +21,7 @@ from archwright.spec.read import (
 )
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.version import FORMAT
 from tests.strategies import model_specs, run_specs
 
 

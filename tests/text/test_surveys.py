@@ -84,8 +84,8 @@ def test_what_was_touched_is_read_again(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda kept: kept | {"found": kept["found"] | {"digest": "0" * 32}},
-        lambda kept: kept | {"found": kept["found"] | {"kept_bytes": 1}},
+        lambda kept: kept | {"found": kept["found"] | {"digest": "0"}},
+        lambda kept: kept | {"found": kept["found"] | {"kept_bytes": -1}},
         lambda kept: {k: v for k, v in kept.items() if k != "state"},
         lambda kept: [kept],
     ],
@@ -143,38 +143,19 @@ def test_each_machine_keeps_its_own_until_it_is_started_again(
     assert of_all.exists()
 
 
-def test_processes_that_start_at_once_share_the_files(
-    tmp_path: Path, cache: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_of_processes_that_start_at_once_one_reads(
+    path: Path, reads: list[Path], cache: Path
 ) -> None:
-    """One reads the first file until the other has read the second, for which that must not wait."""
-    paths = [tmp_path / f"{i}.jsonl" for i in range(2)]
-    for file in paths:
-        file.write_text(CONTENT)
-    started, read = threading.Event(), threading.Event()
-    logged, waited = reading._checked, list[bool]()
-
-    def checked(handle: object, file: reading.TextFile, errors: str) -> tuple[int, str]:
-        found = logged(handle, file, errors)  # type: ignore[arg-type]
-        if file.path == paths[0]:
-            started.set()
-            waited.append(read.wait(20))
-        else:
-            read.set()
-        return found
-
-    monkeypatch.setattr(reading, "_checked", checked)
-    data = DataSpec(text=tuple(map(str, paths)))
-    found = list[object]()
-    threads = [threading.Thread(target=lambda: found.append(open_corpus(data))) for _ in range(2)]
-    threads[0].start()
-    assert started.wait(20)
-    threads[1].start()
+    found = list[str]()
+    threads = [threading.Thread(target=lambda: found.append(fingerprint(path))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join(40)
-    assert waited == [True]
-    assert sorted(reads) == paths
-    assert found[0] == found[1]
-    assert len(list((cache / "surveys").iterdir())) == 2  # and no lock
+    assert reads == [path]
+    assert len(found) == 3
+    assert len({*found}) == 1
+    assert len(list((cache / "surveys").iterdir())) == 1  # and no lock
 
 
 def test_where_no_lock_can_be_made_a_file_is_read(
