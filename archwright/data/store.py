@@ -133,7 +133,8 @@ class TokenStore:
     def _verify_once(self) -> None:
         """Verify the content, unless a process of this machine has since it was started. Each machine does so for
         itself: what it reads goes through memory and links of its own."""
-        state = _state(self.folder, self.index)
+        names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in self.index.shards))
+        state = state_of({name: self.folder / name for name in names})
         place = machine_file(self.folder, CHECKED, state)
         if _is_kept(place, state):
             return
@@ -266,12 +267,6 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
             if progress:
                 progress.counted(block, len)
     return hasher.hexdigest()
-
-
-def _state(folder: Path, index: Index) -> dict[str, Any]:
-    """Return what changes when the content of a store may have: what a check holds for."""
-    names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in index.shards))
-    return state_of({name: folder / name for name in names})
 
 
 def _is_kept(place: Path, state: dict[str, Any]) -> bool:

@@ -99,8 +99,8 @@ class Writer:
             shards=tuple(self.shards),
             arrays=hashed_arrays(self.folder),
         )
-        text = index.sealed().model_dump_json(indent=2)
-        (self.folder / INDEX).write_text(text + "\n", "utf-8")
+        content = index.sealed().model_dump_json(indent=2)
+        (self.folder / INDEX).write_text(content + "\n", "utf-8")
 
     def _write(self, tokens: NDArray[np.integer[Any]]) -> None:
         content = tokens.tobytes()

@@ -13,6 +13,7 @@ from archwright.lab.results import Halves, Point, RunResult, Unit
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
+from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
@@ -87,7 +88,11 @@ def read(
     command: str,
     unit: Unit = "nats per token",
 ) -> RunResult:
-    """Return what a finished or diverged run came to, its losses in a unit."""
+    """Return what a finished or diverged run came to, its losses in a unit.
+
+    Raises:
+        UserError: its final evaluation is damaged.
+    """
     records, environment = folder.metrics(), folder.environment()
     diverged = outcome(folder) == DIVERGED
     steps = [r for r in records if r["kind"] == "train"]
@@ -96,6 +101,11 @@ def read(
     assert vocab_size != "auto"
     initial = _number(steps[0].get("loss")) if steps else math.log(vocab_size)
     last_evaluation = {} if diverged or not evaluations else evaluations[-1]
+    if last_evaluation and "tuning" not in last_evaluation:
+        raise UserError(
+            f"{folder.metrics_file} is damaged: the final evaluation is missing. Remove {folder.path} to train the run "
+            "again"
+        )
     end = _number(last_evaluation.get("nats_per_token"))
     bits_per_nat = _bits_per_nat(evaluations)
     scale = 1.0

