@@ -58,7 +58,6 @@ class PlanRecord(Spec):
     shorter_pairs: int = Field(ge=0)
     ends: tuple[int, ...]
     tuning: Tuning | None  # of batch and weight decay, if asked for
-    curves: Curves
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)
