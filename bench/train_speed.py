@@ -28,7 +28,7 @@ from torch import Tensor
 
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from archwright.machine.allocator import tune_allocator
+from archwright.cpu import prepare_process
 from bench import timing
 from bench.contenders import DTYPES, MODELS, SHAPES, Shape, Step, contender
 
@@ -105,7 +105,7 @@ def main() -> None:
 def _solo(args: argparse.Namespace) -> None:
     """Train four steps of one contender, and print what it took."""
     if args.allocator == "tuned":
-        tune_allocator()
+        prepare_process()
     torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision(args.float32)
     shape = SHAPES[args.shapes[0]]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archwright.cli.parser import Parser, print_table
-from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,11 +52,11 @@ def run(words: Sequence[str]) -> int:
 
 def _check_spec(file: str) -> dict[str, Any]:
     """Return what is wrong or doubtful in a model, a run or a study."""
-    with loading():
-        from archwright.spec.checking import checked
-        from archwright.spec.read import given_model, is_study, study_names
-        from archwright.spec.rules import suspicions
-        from archwright.spec.toml import read_toml
+    from archwright.spec.checking import checked
+    from archwright.spec.read import given_model, is_study, study_names
+    from archwright.spec.rules import suspicions
+    from archwright.spec.toml import read_toml
+
     doubts: list[str] = []
     try:
         _refuse_others(file)
@@ -101,8 +100,8 @@ def _check_study(file: str) -> None:
 
 def _check_choices(file: str) -> dict[str, Any]:
     """Return what came of holding the choices of a file against the laws of their axes."""
-    with loading():
-        from archwright.inspection.laws import check_file
+    from archwright.inspection.laws import check_file
+
     try:
         found = check_file(Path(file))
     except UserError as error:

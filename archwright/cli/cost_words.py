@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from archwright import format as fmt
 from archwright.cli.listings import published_costs
-from archwright.machine.loading import loading
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.read import load
@@ -33,10 +32,9 @@ def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | N
         return published[spec.name]
     if not count:
         return None
-    with loading():
-        from dataclasses import asdict
+    from dataclasses import asdict
 
-        from archwright.planning.model_costs import model_costs
+    from archwright.planning.model_costs import model_costs
 
     return asdict(model_costs(spec, objective))
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from archwright.cli.parser import Parser, terminal_width
 from archwright.format import columns
-from archwright.machine.loading import loading
 
 ABOUT = """\
 Show where two models differ, and in what costs. Those of a model that is not published as it
@@ -31,11 +30,10 @@ def run(words: Sequence[str]) -> int:
         "--costs", action="store_true", help="count cache, FLOPs and memory also of changed models"
     )
     options, _ = parser.parse_with_parts(words)
-    with loading():
-        from archwright.catalogue.summaries import differences
-        from archwright.cli.cost_words import cost_differences
-        from archwright.cli.models import check_words, load_model
-        from archwright.spec.read import diff
+    from archwright.catalogue.summaries import differences
+    from archwright.cli.cost_words import cost_differences
+    from archwright.cli.models import check_words, load_model
+    from archwright.spec.read import diff
 
     changes_old = "=" in options.new  # diff modern norm.kind=layer: the model and its change
     changes = [*([options.new] if changes_old else []), *options.assignments]

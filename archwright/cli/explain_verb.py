@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from archwright.cli.choices_table import Section
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, print_table, terminal_width
-from archwright.machine.loading import loading
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.other_names import CHOICES
 
@@ -32,15 +31,14 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("explain", ABOUT, EXAMPLES)
     parser.add_argument("word", metavar="WORD", help="a kind or an option, as rope, layer, gqa")
     options, parts = parser.parse_with_parts(words)
-    with loading():
-        found = list(_found(options.word, listing("choices", resolve=bool(parts))))
-        for lines, numbers in found:
-            print("\n".join(lines))
-            for table in numbers:
-                print()
-                print("\n".join(_wrapped(table.about)))
-                print_table(table.rows)
+    found = list(_found(options.word, listing("choices", resolve=bool(parts))))
+    for lines, numbers in found:
+        print("\n".join(lines))
+        for table in numbers:
             print()
+            print("\n".join(_wrapped(table.about)))
+            print_table(table.rows)
+        print()
     return 0
 
 

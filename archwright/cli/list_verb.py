@@ -8,7 +8,6 @@ from archwright.cli.choices_table import print_choices, print_choices_of
 from archwright.cli.listings import listing, published_costs
 from archwright.cli.model_filter import by_year, filtered, is_filter, named_like
 from archwright.cli.parser import Parser, print_table
-from archwright.machine.loading import loading
 from archwright.spec.absent import refuse_absent
 from archwright.spec.errors import UserError, nearest
 
@@ -133,8 +132,8 @@ def _print_models(
 def _print(what: str, joined: bool) -> None:
     """Print a whole list, made now if choices have `joined`."""
     if what == "runs":
-        with loading():
-            from archwright.cli.runs_table import print_runs
+        from archwright.cli.runs_table import print_runs
+
         print_runs()
         return
     found = listing(what, resolve=joined)

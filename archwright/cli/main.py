@@ -150,22 +150,11 @@ def _run(words: list[str]) -> int:
         known = field_words.VERBS.get(verb)
         hint = f" Did you mean {known}?" if known else nearest(verb, VERBS)
         raise UserError(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{hint}')
-    _prepare_process()
+    # For compilers' processes, too: nothing of the current folder is imported.
+    os.environ["PYTHONSAFEPATH"] = "1"
     module = importlib.import_module(f"archwright.cli.{verb}_verb")
     code: int = module.run(rest)
     return code
-
-
-def _prepare_process() -> None:
-    """Settle what must be settled before pydantic and torch are imported."""
-    from archwright.machine.waiting import wait_briefly
-
-    wait_briefly()
-    # Its plugins belong to other programs; looking for them takes a tenth of a short command.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    os.environ["PYTHONSAFEPATH"] = (
-        "1"  # for compilers' processes, too: nothing of the current folder is imported
-    )
 
 
 def _open_closed_streams() -> None:

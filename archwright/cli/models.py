@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
 from archwright.spec.read import (
@@ -41,8 +40,7 @@ def load_model(name: str) -> Loaded:
     """
     if not is_config(name):
         return load_with_blame(name)
-    with loading():
-        from archwright.hf.configs import load_spec
+    from archwright.hf.configs import load_spec
 
     spec = load_spec(name)
     return Loaded(spec, dict.fromkeys(flatten(spec.model_dump()), Origin(CONFIG)))

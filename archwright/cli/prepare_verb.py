@@ -53,10 +53,9 @@ def run(words: Sequence[str]) -> int:
         print(line)
         return 0
     _check_stdin(spec.data, options.processes)
-    from archwright.machine.loading import loading
 
-    with loading():
-        from archwright.lab.prepare import prepare_together
+    from archwright.lab.prepare import prepare_together
+
     material = prepare_together(spec, options.processes, [Path(file) for file in options.parts])
     _print(material, time.perf_counter() - since)
     return 0

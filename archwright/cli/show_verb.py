@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from archwright.cli.parser import Parser
-from archwright.machine.loading import loading
 
 ABOUT = """\
 Show what a model chose: its layers drawn, its choices with their sources, where its parameters are, and what
@@ -46,8 +45,7 @@ def run(words: Sequence[str]) -> int:
         help="show which Hugging Face families can hold this model",
     )
     options, _ = parser.parse_with_parts(words)
-    with loading():
-        from archwright.cli.model_lines import print_model
+    from archwright.cli.model_lines import print_model
 
     print_model(options)
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright.cli.parser import Parser, check_parts
+from archwright.cpu import prepare_process
 from archwright.scale.launch import EndedError, LostError, check_launch, is_first, launched
 from archwright.spec.errors import UserError
 
@@ -162,10 +163,9 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
         return 2
     if options.dry_run:
         return 0
-    from archwright.machine.allocator import tune_allocator
     from archwright.training.ranks import follow
 
-    tune_allocator(shares=True)
+    prepare_process(shares=True)
     try:
         follow()
     except (EndedError, LostError) as error:
@@ -182,15 +182,12 @@ def _ended(error: EndedError | LostError) -> int:
 def _run(
     folder: "RunFolder", options: argparse.Namespace, since: float, layout: "Layout | None" = None
 ) -> int:
-    from archwright.machine.allocator import tune_allocator
-    from archwright.machine.loading import loading
+    from archwright.runs.load import open_run
+    from archwright.training.loop import DivergedError
+    from archwright.training.train import Stopped, complete
 
-    with loading():
-        from archwright.runs.load import open_run
-        from archwright.training.loop import DivergedError
-        from archwright.training.train import Stopped, complete
     was_finished = folder.finished
-    tune_allocator(shares=launched() is not None)
+    prepare_process(shares=launched() is not None)
     try:
         complete(folder, quiet=options.quiet, verbose=options.verbose, since=since, layout=layout)
         if was_finished:

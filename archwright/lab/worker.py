@@ -15,6 +15,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from archwright.cpu import prepare_process
+
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
 
@@ -26,18 +28,12 @@ PATIENCE = 600.0
 
 def main() -> None:
     """Do jobs until there are no more."""
-    from archwright.machine.waiting import wait_briefly
-
-    wait_briefly()
-    from archwright.machine.allocator import tune_allocator
-    from archwright.machine.loading import loading
-
-    tune_allocator()
+    prepare_process()
     # Before torch is loaded, which takes seconds: who lets it go meanwhile waits for nothing.
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
-    with loading():
-        import archwright.training.train  # noqa: F401
+    import archwright.training.train  # noqa: F401
+
     if sys.argv[1:]:
         from archwright.plugins import load_parts_file
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from archwright.cpu import transposed
 from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 
@@ -38,10 +39,10 @@ def compile_parts(
     on_cpu = (device or next(model.parameters()).device.type) == "cpu"
     if on_cpu and not has_compiler():
         return "none", "no C++ compiler found, which compiling for a CPU needs"
-    transposes = work_around_compiler_bugs()
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.transposed_backward = transposes
+    if work_around_compiler_bugs():
+        for module in model.modules():
+            if isinstance(module, Linear):
+                module.product = transposed.linear
     for part in (*model.all_layers, *([model.head] if whole_loss else [])):
         part.compile()
     return wanted, "asked for"

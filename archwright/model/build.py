@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import archwright.cpu.blockwise  # noqa: F401  # registers the kernel
 from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import Encoder, EncoderDecoder
 from archwright.model.language_model import LanguageModel

@@ -12,13 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
-from archwright.parts.linear import (
-    GroupedLinear,
-    Linear,
-    linears_joint_backward,
-    set_blocks,
-    to_autocast_dtype,
-)
+from archwright.parts.linear import GroupedLinear, Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.norms import NORMS, upcast, without_autocast
 from archwright.parts.registry import Registry
 from archwright.parts.routing import ROUTINGS, Router
@@ -118,7 +112,7 @@ class Gated(Branch):
     ) -> Float[Tensor, "*batch dim"]:
         """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
         if projected is None:
-            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+            projected = project(x, self.inputs)
         hidden = F.dropout(self.activation(*projected), self.spec.dropout, self.training)
         down: Tensor = self.down(self.norm(hidden))
         return down

@@ -1,7 +1,7 @@
 """The two weights everything is made of: a linear map and a table of embeddings."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,7 @@ class Linear(nn.Module):
         score_gain: of a map of queries, what their scores are multiplied by beside head_dim^-0.5: 1 where that is their
             scale, sqrt(head_dim) where they have none. Some initialisations divide by it.
         is_lm_head: the map is the head.
-        transposed_backward: whether its backward pass may transpose a factor beforehand where it is compiled, which
-            some compilers do wrongly.
+        product: function that computes x W^T + b.
         can_join: whether `fused_linears` may compute it with others from its weight alone.
         num_blocks: equal blocks of d_out, or of d_in where it writes into the stream, that stay whole where devices
             share the map: heads; 1: all of it on each device; None: of one column, or row, each.
@@ -33,7 +32,7 @@ class Linear(nn.Module):
     score_gain = 1.0
     is_lm_head = False
     active_fraction = 1.0
-    transposed_backward = False
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(F.linear)
     can_join = True
     num_blocks: int | None = None
 
@@ -61,7 +60,7 @@ class Linear(nn.Module):
         return "rowwise" if self.is_residual_output else "colwise"
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        return linear(x, self.weight, self.bias, transposed_backward=self.transposed_backward)
+        return self.product(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
@@ -139,110 +138,12 @@ def set_blocks(number: int, *maps: Linear | None) -> None:
             m.num_blocks = number
 
 
-def linear(
-    x: Float[Tensor, "*batch d_in"],
-    weight: Float[Tensor, "d_out d_in"],
-    bias: Float[Tensor, " d_out"] | None = None,
-    *,
-    transposed_backward: bool = False,
-) -> Float[Tensor, "*batch d_out"]:
-    """Return x W^T + b; compiled for bfloat16 on a CPU, with a backward pass of its own if that is asked for."""
-    # Square maps are no faster by it on two threads, or slower.
-    if transposed_backward and weight.shape[0] != weight.shape[1] and _gains_by_transposing(x):
-        y: Tensor = _Product.apply(*_narrowed(x, weight, bias))  # type: ignore[no-untyped-call]
-        return y
-    return F.linear(x, weight, bias)
-
-
-def linears_joint_backward(
+def project(
     x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
 ) -> list[Float[Tensor, "*batch _"]]:
-    """Apply several maps to the same x; compiled for bfloat16 on a CPU, with one backward pass for all of them.
-
-    Maps wider than x stay apart: one of them is product enough for all cores.
-    """
-    none_widens = all(m.transposed_backward and m.d_out <= m.d_in for m in maps)
-    if len(maps) > 1 and none_widens and _gains_by_transposing(x):
-        x, *given = _narrowed(x, *(m.weight for m in maps), *(m.bias for m in maps))
-        return list(_Products.apply(x, len(maps), *given))  # type: ignore[no-untyped-call]
-    return [m(x) for m in maps]
-
-
-def _gains_by_transposing(x: Tensor) -> bool:
-    """Whether gradients of weights are faster from a factor that is transposed beforehand."""
-    if not (torch.compiler.is_compiling() and torch.is_grad_enabled()):
-        return False
-    on_cpu = x.device.type == "cpu"
-    return on_cpu and to_autocast_dtype(x).dtype == torch.bfloat16 and x[..., 0].numel() % 32 == 0
-
-
-def _narrowed(x: Tensor, *parts: Tensor | None) -> list[Any]:
+    """Apply several maps to x, which is cast for autocast once for all of them."""
     x = to_autocast_dtype(x)
-    return [x, *(None if part is None else part.to(x.dtype) for part in parts)]
-
-
-class _Product(torch.autograd.Function):
-    """x W^T + b, and the gradient of W as (x^T g)^T or g^T x: what is transposed is the narrower one.
-
-    oneDNN transposes a factor on its way at half the speed of other products. Rows that begin an odd number of
-    cache lines apart do not meet on the same lines of the cache. It may read what lies between them, where
-    the columns are no multiple of 32.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.biased = bias is not None
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        # [rows, d_in] and [rows, d_out]
-        rows, grad_rows = x.flatten(0, -2), grad.flatten(0, -2)
-        if x.shape[-1] <= grad.shape[-1]:
-            grad_weight = (_apart(rows.t()) @ grad_rows).t().contiguous()
-        else:
-            grad_weight = _apart(grad_rows.t()) @ rows
-        return grad @ weight, grad_weight, grad_rows.sum(0) if ctx.biased else None
-
-
-class _Products(torch.autograd.Function):
-    """x W_i^T + b_i for several i, and gradients as those of [W_1; W_2; ...]: one product is cut between cores
-    better than several narrow ones, and x is transposed once, as in `_Product`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, number: int, *given: Tensor | None) -> tuple[Tensor, ...]:
-        weights, biases = given[:number], given[number:]
-        ctx.save_for_backward(x, *weights)
-        ctx.biased = [bias is not None for bias in biases]
-        return tuple(
-            F.linear(x, w, b) for w, b in zip(weights, biases, strict=True) if w is not None
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        widths, grad = [len(w) for w in weights], torch.cat(grads, -1)
-        # [rows, sum of d_out]
-        grad_rows = grad.flatten(0, -2)
-        # [d_in, sum of d_out], cut up by map
-        grad_weights = (_apart(x.flatten(0, -2).t()) @ grad_rows).split(widths, -1)
-        grad_biases = zip(ctx.biased, grad_rows.split(widths, -1), strict=True)
-        return (
-            grad @ torch.cat(weights),
-            None,
-            *(part.t().contiguous() for part in grad_weights),
-            *(part.sum(0) if biased else None for biased, part in grad_biases),
-        )
-
-
-def _apart(x: Tensor) -> Tensor:
-    """Return a copy whose rows begin an odd number of cache lines of 64 bytes apart."""
-    in_line = 64 // x.element_size()
-    lines = -(-x.shape[1] // in_line) | 1
-    out = torch.empty_strided(x.shape, (lines * in_line, 1), dtype=x.dtype, device=x.device)
-    return out.copy_(x)
+    return [m(x) for m in maps]
 
 
 def fused_linears(
@@ -257,8 +158,7 @@ def fused_linears(
         return [m(x) for m in maps]
     biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
-    transposed = all(m.transposed_backward for m in maps)
-    y = linear(x, torch.cat([m.weight for m in maps]), bias, transposed_backward=transposed)
+    y = maps[0].product(x, torch.cat([m.weight for m in maps]), bias)
     return list(y.split([m.d_out for m in maps], dim=-1))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
 from archwright.parts.branch import Branch
-from archwright.parts.linear import Linear, linear
+from archwright.parts.linear import Linear
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 
@@ -85,7 +85,7 @@ def share_sizes(part: nn.Module, size: int) -> None:
 def _with_share_of_bias(m: Linear, size: int, x: Tensor) -> Tensor:
     """Return what a map that is cut by rows makes of x, whose bias is counted once in the sum over processes."""
     assert m.bias is not None
-    return linear(x, m.weight, m.bias / size, transposed_backward=m.transposed_backward)
+    return m.product(x, m.weight, m.bias / size)
 
 
 def distinct_layers(model: LanguageModel) -> list[Layer]:

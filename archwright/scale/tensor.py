@@ -236,8 +236,6 @@ def _connect(
     branch.register_forward_pre_hook(enter)
     branch.register_forward_hook(leave)
     for m in branch.source_maps if cut else ():
-        # Else several would be computed together, without a call of their own.
-        m.transposed_backward = False
         m.register_forward_pre_hook(read_source)
 
 

@@ -28,7 +28,7 @@ TRAINED = ("run_spec", "optimizers", "schedules")
 """Files in spec/ whose parts are in optim/."""
 HOLDING = (
     *("parts", "model", "losses", "optim", "planning", "generation", "training"),
-    *("machine", "inspection", "scale", "checkpoint"),
+    *("cpu", "machine", "inspection", "scale", "checkpoint"),
 )
 """Rooms that hold modules and parts in their hands."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from archwright.machine.allocator import tune_allocator
+from archwright.cpu import prepare_process
 from archwright.machine.compiling import compile_parts, has_compiler
 from archwright.model import build
 from archwright.model.decoder import Decoder
@@ -62,12 +62,13 @@ def test_without_a_compiler_the_run_goes_on(
 
 def test_the_allocator_is_tuned_only_where_it_is_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
-    assert not tune_allocator()
+    assert not prepare_process()
 
 
 COMPILED = """
 import copy
 import torch
+from archwright.cpu import transposed
 from archwright.losses import cross_entropy
 from archwright.model import build
 from archwright.parts.linear import Linear
@@ -96,7 +97,7 @@ with uncompiled(model):
     for ours, theirs in zip(gradients(model), eager, strict=True):
         assert torch.equal(ours, theirs)
 assert torch._dynamo.utils.counters["frames"]["ok"] == frames
-if any(m.transposed_backward for m in model.modules() if isinstance(m, Linear)):
+if any(m.product is transposed.linear for m in model.modules() if isinstance(m, Linear)):
     a, b = torch.randn(2, 64, 64).bfloat16()
     for ours, theirs in zip(torch.compile(lambda *x: [y.t().contiguous() for y in x])(a, b), (a, b)):
         assert torch.equal(ours, theirs.t())

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.cpu import blocks
 from archwright.model import build
 from archwright.parts.context import Context
-from archwright.parts.kernels import KERNELS, blocks
+from archwright.parts.kernels import KERNELS
 from archwright.parts.mixers import SoftmaxAttention
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import token_layout

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import blocks
-from archwright.parts.kernels.blocks import Block, Blocks, block_of, blocks_of
+from archwright.cpu import blocks
+from archwright.cpu.blocks import Block, Blocks, block_of, blocks_of
 from archwright.parts.masks import (
     AttentionMask,
     BlockLocal,

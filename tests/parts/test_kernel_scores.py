@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import KERNELS, ScoreMods, blocks
+from archwright.cpu import blocks
+from archwright.parts.kernels import KERNELS, ScoreMods
 from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, AttentionMask, MaskPattern, pattern_of

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import KERNELS, ScoreMods, blocks
+from archwright.cpu import blocks
+from archwright.parts.kernels import KERNELS, ScoreMods
 from archwright.parts.masks import AttentionMask, Causal, MaskPattern, Window
 from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.linear import Embedding, Linear, _apart, _Product, _Products, fused_linears
+from archwright.parts.linear import Embedding, Linear, fused_linears
 
 
 def made(d_in: int, d_out: int, *, bias: bool) -> Linear:
@@ -65,38 +65,3 @@ def test_a_joint_product_under_autocast_is_narrow() -> None:
         found = fused_linears(torch.randn(2, 5), maps)
     assert [y.dtype for y in found] == [torch.bfloat16] * 2
     assert [y.shape for y in found] == [(2, 3), (2, 4)]
-
-
-@pytest.mark.parametrize("d_out", [3, 8, 40])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_compiled_map_has_a_backward_pass_of_its_own(d_out: int, bias: bool) -> None:
-    """Either factor may be the narrower one, which is transposed."""
-    part, x = made(8, d_out, bias=bias), torch.randn(2, 5, 8).double().requires_grad_()
-    given = [x, *part.parameters()]
-    grad = torch.randn(2, 5, d_out).double()
-    expected = torch.autograd.grad(part(x), given, grad)
-    y = _Product.apply(x, part.weight, part.bias)
-    assert torch.equal(y, part(x))
-    for ours, theirs in zip(torch.autograd.grad(y, given, grad), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("biased", [(True, False, True), (False, False, False)])
-def test_compiled_maps_of_one_vector_have_a_joint_backward_pass(biased: tuple[bool, ...]) -> None:
-    maps = [made(8, d_out, bias=bias) for d_out, bias in zip((8, 2, 5), biased, strict=True)]
-    x = torch.randn(2, 5, 8).double().requires_grad_()
-    given = [x, *(p for m in maps for p in m.parameters())]
-    grads = [torch.randn(2, 5, m.d_out).double() for m in maps]
-    plain = [m(x) for m in maps]
-    expected = torch.autograd.grad(plain, given, grads)
-    joint = _Products.apply(x, 3, *(m.weight for m in maps), *(m.bias for m in maps))
-    assert all(torch.equal(y, p) for y, p in zip(joint, plain, strict=True))
-    for ours, theirs in zip(torch.autograd.grad(joint, given, grads), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_what_is_transposed_lies_on_different_lines_of_the_cache() -> None:
-    for rows in (5, 32, 64, 4096):
-        copied = _apart(torch.randn(rows, 3).bfloat16().t())
-        assert copied.stride()[0] * 2 % 128 == 64
-        assert copied.stride()[0] >= rows

@@ -33,10 +33,11 @@ class Fault:
         return Path(self.file).parts[1].removesuffix(".py")
 
     @property
-    def tests_of_room(self) -> str:
-        """Where the tests of that room are."""
+    def tests_of_room(self) -> tuple[str, ...]:
+        """Where the tests of that room are; `tests/parts` compares the CPU's kernel with the others."""
         alone = Path(self.file).parts[1].endswith(".py")
-        return f"tests/test_{self.room}.py" if alone else f"tests/{self.room}"
+        own = f"tests/test_{self.room}.py" if alone else f"tests/{self.room}"
+        return (own, "tests/parts") if self.room == "cpu" else (own,)
 
     def planted(self, source: str) -> str:
         """Return the file's text with the fault in it.

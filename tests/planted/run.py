@@ -118,7 +118,7 @@ def try_one(fault: Fault, place: Path) -> Outcome:
     """Return which tests notice a fault that is planted in a copy."""
     start = time.perf_counter()
     with planted(fault, place):
-        for tests, noticed in ((fault.tests, NAMED), ((fault.tests_of_room,), ROOM)):
+        for tests, noticed in ((fault.tests, NAMED), (fault.tests_of_room, ROOM)):
             if failed := failing(tests, place):
                 return Outcome(fault, noticed, time.perf_counter() - start, tuple(failed))
     return Outcome(fault, NEVER, time.perf_counter() - start)

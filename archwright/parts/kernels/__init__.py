@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from archwright.parts.kernels.blocks import blocks_of
-from archwright.parts.kernels.blockwise import blockwise
 from archwright.parts.kernels.eager import eager
 from archwright.parts.kernels.flex import flex
 from archwright.parts.kernels.scores import ScoreMods as ScoreMods
@@ -18,10 +16,26 @@ Kernel = Callable[[Tensor, Tensor, Tensor, AttentionMask, ScoreMods], Tensor]
 weights = softmax(scale * query key^T) over the visible keys, as `ScoreMods` says; out = weights value;
 h / kv neighbouring query heads share a key-value head."""
 
-KERNELS: dict[str, Kernel] = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise, "flex": flex}
+KERNELS: dict[str, Kernel] = {"eager": eager, "sdpa": sdpa, "flex": flex}
+"""Kernels by name; `archwright.cpu.blockwise` registers one more."""
+
+_PREPARATIONS: dict[Kernel, Callable[[AttentionMask], object]] = {}
+
+
+def register_kernel(
+    name: str, kernel: Kernel, prepare: Callable[[AttentionMask], object] | None = None
+) -> None:
+    """Register a kernel.
+
+    Args:
+        prepare: called once for each mask before a layer that may be compiled, to read the mask's data.
+    """
+    KERNELS[name] = kernel
+    if prepare is not None:
+        _PREPARATIONS[kernel] = prepare
 
 
 def prepare(kernel: Kernel | None, view: AttentionMask) -> None:
-    """Do what a kernel needs once for a view and a compiled layer could not: to look at the data."""
-    if kernel is blockwise and view.kept is None:
-        blocks_of(view)
+    """Prepare a mask for a kernel, outside of compiled layers."""
+    if kernel in _PREPARATIONS:
+        _PREPARATIONS[kernel](view)

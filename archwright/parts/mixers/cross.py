@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, ScoreMods, prepare
-from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
+from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.mixers.base import Heads, Mixer
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
@@ -107,8 +107,7 @@ class SoftmaxCrossAttention(Mixer):
         return out
 
     def _keys_and_values(self, context: Context) -> tuple[Heads, Heads]:
-        read = to_autocast_dtype(context.memory.output)
-        k, v = linears_joint_backward(read, [self.key, self.value])
+        k, v = project(context.memory.output, [self.key, self.value])
         shape = (self.num_kv_heads, self.head_dim)
         # [batch, source_length, num_kv_heads, head_dim]
         return self.key_norm(k.unflatten(-1, shape)), v.unflatten(-1, shape)

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
-from archwright.parts.linear import (
-    Embedding,
-    Linear,
-    linears_joint_backward,
-    set_blocks,
-    to_autocast_dtype,
-)
+from archwright.parts.linear import Embedding, Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -115,7 +109,7 @@ class DisentangledAttention(AttentionMixer):
             context = Context.alone(x)
         mask = context.mask(self.pattern, self.num_heads)
         if projected is None:
-            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+            projected = project(x, self.inputs)
         # [batch, length, heads, head_dim]
         q, k, v = (p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected)
         k, v = context.all_keys(state, k, v)

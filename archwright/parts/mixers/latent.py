@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
-from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
+from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask, max_length, pairs
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -142,7 +142,7 @@ class LatentAttention(AttentionMixer):
             context = Context.alone(x, attention_mask)
         mask = context.mask(self.pattern, self.num_heads)
         if projected is None:
-            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+            projected = project(x, self.inputs)
         q = projected[0]
         if self.query_norm is not None:
             q = self.query_up(self.query_norm(q))

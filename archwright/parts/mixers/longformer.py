@@ -8,7 +8,7 @@ from torch import Tensor
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods, prepare
-from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
+from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask, num_global, without_global_queries
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -91,7 +91,7 @@ class LongformerAttention(AttentionMixer):
         if context is None:
             context = Context.alone(x)
         if projected is None:
-            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+            projected = project(x, self.inputs)
         # [batch, length, heads, head_dim]
         q, k, v, k_global, v_global = (
             p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected

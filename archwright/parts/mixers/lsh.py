@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.parts.context import Context
-from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
+from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import Mixer
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -88,7 +88,7 @@ class LSHAttention(Mixer):
         if context is None:
             context = Context.alone(x)
         if projected is None:
-            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+            projected = project(x, self.inputs)
         # [batch, heads, length, head_dim]
         q, v = (p.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for p in projected)
         chunks = self._chunks(context)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
-from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
+from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.distance_scores import DISTANCE_SCORES, Together
@@ -167,7 +167,7 @@ class SoftmaxAttention(AttentionMixer):
             context = Context.alone(x, attention_mask)
         mask = context.mask(self.pattern, self.num_heads)
         if projected is None:
-            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+            projected = project(x, self.inputs)
         q, k, v = projected[:3]
         if (limit := self.spec.qkv_clip) != "none":
             q, k, v = (p.clamp(-limit, limit) for p in (q, k, v))

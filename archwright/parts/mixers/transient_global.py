@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods, prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
-from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
+from archwright.parts.linear import Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.masks import WHOLE, AttentionMask, Ranges, united
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -106,7 +106,7 @@ class TransientGlobalAttention(AttentionMixer):
         if context is None:
             context = Context.alone(x)
         if projected is None:
-            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+            projected = project(x, self.inputs)
         view = self._view(context)
         sums = to_autocast_dtype(self.norm(view.summed(x)))  # [batch, sums, dim]
         q, k, v = projected

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from archwright.parts.kernels import blocks as cut
-from archwright.parts.kernels.blocks import Block, block_of, blocks_of
+from archwright.cpu import blocks as cut
+from archwright.cpu.blocks import Block, block_of, blocks_of
 from archwright.parts.kernels.scores import ScoreMods
 from archwright.parts.masks import AttentionMask, united
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import blocks as cut
+from archwright.cpu import blocks as cut
+from archwright.cpu.tiles import LEFT_OUT, Attend
+from archwright.parts.kernels import register_kernel
 from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
-from archwright.parts.kernels.tiles import LEFT_OUT, Attend
 from archwright.parts.masks import AttentionMask
 
 
@@ -59,7 +60,7 @@ def blockwise(
     )
     out: Tensor
     if torch.compiler.is_compiling():
-        from archwright.parts.kernels import compiled
+        from archwright.cpu import compiled
 
         out = compiled.attend(*tensors, *how)[0]
     else:
@@ -73,7 +74,7 @@ def _outside_compiler(name: str) -> Callable[..., Any]:
     To disable it loads all of it, which takes seconds, so that is done only where it is at work.
     """
     if torch.compiler.is_compiling():
-        from archwright.parts.kernels import compiled
+        from archwright.cpu import compiled
 
         left_out: Callable[..., Any] = compiled.LEFT_OUT[name]
         return left_out
@@ -97,3 +98,11 @@ def _columns(view: AttentionMask) -> tuple[int, int]:
     length, lookback, lookahead = view.keys_at.length, view.pattern.lookback, view.pattern.lookahead
     least = -length if lookback is None else max(-length, -lookback - cut.ALIGNED)
     return least, length if lookahead is None else min(length, cut.BLOCK + lookahead)
+
+
+def _prepare(view: AttentionMask) -> None:
+    if view.kept is None:
+        cut.blocks_of(view)
+
+
+register_kernel("blockwise", blockwise, _prepare)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels.tiles import LEFT_OUT as CALLS
-from archwright.parts.kernels.tiles import attend as plain_attend
-from archwright.parts.kernels.tiles import attend_backward as plain_backward
-from archwright.parts.kernels.tiles import gradients, save_for_backward, workspace_for
+from archwright.cpu.tiles import LEFT_OUT as CALLS
+from archwright.cpu.tiles import attend as plain_attend
+from archwright.cpu.tiles import attend_backward as plain_backward
+from archwright.cpu.tiles import gradients, save_for_backward, workspace_for
 
 attend = torch.library.custom_op("archwright::attend", plain_attend, mutates_args=())
 attend_backward = torch.library.custom_op(

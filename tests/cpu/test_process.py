@@ -10,10 +10,10 @@ from tests.tiny import surroundings
 
 FAULTS = """
 import resource, sys, torch
-from archwright.machine.allocator import tune_allocator
+from archwright.cpu import prepare_process
 
 if sys.argv[1] != "default":
-    assert tune_allocator(shares=sys.argv[1] == "shares")
+    assert prepare_process(shares=sys.argv[1] == "shares")
 
 def once():
     return torch.ones(2**24)  # 64 MiB, touched and freed

@@ -1,0 +1,3 @@
+"""Kernels that other rooms register."""
+
+import archwright.cpu.blockwise  # noqa: F401
