@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from archwright.data.inputs import Batch, Inputs
 from archwright.machine.compiling import compile_parts
-from archwright.machine.decide import cpu_name
 from archwright.machine.float8 import check_float8
 from archwright.machine.liger import check_liger, fuse
+from archwright.machine.peaks import measure_peak
 from archwright.machine.precision import Precision
+from archwright.machine.rules import cpu_name
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.planning.cost import flops_per_token
-from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import AdamW, MachineSpec

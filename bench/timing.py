@@ -13,9 +13,8 @@ import numpy as np
 import psutil
 import torch
 
-from archwright.machine.allocator import tune_allocator
-from archwright.machine.decide import cpu_name
-from archwright.machine.products import float32_choice, measure_float32
+from archwright.cpu import prepare_process
+from archwright.machine.rules import FLOAT32, cpu_name, decision, processor
 
 CORES = psutil.cpu_count(logical=False) or 1
 PACKAGES = ("torch", "transformers", "litgpt", "x-transformers")
@@ -24,9 +23,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def prepare(threads: int, *, tuned: bool = True) -> bool:
     """Give the process the settings that all contenders share; tell whether the allocator took its own."""
-    taken = tuned and tune_allocator()
+    taken = tuned and prepare_process()
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(float32_choice(**measure_float32())[0])
+    torch.set_float32_matmul_precision(decision(FLOAT32, processor("cpu"))[0])
     return taken
 
 

@@ -52,10 +52,10 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="rows (default: 4)")
     parser.add_argument("--length", type=int, metavar="T", help="tokens (default: the context)")
     parser.add_argument(
-        "--precision", default="auto", metavar="P", help="fp32, bf16, fp16, fp8 (default: faster)"
+        "--precision", default="auto", metavar="P", help="fp32, bf16, fp16, fp8 (default: by rule)"
     )
     parser.add_argument(
-        "--kernel", default="auto", metavar="K", help="eager, sdpa, blockwise (default: fastest)"
+        "--kernel", default="auto", metavar="K", help="eager, sdpa, blockwise (default: by rule)"
     )
     parser.add_argument(
         "--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)"

@@ -369,18 +369,17 @@ ActivationCheckpointing = Literal["none", "selective", "full"]
 
 
 class MachineSpec(Spec):
-    """Decisions that the machine makes once, by measurement, for which numbers of the last week are taken unless
-    ARCHWRIGHT_REMEASURE is set; given values are kept."""
+    """Decisions that are made once for a run, by rule (`machine/rules.py`); given values are kept."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     """fp32, or autocast to bf16 or fp16; fp8: bf16 with products inside in 8 bits, on a GPU that has them (extra
-    fp8); auto: the faster one of fp32 and bf16."""
+    fp8); auto: bf16 on devices with instructions for it, else fp32."""
     float32_matmul_precision: Literal["auto", "highest", "medium"] = "auto"
     """torch's name for how float32 products are computed; auto: "medium" where that is true float32 and faster."""
     kernel: Literal["auto", "eager", "sdpa", "blockwise", "flex"] = "auto"
-    """Attention kernel; auto: the fastest of sdpa and blockwise, and on CUDA flex (FlexAttention), for the
-    mask and device."""
+    """Attention kernel; auto: by device, precision, length and mask. On a CPU blockwise, or sdpa for short sequences in
+    float32; on CUDA sdpa for plain attention, else flex (FlexAttention)."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
     float32 logits would take more than 256 MiB."""

@@ -1,4 +1,4 @@
-"""Settling a run: every "auto" becomes a value, by rule or by measurement, once and for all."""
+"""Settling a run: every "auto" becomes a value, by rule, or by measured steps, once and for all."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +56,7 @@ def resolve(
     model = make_model(run, material, decisions.machine, layout, with_values=layout.size == 1)
     if run.init.from_:
         _take_weights(model, weights_file(Path(run.init.from_)), progress)
-    decide_kernel(decisions, model, run, layout)
+    decide_kernel(decisions, model, run)
     decide_loss(decisions, model, run, layout)
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     if layout.size == 1:

@@ -169,8 +169,7 @@ def test_a_resumed_run_decides_nothing(
     folder = RunFolder.open(tmp_path / "run")
     spec, environment = folder.spec_file.read_bytes(), folder.environment_file.read_bytes()
     for room, name in (
-        *((machine_room, n) for n in ("measure_peak", "median_times", "decide", "decide_kernel")),
-        *((resolve_room, n) for n in ("measure_peak",) if hasattr(resolve_room, n)),
+        *((machine_room, n) for n in ("peak_of", "decide", "decide_kernel")),
         *((resolve_room, n) for n in ("decide", "decide_kernel", "_take_weights")),
         (train_room, "time_end"),
         (Session, "time_step"),

@@ -1,8 +1,5 @@
 """Settling: every "auto" becomes a value once; a run that was settled decides nothing again."""
 
-import itertools
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +8,8 @@ import torch
 import archwright
 from archwright import checkpoint
 from archwright.machine import decide as machine_room
-from archwright.machine.decide import Decisions, decide, decide_kernel
+from archwright.machine.decide import decide
 from archwright.model.language_model import LanguageModel
-from archwright.parts.kernels import KERNELS
 from archwright.runs import RunFolder
 from archwright.scale.layout import Layout
 from archwright.scale.processes import Processes
@@ -23,7 +19,7 @@ from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import resolve as resolve_room
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.progress import Silent
-from archwright.training.resolve import make_model, resolve
+from archwright.training.resolve import resolve
 from tests.tiny import tiny_run, write_text
 
 AUTO = (
@@ -36,16 +32,9 @@ AUTO = (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure, but briefly; threads stay as they are."""
-    monkeypatch.setattr(machine_room, "measure_peak", lambda *_: next(PEAKS))
-    monkeypatch.setattr(
-        machine_room, "median_times", lambda calls, at_most: dict.fromkeys(calls, 0.002)
-    )
-    monkeypatch.setattr(machine_room, "measure_float32", lambda: {"error": 1e-3, "ratio": 2.0})
+    """Measure nothing; threads stay as they are."""
+    monkeypatch.setattr(machine_room, "peak_of", lambda *_: 1e11)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-
-
-PEAKS = itertools.cycle([1e11, 3e11])
 
 
 def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
@@ -156,20 +145,10 @@ def test_many_logits_are_computed_in_chunks(
 def test_the_first_of_many_processes_decides_by_its_own_share(
     run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It attends to no batch of all, which may fit into no memory, and no loss is computed in chunks for it."""
-    seen = []
-
-    def looked_at(query, key, value, view, scores):  # type: ignore[no-untyped-def]
-        seen.append(query.shape)
-        return query
-
-    for name in machine_room.RIVALS["cpu"]:
-        monkeypatch.setitem(KERNELS, name, looked_at)
+    """No loss is computed in chunks for all of a batch's logits."""
     monkeypatch.setattr(machine_room, "WHOLE_LOGITS", 4 * 32 * 320 * 4)
     run = run.override("batch_size=512", "grad_accum_steps=2", "machine.kernel=auto")
     session, decisions = resolve(run, material, Silent(), Layout(1, 64, 8))
-    assert seen == [(4, 32, 2, 16)] * 2
-    assert "on one process's 4 rows of 32 tokens" in decisions.reasons["kernel"]
     assert session.run.machine.loss == "whole"
     assert decisions.reasons["loss"] == "float32 logits of one process would take 164 kB"
 
@@ -180,106 +159,6 @@ def test_the_asked_run_is_what_the_settled_one_trains(run: RunSpec, material: Ma
     asked, found = (flatten(r.model_dump(by_alias=True)) for r in (run, session.run))
     for path, value in asked.items():
         assert value == "auto" or found[path] == value, path
-
-
-@pytest.mark.parametrize(("ratio", "best"), [(3.0, "bf16"), (1.05, "fp32"), (0.4, "fp32")])
-def test_the_faster_precision_is_chosen(
-    ratio: float, best: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peaks = {torch.float32: 1e11, torch.bfloat16: ratio * 1e11}
-    monkeypatch.setattr(machine_room, "measure_peak", lambda device, dtype: peaks[dtype])
-    found = decide(MachineSpec())
-    assert found.machine.precision == best
-    assert found.peak == peaks[torch.bfloat16 if best == "bf16" else torch.float32]
-    assert f"{ratio:.2f} times" in found.reasons["precision"]
-
-
-@pytest.mark.parametrize(("times", "best"), [([1.0, 2.0], "sdpa"), ([2.0, 1.0], "blockwise")])
-def test_the_faster_kernel_is_chosen_and_used(
-    run: RunSpec, material: Material, times: list[float], best: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        machine_room, "median_times", lambda calls, at_most: dict(zip(calls, times, strict=True))
-    )
-    decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
-    model = make_model(run, material, decisions.machine)
-    decide_kernel(decisions, model, run)
-    assert decisions.machine.kernel == best
-    assert model.layers[0].attention.kernel.__name__ == best
-
-
-def test_a_kernel_that_cannot_be_compiled_is_left_out(
-    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faulty = ["flex"]
-
-    def call_of(name: str, *_: object) -> Callable[[], None]:
-        def call() -> None:
-            if name in faulty:
-                raise RuntimeError("no compiler here\nand more")
-
-        return call
-
-    def decided() -> Decisions:
-        found = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
-        decide_kernel(found, make_model(run, material, found.machine), run)
-        return found
-
-    monkeypatch.setitem(machine_room.RIVALS, "cpu", ("sdpa", "flex"))
-    monkeypatch.setattr(machine_room, "_kernel_call", call_of)
-    assert decided().machine.kernel == "sdpa"
-    assert decided().reasons["kernel"].endswith("sdpa 2.0 ms, flex left out: no compiler here")
-    faulty.append("sdpa")  # which is a fault of our own
-    with pytest.raises(RuntimeError, match="no compiler here"):
-        decided()
-
-
-def test_rivals_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    order: list[str] = []
-    clock = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
-
-    def call(name: str, *durations: int) -> Callable[[], None]:
-        left = iter(durations)
-
-        def called() -> None:
-            order.append(name)
-            for _ in range(next(left, 2)):
-                next(clock)
-
-        return called
-
-    found = machine_room.median_times({"a": call("a", 9), "b": call("b", 5, 5, 5)}, 0.0)
-    assert "".join(order) == "ababab"
-    assert found == {"a": 3.0, "b": 6.0}  # a call that was held up does not count
-    del order[:]
-    machine_room.median_times({"a": call("a"), "b": call("b")}, 40.0)
-    assert len(order) > 6
-
-
-@pytest.mark.parametrize("mask", ["causal", "window"])
-@pytest.mark.parametrize("packing", ["concat", "document_mask"])
-def test_kernels_are_timed_on_the_runs_own_mask(
-    run: RunSpec,
-    material: Material,
-    mask: str,
-    packing: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen = []
-
-    def looked_at(query, key, value, view, scores):  # type: ignore[no-untyped-def]
-        seen.append((type(view.pattern).__name__, view.layout.segment_ids is not None, query.shape))
-        return query
-
-    run = run.override(f"model.attention.mask.kind={mask}", f"data.packing={packing}")
-    run = run.override("grad_accum_steps=2", "batch_size=5")
-    for name in machine_room.RIVALS["cpu"]:
-        monkeypatch.setitem(KERNELS, name, looked_at)
-    decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
-    decide_kernel(decisions, make_model(run, material, decisions.machine), run)
-    assert seen == [(mask.capitalize(), packing == "document_mask", (3, 32, 2, 16))] * 2
 
 
 def test_a_model_without_attention_needs_no_kernel(run: RunSpec, material: Material) -> None:

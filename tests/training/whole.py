@@ -71,7 +71,7 @@ def leave_out(patch: pytest.MonkeyPatch) -> None:
     for room in (train_room, finalize_room):
         patch.setattr(room, "report", lambda folder: folder.report_file.touch())
     patch.setattr(finalize_room, "SAMPLE_TOKENS", 16)
-    patch.setattr(machine_room, "measure_peak", lambda *_: 1e11)
+    patch.setattr(machine_room, "peak_of", lambda *_: 1e11)
 
 
 class Died(BaseException):
