@@ -163,9 +163,9 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
         return 2
     if options.dry_run:
         return 0
+    prepare_process(shares=True)
     from archwright.training.ranks import follow
 
-    prepare_process(shares=True)
     try:
         follow()
     except (EndedError, LostError) as error:
@@ -182,12 +182,12 @@ def _ended(error: EndedError | LostError) -> int:
 def _run(
     folder: "RunFolder", options: argparse.Namespace, since: float, layout: "Layout | None" = None
 ) -> int:
+    prepare_process(shares=launched() is not None)
     from archwright.runs.load import open_run
     from archwright.training.loop import DivergedError
     from archwright.training.train import Stopped, complete
 
     was_finished = folder.finished
-    prepare_process(shares=launched() is not None)
     try:
         complete(folder, quiet=options.quiet, verbose=options.verbose, since=since, layout=layout)
         if was_finished:
