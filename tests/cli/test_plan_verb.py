@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from archwright.cli import main
 from archwright.runs import RunFolder
@@ -373,6 +375,14 @@ def test_an_unknown_device_is_one_line_with_the_nearest(
     assert line.endswith('Did you mean "h200"?')
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restores the number of threads, which this machine's decisions set."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 LITTLE = (
     "dim=32 num_layers=2 vocab_size=64 context_length=32 attention.num_heads=2 "
     "attention.num_kv_heads=1 batch_size=4 machine.precision=fp32 "
@@ -380,7 +390,9 @@ LITTLE = (
 )
 
 
-def test_a_step_on_this_machine(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_on_this_machine(
+    place: Path, threads: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32")
     page, _, here = text.partition("\na step on this machine\n")
     for line in (
@@ -392,7 +404,7 @@ def test_a_step_on_this_machine(place: Path, capsys: pytest.CaptureFixture[str])
         assert re.search(line, page), line
     for line in (
         r"a step +4 sequences of 32 tokens +fp32\n",
-        r"memory +\S+ kB +estimated, weights, gradients, optimizer and activations; \S+ GB are free\n",
+        r"memory +\S+ MB +estimated, weights, gradients, optimizer and activations; \S+ GB are free\n",
         r"peak memory +\S+ [MG]B +measured, of the process\n",
         r"time of a step +\S+ m?s +measured, eager kernel\n",
         r"speed +\S+ tokens/s +measured\n",
@@ -423,7 +435,7 @@ def test_a_step_on_this_machine(place: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_step_that_does_not_fit_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    threads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the tokens of --batch and --context."""
     monkeypatch.setattr("archwright.training.measured_step.free_memory", lambda device: 1_000_000)
@@ -441,6 +453,7 @@ def test_a_step_that_does_not_fit_is_said(
 
 
 def test_a_run_that_cannot_be_trained_is_planned_with_a_warning(
+    threads: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = f"plan modern {LITTLE} grad_accum_steps=5 --hardware this --precision fp32"
@@ -460,7 +473,7 @@ def test_a_run_is_planned_as_its_model(place: Path, capsys: pytest.CaptureFixtur
     )
 
 
-def test_this_machine_is_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine_is_one_device(threads: None, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = error_lines(capsys, "plan", "modern", "--hardware", "this", "--devices", "4")
     assert line == "devices: found 4; expected 1 with --hardware this, which measures one machine"
 
