@@ -30,8 +30,8 @@ def run(words: Sequence[str]) -> int:
     """Print what a word means, once for each axis that has it."""
     parser = Parser("explain", ABOUT, EXAMPLES)
     parser.add_argument("word", metavar="WORD", help="a kind or an option, as rope, layer, gqa")
-    options, parts = parser.parse_with_parts(words)
-    found = list(_found(options.word, listing("choices", resolve=bool(parts))))
+    options, _ = parser.parse_with_parts(words)
+    found = list(_found(options.word, listing("choices")))
     for lines, numbers in found:
         print("\n".join(lines))
         for table in numbers:

@@ -51,8 +51,7 @@ def run(words: Sequence[str]) -> int:
         "--wide", dest="all_columns", action="store_true", help="of models: every column"
     )
     parser.add_argument("--by-year", action="store_true", help="of models: how many of each year")
-    options, parts = parser.parse_with_parts(words)
-    joined = bool(parts)
+    options, _ = parser.parse_with_parts(words)
     rest = [*options.words]
     what = rest.pop(0) if rest[:1] and rest[0] in WHAT else None
     name = rest.pop(0) if what == "choices" and rest else None
@@ -68,12 +67,12 @@ def run(words: Sequence[str]) -> int:
             f"list {what}: --wide, --by-year and --format are for models; leave them out, or list models"
         )
     if name:
-        print_choices_of(name, listing("choices", resolve=joined), tuple(options.parts))
+        print_choices_of(name, listing("choices"), tuple(options.parts))
     elif filters or others or whole or options.by_year:
-        _print_models(filters, others, options, joined=joined)
+        _print_models(filters, others, options)
     else:
         for each in [what] if what else ["models", "recipes", "studies"]:
-            _print(each, joined)
+            _print(each)
         if not what:
             print(
                 "archwright show NAME says more; archwright list choices lists what can be changed."
@@ -106,13 +105,13 @@ def _check_names(what: str | None, names: Sequence[str]) -> None:
 
 
 def _print_models(
-    filters: Sequence[str], names: Sequence[str], options: argparse.Namespace, *, joined: bool
+    filters: Sequence[str], names: Sequence[str], options: argparse.Namespace
 ) -> None:
     """Print the models that meet all conditions."""
-    models = listing("models", resolve=joined)
+    models = listing("models")
     whole = options.all_columns or options.format != "text"
     with_all = with_costs(models, published_costs())
-    found, conditions = filtered(with_all["rows"], listing("chosen", resolve=joined), filters)
+    found, conditions = filtered(with_all["rows"], listing("chosen"), filters)
     for name in names:
         found = named_like(found, name)
     if options.by_year:
@@ -129,14 +128,13 @@ def _print_models(
         print(f"{len(found)} of {len(models['rows'])} models: {asked}")
 
 
-def _print(what: str, joined: bool) -> None:
-    """Print a whole list, made now if choices have `joined`."""
+def _print(what: str) -> None:
     if what == "runs":
         from archwright.cli.runs_table import print_runs
 
         print_runs()
         return
-    found = listing(what, resolve=joined)
+    found = listing(what)
     if what == "models":
         print_architectures(found, "text", names=[*found["rows"][0]])
     elif what == "choices":

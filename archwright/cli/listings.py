@@ -9,14 +9,11 @@ from archwright import presets
 FOLDER = presets.FOLDER / "listings"
 
 
-def listing(name: str, *, resolve: bool = False) -> Any:
-    """Return a listing as it was made with the package; `resolve` makes it now, with choices that joined.
-
-    Where choices have joined already, it is made now, too.
-    """
+def listing(name: str) -> Any:
+    """Return a listing as it was made with the package, or made now if choices from outside have joined."""
     # A process that never loaded what registers choices has none from outside, and need not load it to know.
     plugins = sys.modules.get("archwright.plugins")
-    if resolve or (plugins is not None and plugins.have_joined()):
+    if plugins is not None and plugins.have_joined():
         from archwright.reporting.listings import LISTINGS
 
         return LISTINGS[name]()

@@ -19,6 +19,6 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "file", nargs="?", default="model", choices=FILES, metavar="FILE", help=", ".join(FILES)
     )
-    options, parts = parser.parse_with_parts(words)
-    print(json.dumps(listing(f"schema_{options.file}", resolve=bool(parts)), indent=2))
+    options, _ = parser.parse_with_parts(words)
+    print(json.dumps(listing(f"schema_{options.file}"), indent=2))
     return 0
