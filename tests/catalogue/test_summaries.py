@@ -8,7 +8,6 @@ from archwright.catalogue.summaries import (
     brief,
     differences,
     layer_words,
-    model_words,
 )
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Window
@@ -72,44 +71,6 @@ def test_choices_are_told_by_what_is_not_usual() -> None:
     assert brief(spec.head) == ""
     assert brief(Window()) == "window, size 4,096"
     assert brief(RMSNorm(weight="unit_offset", eps=0.5)) == "RMSNorm, eps 0.5, weight 1 + w"
-
-
-def test_what_changed_in_both_stacks_is_said_once() -> None:
-    old = load("t5-small")
-    new = old.override(
-        *("feedforward.dropout=0", "encoder.feedforward.dropout=0", "encoder.num_layers=4"),
-        *("encoder.norm.eps=1e-5", "cross_attention.dropout=0", "attention.softcap=50"),
-    )
-    assert differences(old, new) == [
-        ("encoder", "6 layers", "4 layers"),
-        ("cross-attention", "dropout 0.1", "dropout 0"),
-        ("feed-forward", "dropout 0.1", "dropout 0"),
-        ("encoder: norm", "eps 1e-06", "eps 1e-05"),
-        ("decoder: attention", "soft cap none", "soft cap 50"),
-    ]
-    alone = old.override("encoder.kind=none", "cross_attention.kind=none")
-    assert ("encoder", "6 layers", "none") in differences(old, alone)
-
-
-def test_what_stands_around_an_encoder() -> None:
-    spec = load("t5-small")
-    own = ("encoder.dim=64", "encoder.embeddings=own", "encoder.context_length=2048")
-    found = [model_words(s)["encoder"] for s in (load("modern"), spec, spec.override(*own))]
-    assert found == [
-        "none",
-        "6 layers",
-        "6 layers, width 64, context 2,048, embedding of its own",
-    ]
-
-
-def test_what_stands_around_a_generator() -> None:
-    old, new = load("electra-small"), load("electra-base")
-    words = model_words(old)
-    assert words["encoder"] == "none"
-    assert words["generator"].startswith("12 layers, width 64, head tied, transform dense")
-    found = {at: (a, b) for at, a, b in differences(old, new)}
-    assert found["generator"][1].startswith("12 layers, width 256, head tied")
-    assert found["generator: feed-forward"] == ("d_ff 256", "d_ff 1,024")
 
 
 def test_arrangements() -> None:

@@ -37,11 +37,6 @@ def test_conditions_hold_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert found(capsys, "norm!=layer") == {row["model"] for row in ROWS} - layer - unknown
 
 
-@pytest.mark.parametrize("key", ["norm.kind", "model.norm.kind", "norm", "model.norm"])
-def test_a_key_is_a_path_or_a_column(key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert found(capsys, f"{key}=layer") == names(norm="LayerNorm")
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -87,15 +82,6 @@ def test_a_word_of_a_cell_is_a_whole_word(capsys: pytest.CaptureFixture[str]) ->
 def test_what_is_not_there(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = error_lines(capsys, "list", word)
     assert part in line
-
-
-@pytest.mark.parametrize("order", [("models", "norm=layer", "olmo"), ("olmo", "norm=layer")])
-def test_a_name_and_a_condition(order: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert found(capsys, *order) == {"olmo-7b"}
-
-
-def test_all_mistakes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(error_lines(capsys, "list", "norm=lyer", "yaer=2024", "dim>few")) == 3
 
 
 def test_a_system_that_is_not_there_is_named_by_show_too(

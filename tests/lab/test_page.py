@@ -16,11 +16,10 @@ import pytest
 from archwright.lab.page import study_page, write_page, write_tables
 from archwright.lab.page.curves import runs_at_best
 from archwright.lab.page.learning_rates import best_lr
-from archwright.lab.results import Interaction, StudyResults
+from archwright.lab.results import StudyResults
 from archwright.lab.sweep import replicate
 from archwright.lab.verdict import DIVERGED, effects
 from archwright.reporting.document import HEADLINE_WORDS, Chart, Page, Table
-from archwright.reporting.styles import SHORT, series_of, short_names
 from archwright.spec.study_spec import StudySpec
 from tests.lab import made_results as made
 
@@ -199,11 +198,6 @@ def test_unknown_numbers_make_a_page_too() -> None:
         assert study_page(odd).html().rstrip().endswith("</html>")
 
 
-def test_the_bootstrap_has_the_t_interval_beside_it() -> None:
-    assert "95 % t" in table(study_page(made.twelve_seeds()), "Effects").head
-    assert "95 % t" not in table(study_page(made.two_variants()), "Effects").head
-
-
 def test_a_reservation_stands_by_its_effect() -> None:
     results = made.two_variants()
     reserved = replace(results.effects[0], caveats=("no power", "noisy"))
@@ -232,22 +226,6 @@ def test_what_is_inconclusive_has_no_number_and_no_interval() -> None:
     assert 0 < len(drawn) < len(results.effects)
 
 
-def test_an_interaction_is_a_sentence_beside_its_row() -> None:
-    results = made.two_variants()
-    sentence = "a and b help each other."
-    one = Interaction("a", "b", "both", -0.1, results.effects[0].interval, 0.01, [], [], sentence)
-    assert sentence in study_page(replace(results, interactions=[one])).html()
-
-
-def test_a_huge_interval_does_not_hide_the_rest() -> None:
-    results = made.two_variants()
-    wide = replace(results.effects[0].interval, low=-30.0, high=30.0)
-    page = study_page(replace(results, effects=[replace(results.effects[0], interval=wide)]))
-    low, high = chart(page, "effects").layout["xaxis"]["range"]
-    assert -0.5 < low < 0 < high < 0.5
-    assert "goes on beyond it" in chart(page, "effects").note
-
-
 def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
     results = made.two_variants()
     mean = chart(study_page(results), "loss").traces[2]
@@ -274,37 +252,6 @@ def test_curves_are_of_the_runs_that_are_compared() -> None:
     assert len(runs_at_best(alone, "modern")) == 2
 
 
-def test_training_losses_stand_beside_held_out_ones() -> None:
-    results = made.two_variants()
-    page = study_page(results)
-    held_out, trained = (chart(page, name).traces[2] for name in ("loss", "training"))
-    assert trained["along"] == held_out["along"]
-    assert trained["y"] == pytest.approx([loss - 0.04 for loss in held_out["y"]])
-    assert "mean over the steps since the evaluation before" in chart(page, "training").note
-    unknown = [
-        replace(run, curve=[replace(p, train_loss=math.nan) for p in run.curve])
-        for run in results.runs
-    ]
-    page = study_page(replace(results, runs=unknown))
-    assert "training" not in [found.name for found in page.charts]
-
-
-def test_losses_are_curves_in_bits_per_byte_too() -> None:
-    results = made.two_variants()
-    nats, bits = (chart(study_page(results), name).traces[2] for name in ("loss", "bits-per-byte"))
-    assert bits["y"] == pytest.approx([n / made.NATS_PER_BIT_PER_BYTE for n in nats["y"]])
-    page = study_page(replace(results, unit="bits per byte"))
-    assert "bits-per-byte" not in [found.name for found in page.charts]
-
-
-def test_the_axis_of_effects_leaves_room_where_they_are() -> None:
-    results = made.two_variants()
-    (effect,) = results.effects
-    low, high = chart(study_page(results), "effects").layout["xaxis"]["range"]
-    assert low < -effect.margin < 0 < max(effect.differences) < high
-    assert high > -2 * low  # the variant is worse, so the right side has more to show
-
-
 def test_differences_are_paired_by_seed() -> None:
     results = made.two_variants()
     line = chart(study_page(results), "difference").traces[-1]
@@ -323,24 +270,6 @@ def test_what_diverged_is_marked_and_draws_no_mean() -> None:
     states = [row.cells[4] for row in table(page, "Runs").rows]
     assert states.count("diverged") == 2
     assert states.count("failed: out of memory") == 1
-
-
-def test_fixed_rates_are_only_listed() -> None:
-    page = study_page(made.fixed_rates())
-    assert "lr" not in [chart.name for chart in page.charts]
-    assert "Rates were not tuned" in page.html()
-
-
-def test_what_could_not_be_held_equal_is_said_for_each_variant() -> None:
-    page = study_page(made.twelve_variants())
-    assert [row.cells[0] for row in table(page, "Controlled", 1).rows] == [
-        "Width of the feed-forward"
-    ]
-    value = table(page, "Controlled", 1).rows[0].cells[1].splitlines()
-    assert value[0] == "172: modern"
-    assert value[1].startswith("256: layer norm, gelu")
-    marks = [row.mark for row in table(page, "Variants").rows]
-    assert marks.count("not within 0.5 % in non-embedding parameters") == 1
 
 
 def test_the_study_can_be_read_back() -> None:
@@ -365,20 +294,6 @@ def test_names_are_only_text() -> None:
         said = trace["name"] + str(trace.get("hovertemplate", "")).replace("<br>", "")
         assert "<b>" not in said
         assert "</script>" not in said
-
-
-def test_short_names_differ() -> None:
-    names = ["a" * 70 + str(i) + "b" * 70 for i in range(12)]
-    short = short_names([*names, "modern"])
-    assert len(set(short.values())) == 13
-    assert max(map(len, short.values())) <= SHORT
-    assert short["modern"] == "modern"
-
-
-def test_sixteen_variants_differ_without_colour() -> None:
-    styles = series_of([str(i) for i in range(16)]).values()
-    assert len({(style.symbol, style.dash) for style in styles}) == 16
-    assert len({style.color for style in list(styles)[:8]}) == 8
 
 
 @pytest.mark.parametrize("results", EVERY)

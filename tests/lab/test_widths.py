@@ -1,6 +1,5 @@
 """A study of widths: how far best rates move, by vertices that are known, and by runs."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +11,10 @@ import pytest
 from scipy import stats
 
 from archwright.lab.compare import compare
-from archwright.lab.page import study_page
 from archwright.lab.results import Replicate, StudyResults
-from archwright.lab.terminal import as_json, print_results
 from archwright.lab.variants import arms, at_width, words_of
 from archwright.lab.widths import PLACING, drifts, headline, rates_words, verdict
-from archwright.reporting.document import HEADLINE_WORDS, Table
+from archwright.reporting.document import HEADLINE_WORDS
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 from tests.lab import made_results as made
@@ -170,11 +167,6 @@ def test_what_widths_do_not_go_with(options: dict[str, Any], line: str) -> None:
     assert error.value.lines[0].startswith(line)
 
 
-def test_a_width_is_said_once() -> None:
-    with pytest.raises(UserError, match=r"found model\.dim=8 beside it"):
-        compare("modern", ":norm.kind=layer", "dim=8", widths="16,32")
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with working_in(tmp_path_factory.mktemp("widths")) as folder:
@@ -213,23 +205,6 @@ def test_best_rates_are_means_of_the_vertices_of_seeds(results: StudyResults) ->
             assert len(seeds) == rate.seeds == 2
             assert rate.lr == pytest.approx(math.prod(s.lr for s in seeds) ** 0.5)
         assert drift.factor == pytest.approx(drift.rates[-1].lr / drift.rates[0].lr)
-
-
-def test_the_page_and_the_terminal_have_the_rates(
-    results: StudyResults, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = study_page(results)
-    assert page.sections[0].title == "Best rate by width"
-    rows = next(b for b in page.sections[0].blocks if isinstance(b, Table)).rows
-    assert [row.cells[:2] for row in rows[:2]] == [("modern", "16"), ("modern", "32")]
-    (chart,) = (chart for chart in page.charts if chart.name == "widths")
-    assert chart.traces[0]["y"] == [rate.lr for rate in results.drifts[0].rates]
-    print_results(results)
-    printed = capsys.readouterr().out
-    assert all(rates_words(drift) in printed for drift in results.drifts)
-    values = json.loads(as_json(results))
-    assert values["drifts"][0]["factor"] == results.drifts[0].factor
-    assert results.verdict.split(",")[0] in (place / "study" / "report.html").read_text("utf-8")
 
 
 def test_a_finished_study_trains_nothing_again(results: StudyResults, place: Path) -> None:

@@ -61,47 +61,6 @@ def test_every_value_of_the_model_is_in_the_table() -> None:
             assert value in said, path
 
 
-def test_other_kinds_of_layers_are_told_by_their_difference() -> None:
-    spec = ModelSpec().override(
-        "layer_kinds.local.norm.kind=layer", 'layers.cycle=["local", "default"]', "num_layers=2"
-    )
-    rows = choices.model_rows(spec.resolved())
-    assert [(row.cells[0], row.mark) for row in rows[-2:]] == [
-        ("layers", ""),
-        ("local.norm", "other layers: rms"),
-    ]
-    assert rows[-2].cells[1] == "local default"
-
-
-def test_meanings_come_from_the_spec() -> None:
-    rows = {row.cells[0]: row for row in choices.model_rows(ModelSpec().resolved())}
-    assert rows["norm"].cells[1:] == (
-        "rms",
-        "eps 1e-05, weight plain, scale_in float32",
-        "Scale only: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).",
-    )
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("dropout=0.0", "1"),
-        ("multiplier=0.5", "0.5"),
-        ("multiplier.attention=0.5", "(attention 0.5, feedforward 1)"),
-    ],
-)
-def test_numbers_for_each_branch_are_told_as_one_where_they_are_alike(
-    override: str, expected: str
-) -> None:
-    spec = ModelSpec().override(f"residual.{override}")
-    row = next(row for row in choices.model_rows(spec.resolved()) if row.cells[0] == "residual")
-    assert (
-        row.cells[2]
-        == f"dropout 0, multiplier {expected}, embedding_skip no, skip_norm none, global_norm no"
-    )
-    assert row.mark == ("" if expected == "1" else "default multiplier: 1")
-
-
 def test_a_run_is_told_beside_its_defaults() -> None:
     run = RunSpec().override("optimizer.lr=1e-3", "batch_size=8")
     rows: dict[str, Row] = {r.cells[0]: r for r in choices.spec_rows(run, leave_out=("model",))}

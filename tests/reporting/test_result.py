@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from archwright.reporting.history import read_history
-from archwright.reporting.result import as_nats_per_token, device, notice, result_of, verdict
+from archwright.reporting.result import as_nats_per_token, notice, result_of, verdict
 from archwright.runs import RunFolder
 
 
@@ -51,24 +51,6 @@ def test_beside_compressors(made: Any, gzip: float, xz: float, expected: str) ->
     evaluation = {"kind": "eval", **made.at(9), **made.evaluation(3.0)}
     lines = [*made.steps(9, evaluations=0), evaluation, *made.baselines(9, gzip, xz)]
     assert expected in error_lines(made.run(lines))[0]
-
-
-def test_without_an_evaluation(made: Any) -> None:
-    sentence, warning = error_lines(made.run(list(made.steps(12, evaluations=0)), planned=50))
-    assert sentence.startswith("2.")
-    assert "nats per token in training" in sentence
-    assert sentence.endswith("not yet evaluated on held-out text.")
-    assert warning == "This run has not finished; it stands at step 12 of 50."
-
-
-def test_a_stopped_run_says_why_and_when_it_was_evaluated(made: Any) -> None:
-    lines = [*made.steps(30, evaluations=0), made.event("stopped", 30, "by SIGTERM")]
-    lines.insert(11, {"kind": "eval", **made.at(10), **made.evaluation(5.0)})
-    sentence, warning = error_lines(made.run(lines, planned=400))
-    assert "after 41k tokens in 1.5 s" in sentence  # where it was evaluated, not where it stopped
-    assert (
-        warning == "This run was stopped at step 30 of 400: by SIGTERM. Last evaluated at step 10."
-    )
 
 
 def test_an_evaluation_on_a_part_is_no_silent_comparison(made: Any) -> None:
@@ -116,10 +98,3 @@ def test_the_training_loss_is_a_mean_over_ten_steps_or_a_hundredth(
 def test_bits_per_byte_and_nats_per_token_are_one_quantity(made: Any) -> None:
     evaluation = made.evaluation(2.5)
     assert as_nats_per_token(evaluation["bits_per_byte"], evaluation) == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize(("threads", "count"), [(1, "1 thread"), (2, "2 threads")])
-def test_the_device_counts_threads(made: Any, threads: int, count: str) -> None:
-    run = made.run(list(made.steps(2, evaluations=0)))
-    run.write_environment(run.environment() | {"threads": threads})
-    assert device(read_history(run)) == f"Testing CPU 9000 ({count}, bf16)"

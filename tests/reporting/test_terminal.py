@@ -67,31 +67,12 @@ report  {run.report_file}
     assert printed(run) == expected
 
 
-def test_it_is_tidy_at_80_columns(made: Any) -> None:
-    long = "word " * 400 + "w" * 300
-    for run in (
-        made.finished(60, sample=long),
-        made.run([*made.steps(9), made.event("stopped", 9, long)], name="stopped"),
-        made.run([], environment={}, name="empty"),
-    ):
-        lines = printed(run).splitlines()
-        assert not [line for line in lines if len(line) > 80 and str(run.path) not in line]
-        assert not [line for line in lines if line != line.rstrip()]
-        assert len(lines) < 50
-
-
 def test_a_run_without_evaluation_or_report_says_so(made: Any) -> None:
     text = printed(made.run(list(made.steps(12, evaluations=0)), planned=20))
     assert "not evaluated yet" in text
     assert re.search(r"training loss +\d\.\d{4} +nats per token, mean of the last 10 steps\n", text)
     assert "at step 12 of 20" in text
     assert "report" not in text
-
-
-def test_colours_are_for_terminals_only(made: Any) -> None:
-    run = made.finished(30)
-    assert "\x1b" not in printed(run)
-    assert "\x1b[1m" in printed(run, force_terminal=True)
 
 
 def test_a_sample_cannot_steer_the_terminal(made: Any) -> None:

@@ -68,21 +68,6 @@ def test_another_kind_starts_from_its_own_defaults(lay: Lay) -> None:
     assert lay(base, {"norm": {"kind": "rms", "eps": 0.2}}).norm == RMSNorm(eps=0.2)
 
 
-def test_the_same_kind_keeps_its_options(lay: Lay) -> None:
-    base = {"norm": {"kind": "layer", "eps": 0.1}}
-    assert lay(base, {"norm": {"kind": "layer"}}).norm == LayerNorm(eps=0.1)
-    assert lay(base, {"norm": {"bias": False}}).norm == LayerNorm(eps=0.1, bias=False)
-
-
-def test_lists_are_replaced(lay: Lay) -> None:
-    base = {
-        "layer_kinds": {"local": {}},
-        "layers": {"cycle": ["local", "default"], "prefix": ["local"]},
-    }
-    layers = lay(base, {"layers": {"cycle": ["default"]}}).layers
-    assert (layers.cycle, layers.prefix) == (("default",), ("local",))
-
-
 def test_layer_kinds_merge_with_those_of_the_base(lay: Lay) -> None:
     window = {"mask": {"kind": "window", "size": 8}}
     base = {"layer_kinds": {"local": {"attention": window}, "far": {"norm": {"kind": "layer"}}}}
