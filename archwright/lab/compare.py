@@ -37,7 +37,7 @@ STUDIES = Path("studies")
 
 LOCKS = ("lock", "lock.json")
 
-FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN, "slurm")
+FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN, "jobs")
 """Files of a study's folder until it is planned, beside locks and a tokenizer."""
 
 LAST = (
@@ -89,8 +89,7 @@ def compare(
         add_seeds: pairs to add to an inconclusive study. Its end spent most of the error; what is added
             spends half of the rest, so that one may look again and again.
         waited: seconds since the user asked, which a budget in time counts.
-        on: "ray" or "slurm": train the runs on other machines, which share the file system. What is in a cluster's
-            queue while no run is under way, a budget in time does not count.
+        on: "ray" or "slurm": train the runs on other machines, which share the file system.
         workers: runs under way at once on them; 0: as many as a Ray cluster has CPUs or GPUs for, or 16 jobs of SLURM.
         slurm: what sbatch is asked for, such as "partition=gpu,time=60".
         options: any field of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.
@@ -122,7 +121,7 @@ def compare(
             if add_seeds:
                 execution = _extended(execution, add_seeds)
                 plans.save(execution.plan, folder)
-            execution.spent = time.monotonic() - started - pool.queued
+            execution.spent = time.monotonic() - started
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(execution.plan))
                 execution = _with_tuned_baseline(execution, pool, shown, interrupt)

@@ -1,25 +1,19 @@
-"""Workers under SLURM, by submitit: each job of a study is a batch job of its own."""
+"""Jobs as batch jobs of SLURM, by submitit."""
 
 import contextlib
-import json
 import shutil
-import time
-import uuid
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from archwright.lab.agent import Answer, Order
-from archwright.lab.batch_job import BatchJob
-from archwright.lab.remote_workers import RemoteWorker, RemoteWorkers
-from archwright.lab.sbatch import parameters
-from archwright.lab.workers import PATIENCE, Events, Worker
+from archwright.lab.jobs import Handle, Job
+from archwright.lab.remote import RemoteExecutor, RemoteHandle, RemoteJob
+from archwright.lab.sbatch import WHOLE, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec
-
-FOLDER = "slurm"
-"""What submitit writes, in the study's folder; jobs that ended well leave nothing there."""
 
 AT_ONCE = 16
 """Jobs that are waiting or under way, at most, where the user does not say."""
@@ -27,15 +21,8 @@ AT_ONCE = 16
 MINUTES = 60
 """Time limit of a batch job where the user does not say. A run that takes longer goes on in the next."""
 
-UNWRITTEN = 15.0
-"""Seconds within which the answer of a batch job that has ended is seen here."""
 
-
-PULSE = 5.0
-"""Seconds between questions for the state of a batch job, which cost its file system and SLURM something."""
-
-
-class SlurmWorkers(RemoteWorkers):
+class SlurmExecutor(RemoteExecutor):
     """Batch jobs of a study.
 
     Raises:
@@ -48,129 +35,92 @@ class SlurmWorkers(RemoteWorkers):
         self._submitit = _submitit(cluster)
         super().__init__(log, parts)
         self._most = workers or AT_ONCE
-        self._executor = self._submitit.AutoExecutor(self.folder / FOLDER, cluster)
+        self._executor = self._submitit.AutoExecutor(self.folder, cluster)
         self._update({})
 
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        for copy in (self.folder / FOLDER).glob(".submission_file_*.sh"):  # of what jobs have, too
-            copy.unlink()
-        with contextlib.suppress(OSError):
-            (self.folder / FOLDER).rmdir()
-
-    def prepare(self, machine: MachineSpec) -> int:
+    def places(self, machine: MachineSpec) -> int:
         needs = {"cpus_per_task": str(machine.threads)} if machine.threads != "auto" else {}
         if machine.device == "cuda" and not {"gres", "gpus_per_task"} & {*self._given}:
             needs["gpus_per_node"] = "1"
         self._update(needs)
         return self._most
 
-    def _start(self) -> Worker:
-        return _SlurmWorker(self._executor, self.order, self.folder / FOLDER, self._events)
-
-    def _update(self, needs: Mapping[str, str]) -> None:
-        """Tell submitit what each batch job is asked for; what it has no name for is handed on to sbatch."""
-        general = self._executor._typed_parameters()
-        known = self._submitit.SlurmExecutor._valid_parameters()
-        settings: dict[str, Any] = {"name": "archwright", "timeout_min": MINUTES}
-        more: dict[str, Any] = {}
+    def submit(self, job: Job) -> Handle:
+        sent = self.remote(job)
         try:
-            for name, text in {**needs, **self._given}.items():
-                value = True if text == "true" else int(text) if text.isdecimal() else text
-                if name in general:
-                    settings[name] = general[name](text)
-                elif name in known:
-                    settings[f"slurm_{name}"] = [text] if name in ("setup", "teardown") else value
-                else:
-                    more[name] = value
-            if more:
-                settings["slurm_additional_parameters"] = more
-            self._executor.update_parameters(**settings)
-        except (NameError, ValueError, AssertionError) as error:
-            raise UserError(f"--slurm: {str(error).splitlines()[0]}") from error
-
-
-class _SlurmWorker(RemoteWorker):
-    """A place in SLURM's queue, for one batch job after another."""
-
-    def __init__(self, executor: Any, order: Order, folder: Path, events: Events) -> None:
-        super().__init__(events)
-        self._executor, self._order, self._folder = executor, order, folder
-        self._batch: Any = None
-        self._over: float | None = None
-        self._answered: list[tuple[Any, Path]] = []
-
-    def give(self, job: dict[str, Any]) -> None:
-        self.job, self.started, self._over = job, False, None
-        self._asked = time.monotonic()
-        self._answers = self._folder / f"{uuid.uuid4().hex}.jsonl"
-        try:
-            self._batch = self._executor.submit(BatchJob(self._order, str(self._answers)), job)
+            return _SlurmHandle(sent, self._executor.submit(BatchJob(sent)))
         except Exception as error:  # submitit has classes of its own for it, and hands on others
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._refuse(f"--on slurm: sbatch does not take the job: {'; '.join(lines[:3])}")
+            raise UserError(
+                f"--on slurm: sbatch does not take the job: {'; '.join(lines[:3])}"
+            ) from error
 
-    def look(self) -> None:
-        if self._batch is None:
-            return
-        heard = self._heard()
-        if not self.started and heard:
-            self._said_hello(heard[0])
-        answers = [answer for answer in heard if "state" in answer]
-        if answers:
-            if self._answer(answers[-1]):
-                self._answered.append((self._batch, self._answers))
-                self._batch = None
-        elif time.monotonic() > self._asked + PULSE:
-            self._asked = time.monotonic()
-            if self._batch.done():
-                self._over = self._over or time.monotonic()
-                if time.monotonic() >= self._over + UNWRITTEN:
-                    self._ended_silently()
+    def close(self) -> None:
+        for copy in self.folder.glob(".submission_file_*.sh"):  # of what jobs have, too
+            copy.unlink()
+        super().close()
 
-    def release(self) -> None:
-        if not self._released and self._batch is not None:
-            self._batch.cancel(check=False)
-        self._released = True
+    def _update(self, needs: dict[str, str]) -> None:
+        """Tell submitit what each batch job is asked for; what it has no need to know is handed on to sbatch."""
+        given = needs | self._given
+        settings: dict[str, Any] = {"name": "archwright", "timeout_min": MINUTES}
+        for name in [name for name in WHOLE if name in given]:
+            slurm = "slurm_" * (name == "signal_delay_s")
+            settings[f"{slurm}{name}"] = int(given.pop(name))
+        for name in [name for name in ("setup", "teardown") if name in given]:
+            settings[f"slurm_{name}"] = [given.pop(name)]
+        more = {name: True if text == "true" else text for name, text in given.items()}
+        self._executor.update_parameters(**settings, slurm_additional_parameters=more)
 
-    def end(self) -> str:
-        self.release()
-        how = "its batch job died"
-        if self._batch is not None:
-            how = f"its batch job {self._batch.job_id} ended as {self._batch.state}"
-            end = time.monotonic() + PATIENCE
-            while not self._batch.done(force_check=True) and time.monotonic() < end:
-                time.sleep(0.5)
-            if self._heard_stop():
-                self._answered.append((self._batch, self._answers))
-        for batch, answers in self._answered:
-            _tidy(batch, answers)
-        return how
 
-    def _heard_stop(self) -> bool:
-        return self._released and any(answer.get("state") for answer in self._heard())
+@dataclass(frozen=True)
+class BatchJob:
+    """A job as submitit runs it on the other machine."""
 
-    def _heard(self) -> list[Answer]:
-        """Return what the batch job has answered, whole lines only."""
-        try:
-            text = self._answers.read_text("utf-8")
-        except OSError:
-            return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    sent: RemoteJob
 
-    def _ended_silently(self) -> None:
-        if self.started:
-            self._events.put((self, ""))
-            return
-        errors = self._batch.paths.stderr
+    def __call__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
+        self.sent()
+
+    def checkpoint(self) -> Any:
+        """Save where time is up or another job has precedence, and queue again."""
+        from submitit.helpers import DelayedSubmission
+
+        self.sent.end()
+        return DelayedSubmission(self)
+
+
+class _SlurmHandle(RemoteHandle):
+    """A batch job."""
+
+    place = "slurm"
+
+    def __init__(self, sent: RemoteJob, batch: Any) -> None:
+        super().__init__(sent)
+        self._batch = batch
+
+    def ended(self) -> str:
+        if not self._batch.done(force_check=self.cancelled):
+            return ""
+        return f"batch job {self._batch.job_id} ended as {self._batch.state}"
+
+    def errors(self) -> str:
         lines: list[str] = []
         with contextlib.suppress(OSError):
-            lines = errors.read_text("utf-8", "replace").strip().splitlines()
-        why = lines[-1] if lines else "it wrote nothing; do its machines see the study's folder?"
-        state = self._batch.state
-        self._refuse(
-            f"--on slurm: batch job {self._batch.job_id} ended as {state} before it began: {why}"
-        )
+            lines = self._batch.paths.stderr.read_text("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._batch.cancel(check=False)
+
+    def tidy(self) -> None:
+        super().tidy()
+        for path in self._batch.paths.folder.glob(f"{self._batch.job_id}_*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _submitit(cluster: str) -> ModuleType:
@@ -189,10 +139,3 @@ def _submitit(cluster: str) -> ModuleType:
                 )
     module: ModuleType = submitit
     return module
-
-
-def _tidy(batch: Any, answers: Path) -> None:
-    """Remove the files of a batch job that ended well."""
-    for path in (answers, *batch.paths.folder.glob(f"{batch.job_id}_*")):
-        with contextlib.suppress(OSError):
-            path.unlink()

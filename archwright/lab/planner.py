@@ -29,6 +29,7 @@ from archwright.lab.plan import (
 )
 from archwright.lab.plan_file import Cost
 from archwright.lab.procedure import PAIRS
+from archwright.lab.run_job import timing
 from archwright.lab.scaling import SIZES, SMALLEST
 from archwright.lab.scheduler import ENDING
 from archwright.lab.variants import Arms, arms, set_by, sized_by_user, words_of
@@ -125,8 +126,8 @@ class Planner:
 
     @property
     def _spent(self) -> float:
-        """Wall time since the user asked, but for that in the queue of a cluster."""
-        return time.monotonic() - self._started - self.workers.queued
+        """Wall time since the user asked."""
+        return time.monotonic() - self._started
 
     def _left(self) -> float | None:
         """Return the wall time that a budget leaves for runs."""
@@ -358,8 +359,7 @@ class Planner:
                     folder = run_cache.prepare(
                         scratch / str(len(waiting)), run, arm.material, self.decisions, flops
                     )
-                    job = {"do": "time", "folder": str(folder.path), "seconds": seconds}
-                    self.workers.give(name, job)
+                    self.workers.give(name, timing(folder.path, seconds))
                 for done in self.workers.wait(1.0):
                     if done.state != "done":
                         raise UserError(f"{done.name}: cannot be trained: {done.why}")

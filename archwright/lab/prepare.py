@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from archwright.data.prepare import num_threads
+from archwright.lab.local import LocalExecutor
+from archwright.lab.run_job import preparation
 from archwright.lab.workers import Done, Workers
 from archwright.spec.run_spec import RunSpec
 from archwright.text.cache import sweep
@@ -31,17 +33,17 @@ def prepare_together(run: RunSpec, processes: int, parts: Sequence[Path] = ()) -
     sweep()
     if processes == 1:
         return text_material(run)
-    values = run.model_dump(by_alias=True, mode="json")
-    job = {"do": "prepare", "run": values, "threads": threads}
     failed: list[Done] = []
     ended = threading.Event()
     try:
         with (
             tempfile.TemporaryDirectory(prefix="archwright-") as folder,
-            Workers(processes - 1, Path(folder) / "log.txt", parts) as workers,
+            Workers(LocalExecutor(Path(folder) / "log.txt", parts), processes - 1) as workers,
         ):
+            file = Path(folder) / "run.json"
+            file.write_text(run.model_dump_json(by_alias=True), encoding="utf-8")
             for number in range(processes - 1):
-                workers.give(number, job)
+                workers.give(number, preparation(file, threads))
             attendant = threading.Thread(target=_attend, args=(workers, ended, failed))
             attendant.start()
             try:

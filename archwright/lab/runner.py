@@ -12,13 +12,18 @@ from pathlib import Path
 from archwright.lab import run_cache
 from archwright.lab.plan import Cell, Plan, file_of
 from archwright.lab.results import RunResult
+from archwright.lab.run_job import training
 from archwright.lab.workers import Done, Workers
 from archwright.progress import Silent
 from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
 from archwright.training.interrupt import Interrupt
 
 GLANCE = 0.5
 """Seconds between looks at the runs."""
+
+UNSEEN = 60.0
+"""Seconds within which files that another machine wrote are seen here: network file systems look again so often."""
 
 
 class Display(Silent):
@@ -41,8 +46,7 @@ class Runner(ABC):
     results: dict[Cell, RunResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     spent: float = 0.0
-    """Wall time that the user waited for this process, but for that in the queue of a cluster while none of its runs
-    had begun, and that of runs which were there before it."""
+    """Wall time that the user waited for this process, and that of runs which were there before it."""
     parts: Sequence[str] = ()
     """Files with choices, as they were given."""
 
@@ -79,10 +83,10 @@ class Runner(ABC):
         """
         self.take_finished()
         before = self.spent
-        started, queued = time.monotonic(), workers.queued
+        started = time.monotonic()
         workers.size = self.plan.workers
         while not interrupt:
-            self.spent = before + time.monotonic() - started - (workers.queued - queued)
+            self.spent = before + time.monotonic() - started
             self.take_finished()
             running = cells_of(workers)
             wanted = [cell for cell in self.wanted() if cell not in running]
@@ -93,12 +97,11 @@ class Runner(ABC):
             while wanted and workers.free:
                 cell = wanted.pop(0)
                 self._started.add(cell)
-                folder = self._prepare(cell)
-                workers.give(cell, {"do": "train", "folder": str(folder.path)})
+                workers.give(cell, training(self._prepare(cell).path))
             for done in workers.wait(GLANCE):
                 self._end(done, show)
             show.update(self, {cell: self._folder(cell) for cell in cells_of(workers)})
-        self.spent = before + time.monotonic() - started - (workers.queued - queued)
+        self.spent = before + time.monotonic() - started
         return not self.wanted()
 
     def take_finished(self) -> None:
@@ -180,12 +183,29 @@ class Runner(ABC):
         cell = done.name
         assert isinstance(cell, Cell)
         if done.state == "done":
+            _wait_until_seen(self._folder(cell))
             show.ended(self._read(cell))
             return
         lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
         why = done.why or "it was stopped"
         run = run_cache.failure(cell.variant, cell.seed, lr, key, why, self.command(cell))
         show.ended(self._keep(cell, run))
+
+
+def _wait_until_seen(folder: RunFolder) -> None:
+    """Wait for the files of a run that another machine has trained.
+
+    Raises:
+        UserError: there are none.
+    """
+    end = time.monotonic() + UNSEEN
+    while not run_cache.outcome(folder):
+        if time.monotonic() > end:
+            raise UserError(
+                f"{folder.path}: trained by another machine, but nothing of it is seen here: runs need a file system "
+                "that all machines share"
+            )
+        time.sleep(GLANCE)
 
 
 def cells_of(workers: Workers) -> list[Cell]:

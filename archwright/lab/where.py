@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from archwright.lab.jobs import Executor
+from archwright.lab.local import LocalExecutor
 from archwright.lab.sbatch import parameters
 from archwright.lab.workers import Workers
 from archwright.spec.errors import UserError, nearest
@@ -51,14 +53,16 @@ class Where:
     def start(self, cores: int, log: Path, parts: Sequence[Path]) -> Workers:
         """Return the workers of a study whose folder has the log; for the holder of its lock."""
         if self.on == "ray":
-            from archwright.lab.on_ray import RayWorkers
+            from archwright.lab.on_ray import RayExecutor
 
-            return RayWorkers(self.workers, cores, log, parts)
-        if self.on == "slurm":
-            from archwright.lab.on_slurm import SlurmWorkers
+            executor: Executor = RayExecutor(self.workers, cores, log, parts)
+        elif self.on == "slurm":
+            from archwright.lab.on_slurm import SlurmExecutor
 
-            return SlurmWorkers(self.workers, self.slurm, log, parts)
-        return Workers(cores, log, parts)
+            executor = SlurmExecutor(self.workers, self.slurm, log, parts)
+        else:
+            executor = LocalExecutor(log, parts)
+        return Workers(executor, cores)
 
     def words(self) -> list[str]:
         """Return the words of the command line that say it."""

@@ -1,29 +1,23 @@
-"""`python -P -m archwright.lab.worker [PARTS_FILE ...]`: a process that trains run folders, one after another.
+"""A process that runs jobs, one after another; those of `run_job` in this very process, which has torch loaded.
 
 It reads a line of JSON for each job from standard input and answers with one. When its input ends, as the
 process that gave the work died or let it go, it saves what it is training and leaves.
 """
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from archwright.cpu import prepare_process
-
-if TYPE_CHECKING:
-    from archwright.runs import RunFolder
-
-Answer = dict[str, Any]
-
-PATIENCE = 600.0
-"""Seconds to wait for another process that trains the same run."""
+from archwright.lab.jobs import Answer
 
 
 def main() -> None:
@@ -57,13 +51,18 @@ def _listen(jobs: "SimpleQueue[str]") -> None:
 
 
 def answer_to(job: dict[str, Any]) -> Answer:
-    """Do a job and tell how it ended; only a wish to stop ends the process."""
+    """Run a job and return how it ended; only a wish to stop ends the process."""
+    from archwright.lab import run_job
     from archwright.spec.errors import UserError
     from archwright.training.train import Stopped
 
+    argv, start = job["argv"], len(run_job.COMMAND)
     try:
-        done = {"train": _train, "time": _time, "prepare": _prepare}[job["do"]](job)
-        return {"state": "done", **done}
+        with contextlib.suppress(OSError):  # paths that are relative to it are then reported
+            os.chdir(job["folder"])
+        if tuple(argv[1:start]) != run_job.COMMAND[1:]:
+            return _subprocess(argv)
+        return {"state": "done", **run_job.run(argv[start:])}
     except Stopped:
         return {"state": "stopped"}
     except UserError as error:
@@ -73,76 +72,17 @@ def answer_to(job: dict[str, Any]) -> Answer:
         return {"state": "failed", "why": f"{type(error).__name__}: {str(error).splitlines()[:1]}"}
 
 
-def _train(job: dict[str, Any]) -> Answer:
-    from archwright.lab.run_cache import DIVERGED, outcome
-    from archwright.runs import RunFolder
-    from archwright.training.finalize import finalize_metrics_only
-    from archwright.training.loop import DivergedError
-    from archwright.training.train import train_in
-
-    folder = RunFolder.open(job["folder"])
-    _wait_for(folder)
-    if outcome(folder):
-        return {}
-    try:
-        train_in(folder, finalize_metrics_only, quiet=True)
-    except DivergedError as error:
-        folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
-    return {}
-
-
-def _prepare(job: dict[str, Any]) -> Answer:
-    """Take part in making the tokens of a run."""
-    from archwright.spec.run_spec import RunSpec
-    from archwright.training.data import text_material
-
-    text_material(RunSpec.model_validate(job["run"]), job["threads"])
-    return {}
-
-
-def _wait_for(folder: "RunFolder") -> None:
-    """Wait for another process that trains here: one that is told to save, or of another study."""
-    from archwright.spec.errors import UserError
-
-    end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            with folder.lock():
-                return
-        except UserError:
-            if time.monotonic() > end:
-                raise
-        time.sleep(0.2)
-
-
-def _time(job: dict[str, Any]) -> Answer:
-    """Return the seconds of a run: to begin, for a step, and for a token that is evaluated."""
-    from archwright.runs import RunFolder
-    from archwright.training.data import reload_data
-    from archwright.training.evaluation import evaluate, held_out_windows
-    from archwright.training.resolve import resolved_session
-
-    started = time.perf_counter()
-    folder = RunFolder(Path(job["folder"]))
-    run = folder.spec
-    material = reload_data(run, folder)
-    session, _ = resolved_session(folder, material)
-    length = run.model.context_length
-    windows = held_out_windows(
-        material.held_out,
-        material.tokenizer,
-        run.objective,
-        length,
-        stride=length,
-        max_tokens=4096,
-    )
-    setup = time.perf_counter() - started
-    step = session.time_step(job["seconds"])
-    evaluate(session.model, windows, session.precision)
-    started = time.perf_counter()
-    evaluate(session.model, windows, session.precision)
-    token = (time.perf_counter() - started) / windows.num_tokens
-    return {"setup": setup, "step": step, "token": token}
+def _subprocess(argv: list[str]) -> Answer:
+    """Run a command of the user; SIGTERM is passed on to it."""
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    code = process.wait()
+    signal.signal(signal.SIGTERM, before)
+    if code == -signal.SIGTERM:
+        return {"state": "stopped"}
+    if code < 0:
+        return {"state": "died", "why": f"its process died by signal {-code}"}
+    return {"state": "failed", "why": f"exit code {code}"} if code else {"state": "done"}
 
 
 if __name__ == "__main__":

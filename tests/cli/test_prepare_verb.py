@@ -139,7 +139,7 @@ def test_a_process_that_dies_is_done_without(
         time.sleep(3)  # until the other has died as often as it is started
         return text_material(run, threads)
 
-    monkeypatch.setattr("archwright.lab.workers.START", "raise SystemExit(3)")
+    monkeypatch.setattr("archwright.lab.local.START", "raise SystemExit(3)")
     monkeypatch.setattr("archwright.lab.prepare.text_material", slowly)
     words = ["prepare", "modern", f"data.text={text}", BYTES, "--processes", "2"]
     assert main(words) == 0

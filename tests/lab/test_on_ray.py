@@ -1,5 +1,6 @@
 """A study on a Ray cluster of two nodes, which both are this machine."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,9 +46,9 @@ class TwoNodes:
         self.address = self.process.stdout.readline().strip()
 
     def agents(self) -> list[psutil.Process]:
-        """Return the processes of actors."""
+        """Return the processes of tasks."""
         below = psutil.Process(self.process.pid).children(recursive=True)
-        return [p for p in below if p.is_running() and "ray::Agent" in " ".join(p.cmdline())]
+        return [p for p in below if p.is_running() and "ray::run_remote" in " ".join(p.cmdline())]
 
     def end(self) -> None:
         """Stop all its processes."""
@@ -111,7 +112,7 @@ def refused(place: Path, address: str) -> str:
             "127.0.0.1:9",
             "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:9 (Connection refused): ",
         ),
-        ("head-node", 'RAY_ADDRESS: found "head-node"; expected HOST:PORT, such as head-node:6379'),
+        ("head-node", "RAY_ADDRESS: no Ray cluster answers at head-node ("),
         ("nowhere.invalid:6379", "RAY_ADDRESS: no Ray cluster answers at nowhere.invalid:6379 ("),
     ],
 )
@@ -137,8 +138,8 @@ def places(
     found = [dict(zip(("CPU", "GPU"), node, strict=False)) for node in nodes]
     patch.setattr(on_ray, "_connected", lambda cores: (FakeRay(*found), False))
     RunFolder(folder).holder_file.write_text("ours")
-    with on_ray.RayWorkers(workers, 2, folder / "log.txt") as pool:
-        return pool.prepare(MachineSpec.model_validate({"device": device, "threads": threads}))
+    executor = on_ray.RayExecutor(workers, 2, folder / "log.txt")
+    return executor.places(MachineSpec.model_validate({"device": device, "threads": threads}))
 
 
 @pytest.mark.parametrize(
@@ -169,23 +170,13 @@ def test_places_are_counted_node_by_node(
     [
         (
             *("cpu", 8, [(4.0,), (4.0,)]),
-            "each run needs 8 CPUs (machine.threads) of one node; found 4 at most on the cluster's 2 nodes; set "
-            "machine.threads=4, or add a node that has as many",
-        ),
-        (
-            *("cpu", 1, [()]),
-            "each run needs 1 CPU (machine.threads) of one node; found none on the cluster's 1 node; add a node that "
-            "has as many",
-        ),
-        (
-            *("cuda", 2, [(4.0,), (4.0,)]),
-            "each run needs a GPU; found none on the cluster's 2 nodes; add a node that has one, or set "
-            "machine.device=cpu",
+            "each run needs 8 CPU of one node; found 4 CPU and 4 CPU: set machine.threads or machine.device, or add a "
+            "node that has as many",
         ),
         (
             *("cuda", 4, [(16.0,), (2.0, 1.0)]),
-            "each run needs 4 CPUs (machine.threads) of one node; found 2 at most on the cluster's 1 node with a GPU; "
-            "set machine.threads=2, or add a node that has as many",
+            "each run needs 4 CPU, 1 GPU of one node; found 16 CPU, 0 GPU and 2 CPU, 1 GPU: set machine.threads or "
+            "machine.device, or add a node that has as many",
         ),
     ],
 )
@@ -220,5 +211,38 @@ def test_a_study_that_fits_on_no_node_of_a_cluster_is_refused(
             timeout=240,
         )
     assert done.returncode == 2
-    assert "found 1 at most on the cluster's 2 nodes; set machine.threads=1, or" in done.stderr
+    assert "each run needs 2 CPU of one node; found 1 CPU and 1 CPU: set" in done.stderr
     assert not (tmp_path / "far").exists()
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_nothing_of_the_current_folder_is_imported(tmp_path: Path) -> None:
+    """On a cluster that starts with the study."""
+    with working_in(tmp_path):
+        (tmp_path / "numpy.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit"
+        )
+        again = few("far", "--on", "ray", "--workers", "2")
+        done = subprocess.run(again, cwd=tmp_path, env=surroundings(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_ctrl_c_has_runs_saved(cluster: TwoNodes, tmp_path: Path) -> None:
+    with working_in(tmp_path):
+        again, runs = few("far", "--on", "ray", budget="400steps"), tmp_path / "far-runs"
+        variables = surroundings(RAY_ADDRESS=cluster.address)
+        with subprocess.Popen(
+            again, cwd=tmp_path, env=variables, text=True, stderr=subprocess.PIPE
+        ) as process:
+            until(lambda: trained_now(runs), process)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=300)
+        assert process.returncode == 128 + signal.SIGINT, said
+        folders = [RunFolder(file.parent) for file in runs.glob("*/metrics.jsonl")]
+        assert folders
+        assert not any(run.holder() for run in folders)
+        assert {events(run)[-1] for run in folders} <= {"stopped", "finished"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from archwright.lab import on_slurm
+from archwright.lab import remote
 from archwright.lab.compare import compare
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -84,7 +84,7 @@ def test_ctrl_c_ends_batch_jobs_and_time_limits_queue_them_again_without_loss(
     assert numbers(place / "batch") == numbers(place / "here")
     assert all("#SBATCH --partition=p\n" in script for script in slurm.scripts())
     assert all("#SBATCH --cpus-per-task=1\n" in script for script in slurm.scripts())
-    assert not (place / "batch" / "slurm").exists()
+    assert not (place / "batch" / "jobs").exists()
 
 
 @pytest.fixture
@@ -119,8 +119,7 @@ def test_what_sbatch_says_is_said_again(slurm: FakeSlurm, tmp_path: Path) -> Non
 def test_a_machine_without_archwright_ends_the_study(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for wait in ("UNWRITTEN", "PULSE"):
-        monkeypatch.setattr(on_slurm, wait, 0.0)
+    monkeypatch.setattr(remote, "UNWRITTEN", 0.0)
     why = "ModuleNotFoundError: No module named 'archwright'"
     (slurm.folder / "break").write_text(f"Traceback\n{why}\n")
     line = refused(tmp_path)

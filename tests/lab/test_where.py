@@ -4,20 +4,22 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from archwright.lab import remote_workers
-from archwright.lab.agent import Agent, Order
+from archwright.lab import remote, runner
 from archwright.lab.compare import compare
-from archwright.lab.remote_workers import RemoteWorker, RemoteWorkers
+from archwright.lab.jobs import Answer, Handle, Job, job
+from archwright.lab.remote import RemoteExecutor, RemoteHandle, RemoteJob
 from archwright.lab.sbatch import parameters
 from archwright.lab.where import Where
-from archwright.lab.workers import Workers
+from archwright.lab.workers import TRIES, Workers
 from archwright.runs import Holder, RunFolder
 from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in
@@ -93,209 +95,180 @@ def test_what_is_missing_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.M
         assert line.startswith("--on ray: found --parallelism none beside it")
 
 
-def order(folder: Path, **others: Any) -> Order:
-    """Return the order of a study in a folder that this process has."""
-    lock = folder / "lock.json"
-    lock.write_text("ours")
-    return replace(Order.of(lock, folder / "log.txt", ()), **others)
+class Mute(RemoteHandle):
+    """A job on another machine that says what a test has it say."""
+
+    place, pause, over = "mars", 0.0, ""
+
+    def ended(self) -> str:
+        return self.over
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
-def test_an_agent_sees_whether_the_folder_is_the_same_one(tmp_path: Path) -> None:
-    """A machine may have a folder of that name, and even a study in it."""
+class Muted(RemoteExecutor):
+    """Such jobs."""
+
+    def submit(self, job: Job) -> Handle:
+        self.last = Mute(self.remote(job))
+        return self.last
+
+
+CODE = "import os, time; time.sleep(float(os.environ.get('ARCHWRIGHT_SECONDS', '0')))"
+
+
+def sent(folder: Path, **others: Any) -> RemoteJob:
+    """Return a job of a study in a folder that this process has, as it is sent."""
+    (folder / "lock.json").write_text("ours")
+    return replace(Muted(folder / "log.txt").remote(job(sys.executable, "-c", CODE)), **others)
+
+
+def answers(sent: RemoteJob) -> list[Answer]:
+    sent()
+    return [json.loads(line) for line in Path(sent.answers).read_text().splitlines()]
+
+
+def test_a_machine_sees_whether_the_folder_is_the_same_one(tmp_path: Path) -> None:
+    """It may have a folder of that name, and even a study in it."""
     host = socket.gethostname()
     unseen = f"{host} does not see {tmp_path} as it is here: studies need a file system that all machines share"
-    ours = order(tmp_path)
-    assert Agent(ours).hello() == {"host": host, "why": ""}
-    assert Agent(replace(ours, holder="another's")).hello()["why"] == unseen
+    ours = sent(tmp_path)
+    assert answers(ours) == [{"host": host}, {"state": "done"}]
+    assert answers(sent(tmp_path, holder="another's"))[-1]["why"] == unseen
+    ours = sent(tmp_path)
     (tmp_path / "lock.json").unlink()
-    assert Agent(ours).hello()["why"] == unseen
+    assert answers(ours)[-1] == {"state": "refused", "why": unseen, "host": host}
 
 
-def test_an_agent_has_the_versions_of_the_study(tmp_path: Path) -> None:
-    ours = order(tmp_path)
-    other = dict.fromkeys(ours.versions, "0.0")
-    [host, why] = Agent(replace(ours, versions=other)).hello().values()
-    theirs = " and ".join(f"{name} {number}" for name, number in ours.versions.items())
-    assert why == (
-        f"{host} has {theirs}, and the study archwright 0.0 and torch 0.0: install the same there"
+def test_a_machine_needs_the_versions_of_the_study(tmp_path: Path) -> None:
+    theirs = " and ".join(f"{name} {number}" for name, number in remote.versions().items())
+    other = dict.fromkeys(remote.versions(), "0")
+    assert answers(sent(tmp_path, versions=other))[-1]["why"] == (
+        f"{socket.gethostname()} has {theirs}, and the study archwright 0 and torch 0 and numerics 0: install the same "
+        "there"
     )
 
 
-def test_an_agent_has_the_threads_and_the_cache_of_the_study(
+def test_a_job_has_the_variables_of_the_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARCHWRIGHT_CACHE", "/shared")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    ours = order(tmp_path)
+    code = "import json, os; json.dump(dict(os.environ), open('variables.json', 'w'))"
+    monkeypatch.chdir(tmp_path)
+    asked = job(sys.executable, "-c", code)
     monkeypatch.setenv("ARCHWRIGHT_CACHE", "/elsewhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # as Ray sets it
-    monkeypatch.chdir(tmp_path)
-    Agent(ours).hello()
-    assert os.environ["ARCHWRIGHT_CACHE"] == "/shared"
-    assert "OMP_NUM_THREADS" not in os.environ
+    assert answers(sent(tmp_path, job=asked))[-1] == {"state": "done"}
+    variables = json.loads((tmp_path / "variables.json").read_text())
+    assert variables["ARCHWRIGHT_CACHE"] == "/shared"
+    assert "OMP_NUM_THREADS" not in variables
 
 
-SLOW = """
-import json, sys, time
-for line in sys.stdin:
-    time.sleep(json.loads(line)["seconds"])
-    print(json.dumps({"state": "done"}), flush=True)
-"""
-
-
-@pytest.fixture
-def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let worker processes be a script that sleeps; return a study's folder."""
-    script = tmp_path / "worker.py"
-    script.write_text(SLOW)
-    start = Workers.__init__
-
-    def scripted(self: Workers, *args: Any) -> None:
-        start(self, *args)
-        self._command = [sys.executable, str(script)]
-
-    monkeypatch.setattr(Workers, "__init__", scripted)
-    monkeypatch.setattr("archwright.lab.agent.PULSE", 0.1)
-    return tmp_path
-
-
-def test_an_agent_leaves_when_the_study_is_let_go_or_taken_up_by_another(scripted: Path) -> None:
-    for happens in (lambda f: f.unlink(), lambda f: f.write_text("another's")):
-        agent = Agent(order(scripted))
-        assert agent.hello()["why"] == ""
-        assert agent.do({"seconds": 0}) == {"state": "done", "why": ""}
-        happens(scripted / "lock.json")
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGTERM")
+def test_a_job_ends_when_the_study_is_let_go_or_taken_up_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PULSE", 0.1)
+    monkeypatch.setenv("ARCHWRIGHT_SECONDS", "60")
+    happens: list[Callable[[Path], Any]] = [Path.unlink, lambda f: f.write_text("another's")]
+    for change in happens:
+        ours = sent(tmp_path)
+        timer = threading.Timer(1, change, (tmp_path / "lock.json",))
+        timer.start()
         began = time.monotonic()
-        assert agent.do({"seconds": 2}) == {"state": "stopped"}
-        assert time.monotonic() - began < 10
-
-
-class Mute(RemoteWorker):
-    """A worker on another machine that says what a test lets it say."""
-
-    def give(self, job: dict[str, Any]) -> None:
-        self.job = job
-
-    def look(self) -> None:
-        pass
-
-    def release(self) -> None:
-        self._released = True
-
-    def end(self) -> str:
-        return "its machine is gone"
-
-
-class Muted(RemoteWorkers):
-    """Such workers."""
-
-    pause = 0.01
-
-    def _start(self) -> Mute:
-        return Mute(self._events)
+        assert answers(ours)[-1]["state"] in ("stopped", "died")
+        assert time.monotonic() - began < 50
 
 
 @pytest.fixture
-def muted(tmp_path: Path) -> Muted:
+def muted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Muted:
+    monkeypatch.setattr(remote, "UNWRITTEN", 0.0)
     (tmp_path / "lock.json").write_text("ours")
-    workers = Muted(tmp_path / "log.txt")
-    workers.size = 3
-    return workers
+    return Muted(tmp_path / "log.txt")
 
 
-def busy(workers: Muted) -> RemoteWorker:
-    [worker] = workers._busy.values()
-    assert isinstance(worker, RemoteWorker)
-    return worker
-
-
-def test_time_in_a_queue_is_counted_apart_until_the_first_begins(muted: Muted) -> None:
-    muted.wait(0.05)
-    assert muted.queued == 0  # nobody waits
-    muted.give("a", {})
-    muted.wait(0.25)  # by a clock that may have started a little later than this one
-    assert 0.2 <= muted.queued < 1
-    before = muted.queued
-    busy(muted)._said_hello({"host": "far", "why": ""})
-    muted.give("b", {})  # which waits alone
-    muted.wait(0.2)
-    assert muted.queued == before
-
-
-def test_a_job_whose_worker_died_is_tried_again_and_given_up(muted: Muted) -> None:
-    muted.give("a", {})
-    found = []
-    for _ in range(3):
+def test_a_job_whose_machine_died_or_stopped_it_is_tried_again_and_given_up(muted: Muted) -> None:
+    workers, found, tried = Workers(muted, 1), list[Any](), list[Mute]()
+    workers.give("a", job("x"))
+    for end in range(TRIES):
         assert not found
-        muted._events.put((busy(muted), ""))
-        found = [*muted.wait(0.05)]
+        tried.append(muted.last)
+        muted.last.sent.say({"host": "far"})
+        if end == 0:
+            muted.last.sent.say({"state": "stopped"})
+        muted.last.over = "machine is gone"
+        found = [*workers.wait(0.2)]
+    assert len({*map(id, tried)}) == TRIES
     assert [(d.name, d.state, d.why) for d in found] == [
-        ("a", "failed", "its machine is gone, 3 times")
+        ("a", "failed", f"its machine is gone, {TRIES} times")
     ]
 
 
 def test_a_machine_that_cannot_take_part_ends_the_study(muted: Muted) -> None:
-    muted.give("a", {})
-    busy(muted)._said_hello({"host": "far", "why": "far does not see /here"})
+    workers = Workers(muted, 2)
+    workers.give("a", job("x"))
+    muted.last.sent.say({"state": "refused", "why": "far does not see /here"})
     with pytest.raises(UserError, match=r"^far does not see /here$"):
-        muted.wait(0.05)
+        workers.wait(0.2)
+    workers = Workers(muted, 1)
+    workers.give("a", job("x"))
+    muted.last.over = "job 1 ended"
+    with pytest.raises(UserError, match=r"^--on mars: job 1 ended before it began: it wrote"):
+        workers.wait(0.2)
 
 
-def test_a_worker_that_was_stopped_by_its_machine_has_not_done_its_job(muted: Muted) -> None:
-    muted.give("a", {})
-    first = busy(muted)
-    first._answer({"state": "stopped"})
-    assert muted.wait(0.05) == ()
-    assert busy(muted) is not first
+def test_at_the_end_what_waits_is_cancelled(muted: Muted, tmp_path: Path) -> None:
+    with Workers(muted, 1) as workers:
+        workers.give("a", job("x"))
+        muted.last.over = "job was cancelled"
+    assert muted.last.cancelled
+    assert not (tmp_path / remote.FOLDER).exists()
 
 
 def test_what_was_trained_must_be_seen_here(
-    muted: Muted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    muted.give("a", {"do": "train", "folder": str(run)})
-    worker = busy(muted)
-    worker._said_hello({"host": "far", "why": ""})
-    assert not worker._answer({"state": "done"})  # network file systems take their time
-    monkeypatch.setattr(remote_workers, "UNSEEN", 0)
-    assert worker._answer({"state": "done"})
-    with pytest.raises(UserError, match=f"^far trained {run}, of which nothing is seen here"):
-        muted.wait(0.05)
-    monkeypatch.setattr(remote_workers, "UNSEEN", 60)
-    event = {"kind": "event", "step": 1, "name": "finished"}
-    (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
-    worker._unseen = None
-    assert worker._answer({"state": "done"})
+    run = RunFolder(tmp_path)
+
+    def write() -> None:
+        event = {"kind": "event", "step": 1, "name": "finished"}
+        run.metrics_file.write_text(json.dumps(event) + "\n")
+
+    threading.Timer(0.5, write).start()  # network file systems take their time
+    runner._wait_until_seen(run)
+    run.metrics_file.unlink()
+    monkeypatch.setattr(runner, "UNSEEN", 0)
+    with pytest.raises(UserError, match="but nothing of it is seen here: runs need a file system"):
+        runner._wait_until_seen(run)
 
 
-def test_what_a_dead_worker_of_another_machine_held_is_let_go_after_a_while(
+def test_what_a_dead_job_of_another_machine_held_is_let_go_after_a_while(
     muted: Muted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def held(name: str, host: str) -> RunFolder:
+    monkeypatch.setattr(remote, "PATIENCE", 1.0)
+
+    def held(name: str, host: str, pid: int = 7) -> RunFolder:
         run = RunFolder(tmp_path / name)
-        run.path.mkdir()
+        run.path.mkdir(exist_ok=True)
         run.holder_file.write_text(
-            json.dumps({"pid": 7, "host": host, "since": "", "started": 1.0})
+            json.dumps({"pid": pid, "host": host, "since": "", "started": float(pid)})
         )
         return run
 
     runs = [held("a", "far"), held("b", "elsewhere"), held("c", "far")]
     for run in runs:
-        muted.give(run.path.name, {"do": "train", "folder": str(run.path)})
-        worker = muted._busy[run.path.name]
-        assert isinstance(worker, RemoteWorker)
-        worker._said_hello({"host": "far", "why": ""})
-        muted._events.put((worker, ""))
-        muted.wait(0.05)
+        handle = Mute(muted.remote(job("x", run=str(run.path))))
+        handle.sent.say({"host": "far"})
+        handle.sent.say({"state": "died"})
+        assert handle.poll() == {"state": "died"}
     assert all(run.holder() for run in runs)  # it may be saving
-    # The third has been taken up since.
-    runs[2].holder_file.write_text(
-        json.dumps({"pid": 8, "host": "far", "since": "", "started": 2.0})
-    )
-    later = time.monotonic() + remote_workers.PATIENCE + 1
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    muted._let_go()
+    held("c", "far", pid=8)  # it has been taken up since
+    end = time.monotonic() + 10
+    while runs[0].holder() and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(0.5)
     assert runs[0].holder() is None
-    assert runs[1].holder() == Holder(7, "elsewhere", "", 1.0)
-    assert runs[2].holder() == Holder(8, "far", "", 2.0)
+    assert runs[1].holder() == Holder(7, "elsewhere", "", 7.0)
+    assert runs[2].holder() == Holder(8, "far", "", 8.0)

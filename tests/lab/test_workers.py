@@ -1,4 +1,4 @@
-"""Processes that do jobs: one that dies is replaced, and its job done by another."""
+"""Jobs of processes of this machine: one whose process dies is tried again."""
 
 import os
 import signal
@@ -10,92 +10,101 @@ from pathlib import Path
 
 import pytest
 
+from archwright.lab import run_job
+from archwright.lab.jobs import job
+from archwright.lab.local import LocalExecutor
 from archwright.lab.workers import TRIES, Done, Workers
 from tests.tiny import surroundings
 
-SCRIPT = """
-import json, os, signal, sys, time
-for line in sys.stdin:
-    job = json.loads(line)
-    if job["do"] == "die" and not os.path.exists(job["unless"]):
-        open(job["then"], "a").write("x")
-        os.kill(os.getpid(), signal.SIGKILL)
-    if job["do"] == "fail":
-        print(json.dumps({"state": "failed", "why": "no memory"}), flush=True)
-        continue
-    time.sleep(job.get("seconds", 0))
-    print(json.dumps({"state": "done", "pid": os.getpid()}), flush=True)
-open(sys.argv[1], "a").write("left ")
-"""
-
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    script = tmp_path / "worker.py"
-    script.write_text(SCRIPT)
-    with Workers(2, tmp_path / "log.txt") as workers:
-        workers._command = [sys.executable, str(script), str(tmp_path / "left")]
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.chdir(tmp_path)
+    with Workers(LocalExecutor(tmp_path / "log.txt"), 2) as workers:
         yield workers
 
 
-def all_done(workers: Workers) -> list[Done]:
+def python(code: str, *words: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import os, sys, time; {code}", *words)
+
+
+def all_done(workers: Workers) -> dict[object, Done]:
     found: list[Done] = []
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while workers.running:
         assert time.monotonic() < end
         found += workers.wait(0.2)
-    return found
+    return {done.name: done for done in found}
 
 
 @pytest.mark.slow
-def test_jobs_go_on_side_by_side_and_processes_are_used_again(workers: Workers) -> None:
-    workers.give("a", {"do": "x", "seconds": 0.5})
-    workers.give("b", {"do": "x", "seconds": 0.5})
-    assert workers.free == 0
-    assert workers.running == {"a", "b"}
-    first = all_done(workers)
-    assert {done.name for done in first} == {"a", "b"}
-    workers.give("c", {"do": "x"})
-    (third,) = all_done(workers)
-    assert third.answer["pid"] in {done.answer["pid"] for done in first}
+def test_jobs_have_a_folder_and_an_environment_and_processes_are_used_again(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARCHWRIGHT_CACHE", "here")
+    parent = "open(sys.argv[1], 'w').write(f'{os.getppid()} {os.environ[\"ARCHWRIGHT_CACHE\"]}')"
+    for name in "ab":
+        workers.give(name, job(*python(f"time.sleep(0.5); {parent}", name)))
+    assert (workers.free, workers.running) == (0, {"a", "b"})
+    assert {done.state for done in all_done(workers).values()} == {"done"}
+    workers.give("c", job(*python(parent, "c")))
+    all_done(workers)
+    a, b, c = ((tmp_path / name).read_text().split() for name in "abc")
+    assert c in (a, b)
+    assert a != b
+    assert c[1] == "here"
+    monkeypatch.setenv("ARCHWRIGHT_CACHE", "there")
+    workers.give("d", job(*python(parent, "d")))
+    all_done(workers)
+    assert (tmp_path / "d").read_text().split()[1] == "there"
 
 
 def test_a_job_that_fails_says_why(workers: Workers) -> None:
-    workers.give("a", {"do": "fail"})
-    (done,) = all_done(workers)
-    assert (done.state, done.why) == ("failed", "no memory")
+    workers.give("a", job(*python("sys.exit(3)")))
+    workers.give("b", job(*run_job.COMMAND, "train", "none"))
+    done = all_done(workers)
+    assert [(done[n].state, done[n].why) for n in "ab"] == [
+        ("failed", "exit code 3"),
+        ("failed", "none: there is no such run."),
+    ]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_job_whose_process_dies_is_done_by_another(workers: Workers, tmp_path: Path) -> None:
-    log = str(tmp_path / "died")
-    workers.give("a", {"do": "die", "unless": log, "then": log})
-    (done,) = all_done(workers)
-    assert done.state == "done"
-    assert Path(log).read_text() == "x"
+def test_a_job_whose_process_dies_is_tried_again_and_given_up(
+    workers: Workers, tmp_path: Path
+) -> None:
+    """Its own process, or the worker."""
+    die = "open(sys.argv[1], 'a').write('x'); os.kill(os.{}(), 9)"
+    workers.give("a", job(*python(die.format("getpid"), "a")))
+    workers.give(
+        "b", job(*python(f"os.path.exists('b') or exec(\"{die.format('getppid')}\")", "b"))
+    )
+    done = all_done(workers)
+    assert (done["b"].state, (tmp_path / "b").read_text()) == ("done", "x")
+    assert (tmp_path / "a").read_text() == "x" * TRIES
+    assert done["a"].state == "failed"
+    assert done["a"].why == f"its process died by signal {signal.SIGKILL.value}, {TRIES} times"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_job_that_kills_every_process_is_given_up(workers: Workers, tmp_path: Path) -> None:
-    log = tmp_path / "died"
-    workers.give("a", {"do": "die", "unless": str(tmp_path / "never"), "then": str(log)})
-    workers.give("b", {"do": "x"})
-    by_name = {done.name: done for done in all_done(workers)}
-    assert by_name["b"].state == "done"
-    assert by_name["a"].state == "failed"
-    assert by_name["a"].why == f"its process died by signal {signal.SIGKILL.value}, {TRIES} times"
-    assert log.read_text() == "x" * TRIES
-
-
-def test_at_the_end_all_processes_leave(tmp_path: Path) -> None:
-    script = tmp_path / "worker.py"
-    script.write_text(SCRIPT)
-    with Workers(2, tmp_path / "log.txt") as workers:
-        workers._command = [sys.executable, str(script), str(tmp_path / "left")]
-        for name in ("a", "b"):
-            workers.give(name, {"do": "x"})
-        all_done(workers)
-    assert (tmp_path / "left").read_text() == "left left "
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGTERM")
+def test_at_the_end_all_jobs_are_asked_to_save_and_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: (Path("saved").touch(), sys.exit(-15)))
+Path("began").touch()
+time.sleep(60)
+"""
+    began = time.monotonic()
+    with Workers(LocalExecutor(tmp_path / "log.txt"), 1) as workers:
+        workers.give("a", job(sys.executable, "-c", code))
+        while not (tmp_path / "began").exists():
+            workers.wait(0.1)
+    assert (tmp_path / "saved").exists()
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.slow
@@ -109,10 +118,5 @@ def test_a_worker_leaves_when_who_gave_it_work_is_gone(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=surroundings(),
     ) as process:
-        assert process.stdin
-        assert process.stdout
-        process.stdin.write('{"do": "train", "folder": "none"}\n')
-        process.stdin.flush()
-        assert "none: there is no such run" in process.stdout.readline()
-        process.stdin.close()
-        assert process.wait(30) in (0, -signal.SIGTERM)
+        process.stdin and process.stdin.close()
+        assert process.wait(60) in (0, -signal.SIGTERM)
