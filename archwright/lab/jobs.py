@@ -5,9 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from archwright.spec.run_spec import MachineSpec
+if TYPE_CHECKING:
+    from archwright.spec.run_spec import MachineSpec
 
 Answer = dict[str, Any]
 """How a job ended: `state` is "done", "failed", "stopped", "died" or "refused"; `why` is the reason in a line."""
@@ -58,7 +59,7 @@ class Handle(ABC):
 class Executor(ABC):
     """Runs jobs."""
 
-    def places(self, machine: MachineSpec) -> int | None:
+    def places(self, machine: "MachineSpec") -> int | None:
         """Return how many jobs with such needs run at once; None: the plan decides that.
 
         Raises:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from archwright.lab.jobs import PATIENCE, Answer, Executor, Handle, Job
 from archwright.lab.local import LocalExecutor
-from archwright.lab.run_cache import NUMERICS
 from archwright.runs import RunFolder
 
 FOLDER = "jobs"
@@ -118,8 +117,7 @@ def _stopped(handle: Handle) -> Answer:
 
 def versions() -> dict[str, str]:
     """Return the versions of which all machines must have one, for numbers to be the same."""
-    packages = {name: version(name) for name in ("archwright", "torch")}
-    return packages | {"numerics": str(NUMERICS)}
+    return {name: version(name) for name in ("archwright", "torch")}
 
 
 class RemoteExecutor(Executor):

@@ -1,5 +1,6 @@
 """The jobs of a study: train a run, time its steps, help to prepare tokens."""
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,13 +42,17 @@ def run(words: Sequence[str]) -> Answer:
 
 
 def _train(path: str) -> Answer:
-    from archwright.lab.run_cache import DIVERGED, outcome
+    from archwright.lab.run_cache import DIVERGED, NUMERICS, outcome
     from archwright.runs import RunFolder
     from archwright.training.finalize import finalize_metrics_only
     from archwright.training.loop import DivergedError
     from archwright.training.train import train_in
 
     folder = RunFolder.open(path)
+    if (study := folder.environment().get("numerics")) != NUMERICS:
+        host = socket.gethostname()
+        why = f"{host} has NUMERICS {NUMERICS}, and the study {study}: install the same archwright there"
+        return {"state": "refused", "why": why}
     _wait_for(folder)
     if outcome(folder):
         return {}

@@ -145,8 +145,7 @@ def test_a_machine_needs_the_versions_of_the_study(tmp_path: Path) -> None:
     theirs = " and ".join(f"{name} {number}" for name, number in remote.versions().items())
     other = dict.fromkeys(remote.versions(), "0")
     assert answers(sent(tmp_path, versions=other))[-1]["why"] == (
-        f"{socket.gethostname()} has {theirs}, and the study archwright 0 and torch 0 and numerics 0: install the same "
-        "there"
+        f"{socket.gethostname()} has {theirs}, and the study archwright 0 and torch 0: install the same there"
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ import pytest
 from archwright.lab import run_job
 from archwright.lab.jobs import job
 from archwright.lab.local import LocalExecutor
+from archwright.lab.run_cache import NUMERICS
 from archwright.lab.workers import TRIES, Done, Workers
-from tests.tiny import surroundings
+from archwright.runs import RunFolder
+from tests.tiny import surroundings, tiny_run
 
 
 @pytest.fixture
@@ -67,6 +70,17 @@ def test_a_job_that_fails_says_why(workers: Workers) -> None:
         ("failed", "exit code 3"),
         ("failed", "none: there is no such run."),
     ]
+
+
+def test_a_run_of_other_numerics_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", tiny_run("text.txt"))
+    folder.write_environment({"numerics": 0})
+    words = run_job.training(folder.path).argv[len(run_job.COMMAND) :]
+    answer = run_job.run(words)
+    assert answer["state"] == "refused"
+    assert answer["why"].startswith(
+        f"{socket.gethostname()} has NUMERICS {NUMERICS}, and the study 0"
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
