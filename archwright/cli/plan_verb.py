@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> int:
         from archwright.cli.this_machine import with_bandwidth
 
         # Steps come first: the tensors that bandwidth is measured on would raise their peak memory.
-        step = _measured(*runs.values(), work) if len(runs) == 1 else None
+        step = _measured(next(iter(runs.values())), work) if len(runs) == 1 else None
         work = with_bandwidth(work)
     found = _plans(runs, work)
     here = _figures(found, step)

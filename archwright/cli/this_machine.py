@@ -9,8 +9,9 @@ import torch
 
 from archwright import format as fmt
 from archwright import presets
-from archwright.machine.decide import cpu_name, decide
+from archwright.machine.decide import decide
 from archwright.machine.peaks import measure_bandwidth
+from archwright.machine.rules import cpu_name
 from archwright.planning.memory import total_memory
 from archwright.planning.workload import Workload
 from archwright.reporting.plan_rows import Figure

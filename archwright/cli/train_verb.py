@@ -55,7 +55,9 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in a folder")
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
-    parser.add_argument("--dry-run", action="store_true", help="print the run and a few measured steps")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the run and a few measured steps"
+    )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.add_argument(
         "--verbose", action="store_true", help="say why the machine decides as it does"

@@ -15,7 +15,6 @@ import torch
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.format import duration, size
-from archwright.machine.allocator import tune_allocator
 from archwright.machine.compiling import compile_parts
 from archwright.machine.decide import decide, decide_kernel, decide_loss, peak_memory
 from archwright.machine.liger import fuse
@@ -79,7 +78,6 @@ def measure_step(run: RunSpec, say: Callable[[str], None] = lambda line: None) -
         UserError: a device or precision that this machine lacks; an objective without its special
             tokens; memory that ran out nevertheless.
     """
-    tune_allocator()
     decisions = decide(run.machine)
     model = build(run.model.resolved(), device="meta")
     decide_loss(decisions, model, run)
