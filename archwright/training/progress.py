@@ -126,7 +126,7 @@ class CellBar(shown.Lines, Progress):
         remaining = f", {duration(left)} left" if trained and left and what != "stopped" else ""
         bar = f'<progress value="{self._step}" max="{self.num_steps}"></progress>'
         self._cell.show(
-            f"{bar} {what}, step {self._step:,} of {self._about}{self.num_steps:,}"
+            f"{bar} {what}, step {self._step:,} of {self._about * (ahead > 0)}{self.num_steps:,}"
             f"{self._figures}{remaining}"
         )
 
@@ -148,8 +148,9 @@ class Lines(shown.Lines, Progress):
         if passed - self._shown < LINE_EVERY and step < self.num_steps:
             return
         self._shown = passed
-        left = passed * (self.num_steps - step) / max(1, step - self._first)
+        ahead = self.num_steps - step
+        left = passed * ahead / max(1, step - self._first)
         self.say(
-            f"step {step:,} of {self._about}{self.num_steps:,}  loss {loss:.3f}  "
+            f"step {step:,} of {self._about * (ahead > 0)}{self.num_steps:,}  loss {loss:.3f}  "
             f"{tokens_per_second:,.0f} tokens/s" + (f"  {duration(left)} left" if left else "")
         )

@@ -145,3 +145,14 @@ def test_a_bar_whose_run_ends_early_has_nothing_left(monkeypatch: pytest.MonkeyP
         "training, step 9 of 100, loss 3.250, 2,000 tokens/s, 1 min 31 s left"
     )
     assert notebook.places[0][-1].endswith("trained, step 9 of 9, loss 3.250, 2,000 tokens/s")
+
+
+def test_an_estimated_number_of_steps_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = progress(10, 0, quiet=False, estimated=True)
+    lines.expect(12.4)
+    lines.update(1, 3.25, 1999.6)
+    lines.expect(9)
+    lines.update(9, 3.25, 1999.6)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 1 of about 12  loss 3.250  2,000 tokens/s")
+    assert last == "step 9 of 9  loss 3.250  2,000 tokens/s"
