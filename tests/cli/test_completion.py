@@ -221,27 +221,6 @@ def needs(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(name) is None, reason=f"no {name}")
 
 
-@needs("fish")
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("archwright sho", ["show"]),
-        ("archwright compare modern norm.kind=la", ["norm.kind=layer"]),
-        ("archwright train modern data.text=no", ["data.text=notes.txt"]),
-    ],
-)
-def test_fish(line: str, expected: list[str], shell: dict[str, str]) -> None:
-    program = f'archwright completion fish | source; complete -C "{line}"'
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=shell,
-    )
-    assert [found.split("\t")[0] for found in done.stdout.splitlines()] == expected
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no terminals of this kind")
 @pytest.mark.parametrize(
