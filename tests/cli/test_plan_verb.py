@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -376,11 +375,9 @@ def test_an_unknown_device_is_one_line_with_the_nearest(
 
 
 @pytest.fixture
-def threads() -> Iterator[None]:
-    """Restores the number of threads, which this machine's decisions set."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the number of threads: other tests run next to these."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
 
 
 LITTLE = (

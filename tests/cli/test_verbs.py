@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
 from archwright import format as fmt
 from archwright.cli import main
@@ -502,7 +503,10 @@ def test_any_published_model_can_be_tiny(place: Path, capsys: pytest.CaptureFixt
     assert values["model.feedforward.top_k"] == "2"
 
 
-def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     text = write_text(place / "text.txt", 100)
     words = tiny_words(text, "budget=1000steps", "optimizer.lr=0.5", "machine.threads=auto")
     found = out(capsys, *words, "--dry-run")
