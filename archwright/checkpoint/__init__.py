@@ -40,7 +40,7 @@ from archwright.checkpoint.weights import (
     take_weights,
     write_model,
 )
-from archwright.files import DamagedError, atomic_write
+from archwright.files import DamagedError
 
 __all__ = [
     "DamagedError",
@@ -48,7 +48,6 @@ __all__ = [
     "Snapshot",
     "Stored",
     "Values",
-    "atomic_write",
     "begin",
     "check",
     "check_model",

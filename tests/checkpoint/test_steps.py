@@ -13,6 +13,7 @@ from torch import nn
 
 from archwright import checkpoint
 from archwright.checkpoint import DamagedError
+from archwright.files import atomic_write
 from archwright.spec.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -472,7 +473,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="No space"):
             checkpoint.write_model(folder / "m", nn.Linear(500, 500), {})
         with pytest.raises(UserError, match="No space"):
-            checkpoint.atomic_write(folder / "m", b"x" * 900_000)
+            atomic_write(folder / "m", b"x" * 900_000)
         assert names(folder) == ["step-1"]
 
 
