@@ -17,8 +17,10 @@ import pytest
 FILE = Path(__file__).with_name("durations.json")
 LEAST = 0.05
 """Shortest duration that is kept, in seconds."""
-UNKNOWN = 0.02
-"""Seconds of a test without a recorded duration."""
+SHORT = 0.02
+"""Seconds of a test below that."""
+UNKNOWN = 0.2
+"""Seconds of a test in a file without records: the mean of all tests."""
 SHARED = "seconds of shared fixtures"
 
 
@@ -35,7 +37,8 @@ class Durations:
     def of(self, test: str) -> float:
         """Return the seconds of a test or case by its id."""
         file, _, name = test.partition("[")[0].partition("::")
-        return self.files.get(file, {}).get(name, UNKNOWN)
+        tests = self.files.get(file)
+        return UNKNOWN if tests is None else tests.get(name, SHORT)
 
     def shared(self, file: str) -> float:
         """Return the seconds of the shared fixtures of a file."""
@@ -106,4 +109,4 @@ def write(files: Mapping[str, Mapping[str, float]]) -> None:
         for file, tests in sorted(files.items())
         if (FILE.parents[1] / file).exists()
     }
-    FILE.write_text(json.dumps({f: t for f, t in kept.items() if t}, indent=0) + "\n", "utf-8")
+    FILE.write_text(json.dumps(kept, indent=0) + "\n", "utf-8")

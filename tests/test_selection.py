@@ -103,7 +103,8 @@ def test_recorded_durations_are_means_of_cases() -> None:
     recorded = Durations(durations.means(seconds, {"tests/a.py": 3.0}))
     assert recorded.of("tests/a.py::test[7]") == 1.5
     assert recorded.of("tests/a.py::A::test") == 0.2
-    assert recorded.of("tests/a.py::test_new") == durations.UNKNOWN
+    assert recorded.of("tests/a.py::test_new") == durations.SHORT
+    assert recorded.of("tests/new.py::test") == durations.UNKNOWN
     assert recorded.of_files(["tests/a.py::test[1]", "tests/a.py::test[2]"]) == {"tests/a.py": 6.0}
 
 
