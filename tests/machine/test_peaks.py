@@ -53,6 +53,7 @@ def test_other_threads_have_another_peak(
         json.dumps({"peak": 5.0, "time": time.time() - 8 * 24 * 3600}),
         json.dumps({"peak": 5.0, "time": time.time() + 3600}),
     ],
+    ids=["empty", "cut", "negative", "old", "future"],
 )
 def test_a_damaged_or_old_file_is_measured_again(
     content: str, measured: list[torch.dtype], cache: Path
