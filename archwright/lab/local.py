@@ -71,6 +71,8 @@ class LocalExecutor(Executor):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout:
+                process.stdout.close()
         self._log.close()
 
 

