@@ -22,10 +22,10 @@ from archwright.lab.jobs import Answer
 
 def main() -> None:
     """Do jobs until there are no more."""
-    prepare_process()
     # Before torch is loaded, which takes seconds: who lets it go meanwhile waits for nothing.
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
+    prepare_process()
     import archwright.training.train  # noqa: F401
 
     if sys.argv[1:]:

@@ -46,6 +46,7 @@ def test_without_a_compiler_cuda_has_sdpa(monkeypatch: pytest.MonkeyPatch) -> No
         (("model.position.kind=alibi",), False, False),
         (
             (
+                "model.num_layers=2",
                 "model.layer_kinds.near.attention.mask.kind=window",
                 'model.layers.cycle=["default", "near"]',
             ),
