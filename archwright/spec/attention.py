@@ -240,13 +240,13 @@ class MaskedAttention(Attention):
     def heads(self, dim: int) -> dict[str, int]:
         """Return the number of heads and their widths as numbers, by the names of their fields."""
 
-    @abstractmethod
     def key_dim(self, dim: int) -> int:
         """Return the width of a head's query and key."""
+        return self.heads(dim)["head_dim"]
 
-    @abstractmethod
     def rotary_dim(self, dim: int) -> int:
         """Return the width of the part of a head that rotary positions act on."""
+        return self.key_dim(dim)
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         scale = self.scale.numbers_of_heads(self.key_dim(sizes.dim))
@@ -268,9 +268,7 @@ class SoftmaxAttention(MaskedAttention):
     """Width of a head; auto: dim / num_heads."""
     value_head_dim: AutoWidth = Field("auto", examples=[32])
     """Width of a head's value, where it is another than that of its query and key (MiMo-V2); auto: head_dim."""
-    bias: AttentionBias = Field(
-        default_factory=AttentionBias, validate_default=True, examples=[True]
-    )
+    bias: AttentionBias = Field(AttentionBias(), examples=[True])
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
@@ -319,16 +317,7 @@ class SoftmaxAttention(MaskedAttention):
         }
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        return {
-            **super().numbers(sizes),
-            "value_embedding": self.value_embedding.numbers(sizes),
-        }
-
-    def key_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
-
-    def rotary_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
+        return super().numbers(sizes) | {"value_embedding": self.value_embedding.numbers(sizes)}
 
     @property
     def one_line(self) -> str:
@@ -339,12 +328,8 @@ class SoftmaxAttention(MaskedAttention):
     def num_parameters(self, dim: int) -> int:
         heads, kv_heads = int(self.num_heads), int(self.num_kv_heads)
         head, value = int(self.head_dim), int(self.value_head_dim)
-        queries, keys, values, mixed = (
-            heads * head,
-            kv_heads * head,
-            kv_heads * value,
-            heads * value,
-        )
+        queries, keys = heads * head, kv_heads * head
+        values, mixed = kv_heads * value, heads * value
         maps = dim * (queries + keys + values + mixed)
         biases = self.bias.query * queries + self.bias.key * keys
         biases += self.bias.value * values + self.bias.out * dim
@@ -396,7 +381,7 @@ class LatentAttention(MaskedAttention):
     """Width of a head's value; auto: nope_head_dim."""
     norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
     """Norm over the latents."""
-    bias: LatentBias = Field(default_factory=LatentBias, validate_default=True, examples=[True])
+    bias: LatentBias = Field(LatentBias(), examples=[True])
     """Biases of the maps that read x and of the one that writes to it."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
@@ -457,9 +442,16 @@ class LatentAttention(MaskedAttention):
 class EqualHeads(MaskedAttention):
     """Attention in heads whose queries, keys and values have one width, and as many of each."""
 
-    if TYPE_CHECKING:
-        num_heads: AutoCount
-        head_dim: AutoWidth
+    num_heads: AutoCount = Field("auto", examples=[16])
+    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a head; auto: dim / num_heads."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+    @property
+    def one_line(self) -> str:
+        return f"{self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
 
     def heads(self, dim: int) -> dict[str, int]:
         num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
@@ -467,12 +459,6 @@ class EqualHeads(MaskedAttention):
             "num_heads": num_heads,
             "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
         }
-
-    def key_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
-
-    def rotary_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
 
 
 class LongformerAttention(EqualHeads):
@@ -482,13 +468,7 @@ class LongformerAttention(EqualHeads):
     kind: Literal["longformer"] = "longformer"
     causal: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
-    num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
-    head_dim: AutoWidth = Field("auto", examples=[128])
-    """Width of a head; auto: dim / num_heads."""
-    bias: AttentionBias = Field(
-        default_factory=AttentionBias, validate_default=True, examples=[True]
-    )
+    bias: AttentionBias = Field(AttentionBias(), examples=[True])
     """Biases of the projections, of those for global tokens as of the others."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
@@ -496,12 +476,6 @@ class LongformerAttention(EqualHeads):
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     mask: Mask = Field(Longformer(), examples=[{"kind": "longformer", "radius": 32}])
     """Which keys a query may see: "longformer", with one global token or more."""
-    dropout: Probability = 0.0
-    """Share of attention weights dropped in training."""
-
-    @property
-    def one_line(self) -> str:
-        return f"{self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
 
     def num_parameters(self, dim: int) -> int:
         width = int(self.num_heads) * int(self.head_dim)
@@ -519,10 +493,6 @@ class LSHAttention(EqualHeads):
     kind: Literal["lsh"] = "lsh"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position", "attention_mask"}
     chooses_keys: ClassVar[bool] = True
-    num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
-    head_dim: AutoWidth = Field("auto", examples=[128])
-    """Width of a head; auto: dim / num_heads."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T, where k is q / rms(q)."""
     num_hashes: Count = Field(1, examples=[4])
@@ -542,8 +512,6 @@ class LSHAttention(EqualHeads):
     """Seed of the rotations, which are the same in every layer and pass."""
     mask: Mask = Field(Causal(), examples=[{"kind": "full"}])
     """Which keys a query may see at most."""
-    dropout: Probability = 0.0
-    """Share of attention weights dropped in training."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {**super().numbers(sizes), "num_buckets": self._buckets(sizes.context_length)}
@@ -584,13 +552,7 @@ class DisentangledAttention(EqualHeads):
     kind: Literal["disentangled"] = "disentangled"
     knows_distances: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
-    num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
-    head_dim: AutoWidth = Field("auto", examples=[128])
-    """Width of a head; auto: dim / num_heads."""
-    bias: AttentionBias = Field(
-        default_factory=AttentionBias, validate_default=True, examples=[True]
-    )
+    bias: AttentionBias = Field(AttentionBias(), examples=[True])
     """Biases of the four projections; those of distances have one where queries or keys do."""
     terms: Literal["both", "content_to_position", "position_to_content"] = "both"
     """Which of the two terms of distances are added: q_i R_d, k_j S_d, or both. Scores are divided by the square root
@@ -612,8 +574,6 @@ class DisentangledAttention(EqualHeads):
     """c tanh(s / c) over the scaled term of content, before the others and the mask."""
     mask: Mask = Field(Full(), examples=[{"kind": "causal"}])
     """Which keys a query may see."""
-    dropout: Probability = 0.0
-    """Share of attention weights dropped in training."""
 
     @property
     def num_terms(self) -> int:
@@ -632,9 +592,7 @@ class DisentangledAttention(EqualHeads):
 
     @property
     def one_line(self) -> str:
-        return (
-            f"disentangled {self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
-        )
+        return f"disentangled {super().one_line}"
 
     def num_parameters(self, dim: int) -> int:
         width = int(self.num_heads) * int(self.head_dim)
@@ -659,13 +617,7 @@ class TransientGlobalAttention(EqualHeads):
     causal: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
     further_positions: ClassVar[int] = 1
-    num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
-    head_dim: AutoWidth = Field("auto", examples=[128])
-    """Width of a head; auto: dim / num_heads."""
-    bias: AttentionBias = Field(
-        default_factory=AttentionBias, validate_default=True, examples=[True]
-    )
+    bias: AttentionBias = Field(AttentionBias(), examples=[True])
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
@@ -677,8 +629,6 @@ class TransientGlobalAttention(EqualHeads):
     """Tokens of a block, which are summed up."""
     norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
     """Norm over sums."""
-    dropout: Probability = 0.0
-    """Share of attention weights dropped in training."""
 
     @property
     def one_line(self) -> str:

@@ -52,9 +52,7 @@ class SoftmaxCrossAttention(CrossAttention):
     """Key and value heads; auto: as many as query heads."""
     head_dim: AutoWidth = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
-    bias: AttentionBias = Field(
-        default_factory=AttentionBias, validate_default=True, examples=[True]
-    )
+    bias: AttentionBias = Field(AttentionBias(), examples=[True])
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""

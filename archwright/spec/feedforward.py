@@ -84,9 +84,7 @@ class Hidden(FeedForward):
     ratio: Annotated[float, Field(gt=0, le=1024)] | Literal["none"] = Field("none", examples=[4.0])
     """Hidden width over model width, to the nearest multiple of 8, where hidden_dim is auto; none: the usual
     one."""
-    bias: FeedForwardBias = Field(
-        default_factory=FeedForwardBias, validate_default=True, examples=[True]
-    )
+    bias: FeedForwardBias = Field(FeedForwardBias(), examples=[True])
     """Biases of all projections."""
     hidden_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over hidden values, before the projection down (Wang et al., 2022, Foundation Transformers;

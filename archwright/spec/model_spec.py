@@ -27,12 +27,11 @@ from archwright.spec.masks import Full, Mask
 from archwright.spec.merge import merge, validated
 from archwright.spec.mixers import Mixer, NoRecurrence, Recurrence
 from archwright.spec.norms import Norm, RMSNorm
-from archwright.spec.overrides import override
 from archwright.spec.positions import Position, RoPE
 from archwright.spec.residuals import PreNorm, Residual
 from archwright.spec.rules import enforce
 from archwright.spec.scale_down import tiny
-from archwright.spec.shown import as_html
+from archwright.spec.shown import Shown
 
 DEFAULT_VOCAB_SIZE = 4096
 """Stands in for vocab_size = "auto" where no tokenizer is at hand."""
@@ -276,7 +275,7 @@ class GeneratorStack(Generator, TwoWayStack):
         return ModelSpec.model_construct(**own, **shared, dim=dim, embedding=table, head=self.head)
 
 
-class ModelSpec(StackSpec):
+class ModelSpec(StackSpec, Shown):
     """A transformer language model.
 
     Every choice stands on its axis; `"auto"` lets the model decide and `kind = "none"` leaves a
@@ -378,14 +377,6 @@ class ModelSpec(StackSpec):
         alone = self.head.predicts == "replaced"
         return self.output_dim if follows or alone else self.embedding_dim
 
-    def override(self, *assignments: str) -> "ModelSpec":
-        """Return this spec with dotted values replaced: `spec.override("dim=256", "num_layers=4")`.
-
-        Raises:
-            UserError: an unknown path or a value out of its limits, one line each.
-        """
-        return override(self, assignments)
-
     def resolved(self, vocab_size: int | None = None) -> "ModelSpec":
         """Return this spec with every "auto" replaced by its number.
 
@@ -426,12 +417,6 @@ class ModelSpec(StackSpec):
             f"ModelSpec({self.name or 'model'}: dim {self.dim}, {self.num_layers} layers, "
             f"context {self.context_length}, {', '.join(chosen)})"
         )
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        """Return what differs from the defaults, for notebooks."""
-        return as_html(self)
 
     def hash(self) -> str:
         """Return a stable hash of what the model is, over the values that are not the defaults."""

@@ -1,7 +1,7 @@
 """Objectives: what a model reads of a text, and what it is to predict."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -216,15 +216,36 @@ class ReplacedTokens(Objective):
         return "token"
 
 
-class SpanCorruption(Objective):
+class FromText(Objective):
+    """What makes a source and a target of each text; windows are as long as fits into model.context_length then."""
+
+    causal: ClassVar[bool] = True
+    has_source: ClassVar[bool] = True
+    packs_documents: ClassVar[bool] = True
+
+    def source_length(self, length: int) -> int:
+        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
+        return length + 1
+
+    def window_length(self, context_length: int) -> int:
+        length = max(1, context_length - 1)
+        while length > 1 and self.source_length(length) > context_length:
+            length -= 1
+        while self.source_length(length + 1) <= context_length:
+            length += 1
+        return length
+
+    @property
+    def least_context(self) -> int:
+        return 2
+
+
+class SpanCorruption(FromText):
     """-ln p(y_(t+1) | y_1 ... y_t, source): the source is the text with spans of it left out, each replaced by a
     sentinel of its own; the target is what was left out, each span behind its sentinel (Raffel et al., 2019, T5,
     sections 3.1.4 and 3.3.4). Windows of text are as long as fits into model.context_length when they are corrupted."""
 
     kind: Literal["span_corruption"] = "span_corruption"
-    causal: ClassVar[bool] = True
-    has_source: ClassVar[bool] = True
-    packs_documents: ClassVar[bool] = True
     share: float = Field(0.15, gt=0, le=0.5)
     """Share of the tokens that are left out; of more than half, the target would be longer than the source."""
     mean_length: float = Field(3.0, ge=1, examples=[5.0])
@@ -242,16 +263,12 @@ class SpanCorruption(Objective):
         """Return how many tokens are left out of a text of `length`, and in how many spans."""
         return spans_of(length, self.share, self.mean_length, self.num_sentinels)
 
-    def window_length(self, context_length: int) -> int:
-        return _longest(self.source_length, context_length)
-
     def target_length(self, context_length: int) -> int:
         out, spans = self.spans(self.window_length(context_length))
         return out + spans + 1
 
     def source_length(self, length: int) -> int:
-        """Return the tokens of the source that is made of a text of `length`, of which no target has more: those kept,
-        sentinels, and the one that ends it."""
+        """Return the number of tokens kept, sentinels, and the one that ends it."""
         out, spans = self.spans(length)
         return length - out + spans + 1
 
@@ -291,15 +308,12 @@ UL2_DENOISERS = (
 """Regular, sequential and extreme ones (Tay et al., 2022, UL2, table 1)."""
 
 
-class Denoising(Objective):
+class Denoising(FromText):
     """-ln p(y_(t+1) | y_1 ... y_t, source): spans of a text are left out as in `span_corruption`, by a denoiser that is
     drawn for it; the source begins with the token of that one's mode (Tay et al., 2022, UL2, section 3.1). Windows of
     text are as long as fits into model.context_length whichever is drawn."""
 
     kind: Literal["denoising"] = "denoising"
-    causal: ClassVar[bool] = True
-    has_source: ClassVar[bool] = True
-    packs_documents: ClassVar[bool] = True
     denoisers: Annotated[tuple[Denoiser, ...], Field(strict=False, min_length=1)] = Field(
         UL2_DENOISERS, examples=[({"mode": "", "share": 0.5, "at_end": True},)]
     )
@@ -327,9 +341,6 @@ class Denoising(Objective):
         most = 1 if denoiser.at_end else self.num_sentinels
         return spans_of(length, denoiser.share, denoiser.mean_length, most)
 
-    def window_length(self, context_length: int) -> int:
-        return _longest(self.source_length, context_length)
-
     def target_length(self, context_length: int) -> int:
         """Return how many tokens a decoder reads on average beside a source of so many, rounded up."""
         length = self.window_length(context_length)
@@ -339,7 +350,6 @@ class Denoising(Objective):
         )
 
     def source_length(self, length: int) -> int:
-        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
         return max(self._source_length(denoiser, length) for denoiser in self.denoisers)
 
     def _source_length(self, denoiser: Denoiser, length: int) -> int:
@@ -359,15 +369,12 @@ class Denoising(Objective):
             yield f'denoisers: found the mode "{min(shared)}", which is a sentinel; expected another'
 
 
-class TextInfilling(Objective):
+class TextInfilling(FromText):
     """-ln p(y_(t+1) | y_1 ... y_t, source): the target is a text; the source has its sentences in random order, and one
     mask token in the place of each span, of a length drawn from Poisson(mean_length); one of length 0 puts a mask
     token between two others (Lewis et al., 2019, BART, sections 2.2 and 5.1)."""
 
     kind: Literal["text_infilling"] = "text_infilling"
-    causal: ClassVar[bool] = True
-    has_source: ClassVar[bool] = True
-    packs_documents: ClassVar[bool] = True
     share: float = Field(0.3, ge=0, le=1)
     """Share of the tokens that are masked; 0: none are."""
     mean_length: float = Field(3.0, gt=0, examples=[5.0])
@@ -381,28 +388,14 @@ class TextInfilling(Objective):
     def special_tokens(self) -> tuple[str, ...]:
         return (self.mask_token,)
 
-    def window_length(self, context_length: int) -> int:
-        return max(1, context_length - 1)
 
-    def source_length(self, length: int) -> int:
-        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
-        return length + 1
-
-    @property
-    def least_context(self) -> int:
-        return 2
-
-
-class GapSentences(Objective):
+class GapSentences(FromText):
     """-ln p(y_(t+1) | y_1 ... y_t, source): the target is the principal sentences of a text, in their order; the source
     is the text with a mask token in the place of each (Zhang et al., 2019, PEGASUS, section 3.1). Principal are those
     whose words are most alike those of the rest: the largest F1 of ROUGE-1, each word counted once and each sentence
     by itself ("Ind-Uniq", as in Guo et al., 2022, LongT5, section 3.2)."""
 
     kind: Literal["gap_sentences"] = "gap_sentences"
-    causal: ClassVar[bool] = True
-    has_source: ClassVar[bool] = True
-    packs_documents: ClassVar[bool] = True
     share: float = Field(0.2, gt=0, le=1, examples=[0.3])
     """Share of the sentences that are principal ones, at least one; a sentence ends with ".", "!" or "?" before a
     blank."""
@@ -413,20 +406,9 @@ class GapSentences(Objective):
     def special_tokens(self) -> tuple[str, ...]:
         return (self.mask_token,)
 
-    def window_length(self, context_length: int) -> int:
-        return max(1, context_length - 1)
-
     def target_length(self, context_length: int) -> int:
         """Return how many tokens a decoder reads beside a source of so many, of sentences that are equally long."""
         return math.ceil(self.share * self.window_length(context_length)) + 1
-
-    def source_length(self, length: int) -> int:
-        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
-        return length + 1
-
-    @property
-    def least_context(self) -> int:
-        return 2
 
 
 class SequenceToSequence(Objective):
@@ -454,16 +436,6 @@ def spans_of(length: int, share: float, mean_length: float, most: int) -> tuple[
     out = min(max(round(length * share), 1), max(1, length // 2))
     most = min(out, length - out, most)
     return out, max(1, min(round(out / mean_length), most))
-
-
-def _longest(source_length: Callable[[int], int], context_length: int) -> int:
-    """Return the longest text of which a source of at most `context_length` is made."""
-    length = max(1, context_length - 1)
-    while length > 1 and source_length(length) > context_length:
-        length -= 1
-    while source_length(length + 1) <= context_length:
-        length += 1
-    return length
 
 
 def _numbered(name: str, number: int) -> tuple[str, ...]:

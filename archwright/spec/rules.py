@@ -5,7 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from archwright.spec.attention import (
     Attention,
@@ -18,6 +19,7 @@ from archwright.spec.attention import (
     MaskedAttention,
     SoftmaxAttention,
 )
+from archwright.spec.choice import Choice
 from archwright.spec.cross_attention import SoftmaxCrossAttention
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 Check = Callable[["ModelSpec"], Iterator[str]]
+C = TypeVar("C", bound=Choice)
 PATH_HEAD = re.compile(r"[^a-z_]")
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
 
@@ -100,8 +103,7 @@ def _rule(sentence: str, table: list[Rule] = RULES) -> Callable[[Check], Check]:
     return add
 
 
-def _suspicion(sentence: str) -> Callable[[Check], Check]:
-    return _rule(sentence, SUSPICIONS)
+_suspicion = partial(_rule, table=SUSPICIONS)
 
 
 def _layers(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec"]]:
@@ -125,10 +127,12 @@ def _dense(spec: "ModelSpec") -> Iterator[tuple[str, FeedForward]]:
             yield f"{at}feedforward.", layer.feedforward
 
 
-def _softmaxes(spec: "ModelSpec") -> Iterator[tuple[str, SoftmaxAttention]]:
-    for at, _, attention in _attentions(spec):
-        if isinstance(attention, SoftmaxAttention):
-            yield at, attention
+def _choices(spec: "ModelSpec", cls: type[C]) -> Iterator[tuple[str, C]]:
+    """Yield the layers' choices of a class, each with the prefix of its paths."""
+    for at, layer in _layers(spec):
+        for axis, choice in layer:
+            if isinstance(choice, cls):
+                yield f"{at}{axis}.", choice
 
 
 MOST_PARAMETERS = 10**15
@@ -197,38 +201,36 @@ def heads_divide_dim(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("The gate of a value embedding reads coordinates that there are.")
 def value_gate_reads_x(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _softmaxes(spec):
+    for at, attention in _choices(spec, SoftmaxAttention):
         choice = attention.value_embedding
         if isinstance(choice, GatedValueEmbedding) and choice.width(spec.dim) > spec.dim:
             yield (
-                f"{at}attention.value_embedding.channels: found {choice.channels}; expected at most "
+                f"{at}value_embedding.channels: found {choice.channels}; expected at most "
                 f"dim = {spec.dim}"
             )
 
 
 @_rule("Projections of global tokens are used by some.")
 def global_tokens_exist(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if not isinstance(attention, LongformerAttention):
-            continue
+    for at, attention in _choices(spec, LongformerAttention):
         if not isinstance(attention.mask, Longformer):
             yield (
-                f'{at}attention.mask.kind: found "{attention.mask.kind}" with attention.kind "longformer"; '
+                f'{at}mask.kind: found "{attention.mask.kind}" with attention.kind "longformer"; '
                 'expected "longformer"'
             )
         elif not attention.mask.num_global:
             yield (
-                f"{at}attention.mask.num_global: found 0, which leaves the projections of global tokens unused; "
+                f"{at}mask.num_global: found 0, which leaves the projections of global tokens unused; "
                 'expected 1 or more, or attention.kind "softmax"'
             )
 
 
 @_rule("Global tokens before a text are none of the vocabulary.")
 def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _softmaxes(spec):
+    for at, attention in _choices(spec, SoftmaxAttention):
         if spec.global_tokens and not attention.value_embedding.is_none:
             yield (
-                f'{at}attention.value_embedding.kind: found "{attention.value_embedding.kind}" beside global_tokens = '
+                f'{at}value_embedding.kind: found "{attention.value_embedding.kind}" beside global_tokens = '
                 f'{spec.global_tokens}, which have no row in its table; expected "none"'
             )
 
@@ -283,10 +285,8 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("RoPE rotates pairs of coordinates.")
 def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer, attention in _attentions(spec):
-        if not isinstance(layer.position, RoPE):
-            continue
-        width, position = attention.rotary_dim(spec.dim), layer.position
+    for at, position, attention in _ropes(spec):
+        width = attention.rotary_dim(spec.dim)
         rotary = rotary_dim(position, width)
         if rotary % 2 or width * position.fraction < 2:
             field = "rope_head_dim" if isinstance(attention, LatentAttention) else "head_dim"
@@ -297,18 +297,18 @@ def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
-def _ropes(spec: "ModelSpec") -> Iterator[tuple[str, RoPE, int]]:
-    """Yield every rotary position with the width that it acts on."""
+def _ropes(spec: "ModelSpec") -> Iterator[tuple[str, RoPE, MaskedAttention]]:
+    """Yield every rotary position with the attention that it acts in."""
     for at, layer, attention in _attentions(spec):
         if isinstance(layer.position, RoPE):
-            yield at, layer.position, attention.rotary_dim(spec.dim)
+            yield at, layer.position, attention
 
 
 @_rule("LongRoPE has a divisor for each pair of coordinates.")
 def longrope_divides_each_pair(spec: "ModelSpec") -> Iterator[str]:
-    for at, position, head_dim in _ropes(spec):
+    for at, position, attention in _ropes(spec):
         if isinstance(position.scaling, LongRoPE):
-            pairs = rotary_dim(position, head_dim) // 2
+            pairs = rotary_dim(position, attention.rotary_dim(spec.dim)) // 2
             for name in ("short", "long"):
                 found = len(getattr(position.scaling, name))
                 if found not in (0, pairs):
@@ -351,14 +351,14 @@ def buckets_widen(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("Distances have rows of their own near by, and share those of a log scale beyond.")
 def distances_widen(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if not isinstance(attention, DisentangledAttention) or attention.num_buckets == "none":
+    for at, attention in _choices(spec, DisentangledAttention):
+        if attention.num_buckets == "none":
             continue
         far, number = attention.max_distance, attention.num_buckets
         far = spec.context_length if far == "auto" else far
         if number < 4 or far - 1 <= number // 2:
             yield (
-                f"{at}attention.num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
+                f"{at}num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
                 f"{max(4, 2 * (far - 2))}, or num_buckets=none"
             )
 
@@ -385,54 +385,54 @@ def one_hidden_width(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("A token goes through no more experts than it may choose from.")
 def enough_experts(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _mixtures(spec):
+    for at, experts in _choices(spec, Experts):
         if experts.top_k > experts.num_experts:
             yield (
-                f"{at}feedforward.top_k: found {experts.top_k}; expected at most num_experts = "
+                f"{at}top_k: found {experts.top_k}; expected at most num_experts = "
                 f"{experts.num_experts}"
             )
 
 
 @_rule("Experts are shared out evenly over groups.")
 def groups_divide_experts(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _mixtures(spec):
+    for at, experts in _choices(spec, Experts):
         if experts.num_experts % experts.num_groups:
             yield (
-                f"{at}feedforward.num_groups: found {experts.num_groups}; expected a divisor of "
+                f"{at}num_groups: found {experts.num_groups}; expected a divisor of "
                 f"num_experts = {experts.num_experts}"
             )
 
 
 @_rule("The chosen groups are among those there are, and hold experts enough.")
 def groups_hold_enough(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _mixtures(spec):
+    for at, experts in _choices(spec, Experts):
         each = experts.num_experts // experts.num_groups
         if not each or experts.num_groups == 1 == experts.top_groups:
             continue
         least = -(-min(experts.top_k, experts.num_experts) // each)
         if not least <= experts.top_groups <= experts.num_groups:
             yield (
-                f"{at}feedforward.top_groups: found {experts.top_groups}; expected {least} to "
+                f"{at}top_groups: found {experts.top_groups}; expected {least} to "
                 f"num_groups = {experts.num_groups}, for top_k = {experts.top_k} experts out of groups of {each}"
             )
 
 
 @_rule("The best two of a group are two.")
 def groups_have_two(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _mixtures(spec):
+    for at, experts in _choices(spec, Experts):
         if (
             experts.group_score == "top_two"
             and experts.num_experts // experts.num_groups == 1 != experts.num_groups
         ):
             yield (
-                f'{at}feedforward.group_score: found "top_two" of groups of one expert; expected "max", or '
+                f'{at}group_score: found "top_two" of groups of one expert; expected "max", or '
                 "fewer num_groups"
             )
 
 
 @_rule("What chooses by the router's numbers alone has no other say in it.")
 def routing_chooses_alone(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _mixtures(spec):
+    for at, experts in _choices(spec, Experts):
         if not experts.routing.chooses_alone:
             continue
         for name, idle in (
@@ -443,26 +443,20 @@ def routing_chooses_alone(spec: "ModelSpec") -> Iterator[str]:
             found = getattr(experts, name)
             if found != idle:
                 yield (
-                    f"{at}feedforward.{name}: found {str(found).lower()} with routing.kind "
+                    f"{at}{name}: found {str(found).lower()} with routing.kind "
                     f'"{experts.routing.kind}"; expected {str(idle).lower()}'
                 )
 
 
 @_rule("muP's rates are those of dense models.")
 def mup_is_dense(spec: "ModelSpec") -> Iterator[str]:
-    for at, _ in _mixtures(spec):
+    for at, _ in _choices(spec, Experts):
         if isinstance(spec.init, MuP):
             # A router's width of output stays as the model grows: no matrix inside, and no head.
             yield (
-                f'{at}feedforward.kind: found "experts" with init.kind "mup", whose rates are not '
+                f'{at}kind: found "experts" with init.kind "mup", whose rates are not '
                 "derived for a router; expected another of the two"
             )
-
-
-def _mixtures(spec: "ModelSpec") -> Iterator[tuple[str, Experts]]:
-    for at, layer in _layers(spec):
-        if isinstance(layer.feedforward, Experts):
-            yield at, layer.feedforward
 
 
 @_rule("Positions that are added to the embedding belong to the whole model.")
@@ -569,7 +563,7 @@ def arrangement_fits(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("A router that is asked for balance stands in one layer.")
 def shared_layers_are_dense(spec: "ModelSpec") -> Iterator[str]:
-    if spec.layers.shared and any(True for _ in _mixtures(spec)):
+    if spec.layers.shared and any(True for _ in _choices(spec, Experts)):
         # What a router asks for is that of its last use alone, and its loads would be added up over layers.
         yield (
             'layers.shared: found true beside feedforward.kind "experts"; expected false, or a feed-forward without '
@@ -707,11 +701,11 @@ def odd_hidden_dim(spec: "ModelSpec") -> Iterator[str]:
 
 @_suspicion("A router learns from the weights it gives.")
 def constant_weights(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _mixtures(spec):
+    for at, experts in _choices(spec, Experts):
         sums_to_one = experts.normalize_weights or experts.routing.sums_to_one
         if experts.top_k == 1 and sums_to_one:
             yield (
-                f"{at}feedforward.top_k is 1 with weights that add up to 1: the router learns nothing but "
+                f"{at}top_k is 1 with weights that add up to 1: the router learns nothing but "
                 "balance"
             )
 

@@ -20,9 +20,9 @@ from archwright.spec.errors import nearest
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken, Objective
-from archwright.spec.overrides import dump, override
+from archwright.spec.overrides import dump
 from archwright.spec.scale import ScaleSpec
-from archwright.spec.shown import as_html
+from archwright.spec.shown import Shown
 from archwright.spec.tasks import Documents, Task
 
 
@@ -406,7 +406,7 @@ class PartsFile(Spec):
     sha256: str
 
 
-class RunSpec(Spec):
+class RunSpec(Shown):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
     not_identity: ClassVar[frozenset[str]] = frozenset(
@@ -486,14 +486,6 @@ class RunSpec(Spec):
         """Tokens that one step trains on."""
         return self.batch_size * self.model.context_length
 
-    def override(self, *assignments: str) -> "RunSpec":
-        """Return this spec with dotted values replaced: `run.override("model.dim=256", "seed=1")`.
-
-        Raises:
-            UserError: an unknown path or a value out of its limits, one line each.
-        """
-        return override(self, assignments)
-
     def __repr__(self) -> str:
         model, rate = self.model, f"lr {self.optimizer.peak_lr:g}"
         return (
@@ -501,12 +493,6 @@ class RunSpec(Spec):
             f"layers on {', '.join(self.data.texts)}, batches of {self.batch_size} x {model.context_length} tokens, "
             f"{self.optimizer.kind} {rate}, {self.schedule.kind}, budget {self.budget})"
         )
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        """Return what differs from the defaults, for notebooks."""
-        return as_html(self)
 
     def hash(self) -> str:
         """Return a stable hash of what is trained on what, and how, but not on which machine."""

@@ -1,13 +1,28 @@
-"""Specs as notebooks show them: what differs from the defaults."""
+"""Specs that users hold: what they change, and what notebooks show."""
+
+from typing import Self
 
 from archwright.notebook import html_table
 from archwright.spec.choice import Spec
-from archwright.spec.overrides import dump, flatten, toml_value
+from archwright.spec.overrides import dump, flatten, override, toml_value
 
 
-def as_html(spec: Spec) -> str:
-    """Return a spec in a line, and a table of the values that are not the defaults."""
-    return html_table(repr(spec), ("key", "value"), changed(spec).items())
+class Shown(Spec):
+    """A model, a run or a study: a line of its own, and a table of values that are not the defaults."""
+
+    def override(self, *assignments: str) -> Self:
+        """Return this spec with dotted values replaced: `spec.override("model.dim=256", "seed=1")`.
+
+        Raises:
+            UserError: an unknown path or a value out of its limits, one line each.
+        """
+        return override(self, assignments)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), ("key", "value"), changed(self).items())
 
 
 def changed(spec: Spec) -> dict[str, str]:

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from archwright.spec.budget import Budget, TooMuch
-from archwright.spec.choice import Spec, Tokens, Width
-from archwright.spec.overrides import override
+from archwright.spec.choice import Tokens, Width
 from archwright.spec.run_spec import PartsFile, Texts
-from archwright.spec.shown import as_html
+from archwright.spec.shown import Shown
 
 Words = Annotated[Texts, Field(min_length=1)]
 
@@ -89,7 +88,7 @@ def _checked_widths(widths: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({*widths}))
 
 
-class StudySpec(Spec):
+class StudySpec(Shown):
     """A comparison of variants with a baseline. A variant is a list of words: the name of a model or recipe,
     where it is another than the baseline's, and dotted keys that it changes."""
 
@@ -183,20 +182,6 @@ class StudySpec(Spec):
     def __repr__(self) -> str:
         against = f"{':'.join(self.baseline)} against {', '.join(self.variants) or 'nothing'}"
         return f"StudySpec({self.name or 'study'}: {against}; {self.seeds} seeds, budget {self.budget})"
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        """Return what differs from the defaults, for notebooks."""
-        return as_html(self)
-
-    def override(self, *assignments: str) -> "StudySpec":
-        """Return this study with dotted values replaced.
-
-        Raises:
-            UserError: an unknown path or a value out of its limits, one line each.
-        """
-        return override(self, assignments)
 
 
 OPTIONS = (

@@ -18,6 +18,8 @@ class Task(Choice):
     step, one for each row of a batch and as long as model.context_length, and only the answers are scored."""
 
     axis: ClassVar[str] = "task"
+    size: ClassVar[str] = ""
+    """The option that decides how long an example is."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -32,7 +34,7 @@ class Task(Choice):
     @property
     def needs(self) -> str:
         """The option that needs such a length, for the user."""
-        return "an example"
+        return f"data.task.{self.size} = {getattr(self, self.size)}" if self.size else "an example"
 
     def contradictions(self) -> Iterator[str]:
         """Yield a line for each option that another one does not allow."""
@@ -50,6 +52,7 @@ class MQAR(Task):
     law; the answer at a key is its value (Arora et al., 2023, Zoology, section 4; drawn as in its appendix)."""
 
     kind: Literal["mqar"] = "mqar"
+    size: ClassVar[str] = "pairs"
     pairs: Number | Literal["auto"] = Field("auto", examples=[64])
     """Pairs in an example, each asked once; auto: a quarter of model.context_length, which leaves no room between."""
     fewest_pairs: Number | Literal["auto"] = Field("auto", examples=[64])
@@ -72,10 +75,6 @@ class MQAR(Task):
         # The value of the last key that is asked need not stand in the text, but the token that begins it does.
         return 4 * (1 if self.pairs == "auto" else self.pairs)
 
-    @property
-    def needs(self) -> str:
-        return f"data.task.pairs = {self.pairs}"
-
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         most = max(1, min(self.keys, self.values, sizes.context_length // 4))
         pairs = most if self.pairs == "auto" else self.pairs
@@ -96,6 +95,7 @@ class Markov(Task):
     that any model can reach (Shannon, 1948, section 7)."""
 
     kind: Literal["markov"] = "markov"
+    size: ClassVar[str] = "order"
     order: int = Field(2, ge=1, le=8)
     """Tokens that the next one depends on."""
     symbols: Annotated[int, Field(ge=2, le=256)] = 8
@@ -121,16 +121,13 @@ class Markov(Task):
     def shortest(self) -> int:
         return self.order + 2
 
-    @property
-    def needs(self) -> str:
-        return f"data.task.order = {self.order}"
-
 
 class Needle(Task):
     """Pairs of a key and a value somewhere among filler, and at the end one of the keys again, where the answer is its
     value (Kamradt, 2023, needle in a haystack; with several pairs, Hsieh et al., 2024, RULER, section 3)."""
 
     kind: Literal["needle"] = "needle"
+    size: ClassVar[str] = "pairs"
     pairs: Number = 1
     """Pairs in the text, one of which is asked."""
     keys: Symbols = 16
@@ -153,16 +150,13 @@ class Needle(Task):
     def shortest(self) -> int:
         return 2 * self.pairs + 2  # and the key that is asked, and the token that begins a text
 
-    @property
-    def needs(self) -> str:
-        return f"data.task.pairs = {self.pairs}"
-
 
 class SelectiveCopy(Task):
     """Tokens at places drawn at random among blanks, then as many marks, at which the answers are the tokens in their
     order (Gu and Dao, 2023, Mamba, section 4.1; in the sizes of Poli et al., 2024, MAD)."""
 
     kind: Literal["selective-copy"] = "selective-copy"
+    size: ClassVar[str] = "copied"
     copied: Number = 16
     """Tokens to copy."""
     symbols: Symbols = 16
@@ -176,10 +170,6 @@ class SelectiveCopy(Task):
     def shortest(self) -> int:
         return 2 * self.copied + 1
 
-    @property
-    def needs(self) -> str:
-        return f"data.task.copied = {self.copied}"
-
 
 class KHop(Task):
     """Random tokens; the answer at each is found by hops, each to the token behind the last earlier one that equals
@@ -187,6 +177,7 @@ class KHop(Task):
     and logarithmic depth, section 4)."""
 
     kind: Literal["k-hop"] = "k-hop"
+    size: ClassVar[str] = "k"
     k: int = Field(2, ge=1, le=64)
     """Number of hops."""
     symbols: Symbols = 16
@@ -199,10 +190,6 @@ class KHop(Task):
     @property
     def shortest(self) -> int:
         return self.k + 3
-
-    @property
-    def needs(self) -> str:
-        return f"data.task.k = {self.k}"
 
 
 def _numbered(letter: str, number: int) -> tuple[str, ...]:
