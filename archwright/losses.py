@@ -199,7 +199,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = [
             torch.zeros_like(p, dtype=_upcast_dtype(p.dtype)) for p in (hidden, *parameters)
         ]
-        for rows, chunk in _row_chunks(hidden, head):
+        for rows in _slices(len(hidden), LINEAR_CHUNK // (4 * head.d_out)):
+            chunk = hidden[rows].detach()
             with torch.set_grad_enabled(wants_gradient):
                 chunk.requires_grad_(wants_gradient)
                 logits = head(chunk)
@@ -312,19 +313,15 @@ def _log_z(logits: Tensor, probabilities: Tensor, targets: Tensor) -> Tensor:
     return logit - p.log()
 
 
-def _row_chunks(hidden: Tensor, head: Linear) -> Iterator[tuple[slice, Tensor]]:
-    """Yield chunks of rows whose logits take at most LINEAR_CHUNK bytes in float32."""
-    size = max(1, LINEAR_CHUNK // (4 * head.d_out))
-    for start in range(0, len(hidden), size):
-        rows = slice(start, start + size)
-        yield rows, hidden[rows].detach()
-
-
 def _upcast_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    """Cut the rows into chunks of so many logits."""
-    size = max(1, (CHUNK if logits.device.type == "cpu" else CUDA_CHUNK) // logits.shape[-1])
-    return [slice(start, start + size) for start in range(0, len(logits), size)]
+    most = CHUNK if logits.device.type == "cpu" else CUDA_CHUNK
+    return _slices(len(logits), most // logits.shape[-1])
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    size = max(1, size)
+    return [slice(start, start + size) for start in range(0, length, size)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -13,10 +14,7 @@ from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
-from archwright.parts.global_tokens import GlobalTokens
-from archwright.parts.linear import Linear
 from archwright.parts.masks import MaskPattern
-from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -28,6 +26,7 @@ class Decoder(Stack, LanguageModel):
 
     Args:
         lr_scales: what the learning rate is multiplied by, for roles of parameters that have another than 1.
+        parts: the arguments of `Stack.assemble`.
     """
 
     def __init__(
@@ -35,25 +34,16 @@ class Decoder(Stack, LanguageModel):
         spec: ModelSpec,
         *,
         embedding: TokenEmbedding,
-        position: nn.Module | None,
-        embedding_norm: nn.Module,
-        project_in: Linear | None,
-        global_tokens: GlobalTokens | None,
-        predicting_streams: PredictingStreams | None,
-        layers: list[Layer],
-        norm: nn.Module,
         head: Head,
         sequence_head: nn.Module | None,
         masks: Mapping[str, MaskPattern],
-        rotaries: Mapping[str, nn.Module],
-        relatives: Mapping[str, nn.Module],
         lr_scales: Mapping[str, float],
+        **parts: Any,
     ) -> None:
         super().__init__()
         self.masks, self.lr_scales = dict(masks), dict(lr_scales)
         self.embedding: TokenEmbedding = embedding
-        before = (position, embedding_norm, project_in, global_tokens)
-        self.assemble(spec, *before, rotaries, relatives, layers, norm, predicting_streams)
+        self.assemble(spec, **parts)
         self.head, self.sequence_head = head, sequence_head
 
     def forward(
@@ -183,7 +173,9 @@ class Decoder(Stack, LanguageModel):
 
     def use_kernel(self, name: str) -> "Decoder":
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
-        super().use_kernel(name)
+        for stack in self.stacks:
+            for mixer in stack.mixers():
+                mixer.use_kernel(name)
         return self
 
     def checkpoint_activations(self, what: ActivationCheckpointing = "full") -> "Decoder":

@@ -1,6 +1,6 @@
 """Models of two stacks: an encoder reads the source, a decoder goes on with the target and looks at the source."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from archwright.model.cache import Cache
 from archwright.model.decoder import Decoder
 from archwright.model.language_model import Output
-from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context, Memory
 from archwright.parts.embeddings import TokenEmbedding
-from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.linear import Linear
 from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
@@ -26,26 +24,13 @@ class Encoder(Stack):
     Args:
         spec: of the encoder as a model of its own, `ModelSpec.encoder_model`.
         embedding: a table of its own; None where it reads by the decoder's.
+        parts: the arguments of `Stack.assemble`.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        embedding: TokenEmbedding | None,
-        position: nn.Module | None,
-        embedding_norm: nn.Module,
-        project_in: Linear | None,
-        global_tokens: GlobalTokens | None,
-        layers: list[Layer],
-        norm: nn.Module,
-        rotaries: Mapping[str, nn.Module],
-        relatives: Mapping[str, nn.Module],
-    ) -> None:
+    def __init__(self, spec: ModelSpec, *, embedding: TokenEmbedding | None, **parts: Any) -> None:
         super().__init__()
         self.embedding = embedding
-        before = (position, embedding_norm, project_in, global_tokens)
-        self.assemble(spec, *before, rotaries, relatives, layers, norm)
+        self.assemble(spec, **parts)
 
     def forward(
         self,
@@ -185,9 +170,3 @@ class EncoderDecoder(Decoder):
     @property
     def stacks(self) -> tuple[Stack, ...]:
         return (self.encoder, self)
-
-    def use_kernel(self, name: str) -> "EncoderDecoder":
-        """Compute attention of both stacks with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
-        self.encoder.use_kernel(name)
-        super().use_kernel(name)
-        return self

@@ -1,6 +1,5 @@
 """Models of a generator, which proposes tokens, and of layers that find them among those of a text."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,12 +8,9 @@ from torch import Tensor, nn
 
 from archwright.model.decoder import Decoder
 from archwright.model.language_model import Output
-from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head
-from archwright.parts.global_tokens import GlobalTokens
-from archwright.parts.linear import Linear
 from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
 
@@ -24,24 +20,12 @@ class Generator(Stack):
 
     Args:
         spec: of the generator as a model of its own, `ModelSpec.generator_model`.
+        parts: the arguments of `Stack.assemble`, without those of the embedding.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        project_in: Linear | None,
-        global_tokens: GlobalTokens | None,
-        layers: list[Layer],
-        norm: nn.Module,
-        head: Head,
-        rotaries: Mapping[str, nn.Module],
-        relatives: Mapping[str, nn.Module],
-    ) -> None:
+    def __init__(self, spec: ModelSpec, *, head: Head, **parts: Any) -> None:
         super().__init__()
-        nothing = nn.Identity()
-        before = (None, nothing, project_in, global_tokens)
-        self.assemble(spec, *before, rotaries, relatives, layers, norm)
+        self.assemble(spec, position=None, embedding_norm=nn.Identity(), **parts)
         self.head = head
 
 
@@ -106,12 +90,6 @@ class ReplacedTokenDetector(Decoder):
     @property
     def stacks(self) -> tuple[Stack, ...]:
         return (self.generator, self)
-
-    def use_kernel(self, name: str) -> "ReplacedTokenDetector":
-        """Compute attention of both stacks with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
-        self.generator.use_kernel(name)
-        super().use_kernel(name)
-        return self
 
 
 @torch.no_grad()

@@ -142,10 +142,3 @@ class Stack(nn.Module):
         """Yield all branches in which tokens exchange information, layer by layer."""
         for layer in self.stack:
             yield from layer.mixers().values()
-
-    def use_kernel(self, name: str) -> "Stack":
-        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise,
-        flex."""
-        for mixer in self.mixers():
-            mixer.use_kernel(name)
-        return self

@@ -23,17 +23,17 @@ from archwright.spec.errors import UserError
 Activation = Callable[[Tensor], Tensor]
 
 
-class Plain(Branch):
-    """down(norm(f(up(x)))), with f of the spec, and a norm where asked for. Shapes: x [..., dim], hidden
-    [..., hidden_dim].
+class _Dense(Branch):
+    """What plain and gated feed-forwards share. Shapes: x [..., dim], hidden [..., hidden_dim]."""
 
-    Vaswani et al., 2017, section 3.3; Wang et al., 2022, Foundation Transformers, section 2.2 (norm).
-    """
+    gate: Linear
 
-    def __init__(self, spec: spec.Plain, dim: int) -> None:
+    def __init__(self, spec: spec.Hidden, dim: int) -> None:
         super().__init__()
         width = spec.width(dim)
-        self.spec, self.activation = spec, ACTIVATIONS.make(spec)
+        self.spec, self.activation = spec, _activation(spec)
+        if spec.gated:
+            self.gate = Linear(dim, width, bias=spec.bias.up)
         self.up = Linear(dim, width, bias=spec.bias.up)
         self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
         self.norm: nn.Module = NORMS.make(spec.hidden_norm, width)
@@ -41,7 +41,7 @@ class Plain(Branch):
     @property
     def inputs(self) -> list[Linear]:
         """The maps that read x."""
-        return [self.up]
+        return [self.gate, self.up] if self.spec.gated else [self.up]
 
     @property
     def normed_per_token(self) -> float:
@@ -49,56 +49,7 @@ class Plain(Branch):
 
     @property
     def elementwise_per_token(self) -> float:
-        return 2.0 * self.up.d_out
-
-    @property
-    def tensor_parallel(self) -> TensorParallel | None:
-        # A norm asks for all hidden values.
-        return (
-            TensorParallel({"hidden_dim": self.up.d_out}) if self.spec.hidden_norm.is_none else None
-        )
-
-    def forward(
-        self, x: Float[Tensor, "*batch dim"], projected: Sequence[Tensor] | None = None
-    ) -> Float[Tensor, "*batch dim"]:
-        """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
-        (up,) = [self.up(x)] if projected is None else projected
-        hidden = F.dropout(self.activation(up), self.spec.dropout, self.training)
-        down: Tensor = self.down(self.norm(hidden))
-        return down
-
-    def extra_repr(self) -> str:
-        return self.spec.kind
-
-
-class Gated(Branch):
-    """down(norm(f(gate(x), up(x)))), f(g, u) most often act(g) * u, of the spec, and a norm where asked for.
-
-    Shapes: x [..., dim], hidden [..., hidden_dim].
-    Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6; Ma et al., 2024, BitNet b1.58 (norm).
-    """
-
-    def __init__(self, spec: spec.Gated, dim: int) -> None:
-        super().__init__()
-        width = spec.width(dim)
-        self.spec, self.activation = spec, GATES.make(spec)
-        self.gate = Linear(dim, width, bias=spec.bias.up)
-        self.up = Linear(dim, width, bias=spec.bias.up)
-        self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
-        self.norm: nn.Module = NORMS.make(spec.hidden_norm, width)
-
-    @property
-    def inputs(self) -> list[Linear]:
-        """The maps that read x."""
-        return [self.gate, self.up]
-
-    @property
-    def normed_per_token(self) -> float:
-        return 0.0 if self.spec.hidden_norm.is_none else float(self.up.d_out)
-
-    @property
-    def elementwise_per_token(self) -> float:
-        return 3.0 * self.up.d_out
+        return float((1 + len(self.inputs)) * self.up.d_out)
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
@@ -119,6 +70,20 @@ class Gated(Branch):
 
     def extra_repr(self) -> str:
         return self.spec.kind
+
+
+class Plain(_Dense):
+    """down(norm(f(up(x)))), with f of the spec, and a norm where asked for.
+
+    Vaswani et al., 2017, section 3.3; Wang et al., 2022, Foundation Transformers, section 2.2 (norm).
+    """
+
+
+class Gated(_Dense):
+    """down(norm(f(gate(x), up(x)))), f(g, u) most often act(g) * u, of the spec, and a norm where asked for.
+
+    Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6; Ma et al., 2024, BitNet b1.58 (norm).
+    """
 
 
 class RouterAuxLoss(NamedTuple):

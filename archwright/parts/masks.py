@@ -636,9 +636,6 @@ class BigBird(_Reaching):
             )
         return self._drawn
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        return 0, length
-
     def ranges(self, first: int, last: int, length: int) -> Ranges:
         size = self.spec.block_size
         end = (length - 1) // size

@@ -249,9 +249,6 @@ class Reversible(Wiring):
     attention(x2) and y2 = x2 + feedforward(y1).
     """
 
-    def __init__(self, spec: spec.Reversible, groups: spec.Groups, new_norm: NewNorm) -> None:
-        super().__init__(spec, groups, new_norm)
-
     def forward(
         self, x: Float[Tensor, "batch length both"], groups: Groups, replay: Replay | None = None
     ) -> Float[Tensor, "batch length both"]:

@@ -10,6 +10,9 @@ from torch import Tensor
 from archwright.parts.registry import Registry
 from archwright.spec import feedforward as spec
 
+Scores = Float[Tensor, "tokens num_experts"]
+"""A number of each expert for each token."""
+Bias = Float[Tensor, " num_experts"]
 Routes = tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]
 """The experts that each token goes through, and their weights."""
 
@@ -24,25 +27,15 @@ class Router:
     def __init__(self, spec: Any, experts: spec.Experts) -> None:
         self.spec, self.experts = spec, experts
 
-    def scores(
-        self, logits: Float[Tensor, "tokens num_experts"]
-    ) -> Float[Tensor, "tokens num_experts"]:
+    def scores(self, logits: Scores) -> Scores:
         """Return what experts are weighed by, which grows with their logits."""
         return logits.softmax(-1)
 
-    def probabilities(
-        self, logits: Float[Tensor, "tokens num_experts"]
-    ) -> Float[Tensor, "tokens num_experts"]:
+    def probabilities(self, logits: Scores) -> Scores:
         """Return what a balance loss takes the mean of, once it adds up to 1 for each token."""
         return logits.softmax(-1)
 
-    def choose(
-        self,
-        logits: Float[Tensor, "tokens num_experts"],
-        selection_bias: Float[Tensor, " num_experts"] | None,
-        *,
-        training: bool,
-    ) -> Routes:
+    def choose(self, logits: Scores, selection_bias: Bias | None, *, training: bool) -> Routes:
         """Return the best experts by score, and their weights before these are normalised."""
         scores = self.scores(logits)
         ranks = scores if selection_bias is None else scores + selection_bias
@@ -55,11 +48,7 @@ class Router:
         return best.indices, scores.gather(-1, best.indices)
 
     def __call__(
-        self,
-        logits: Float[Tensor, "tokens num_experts"],
-        selection_bias: Float[Tensor, " num_experts"] | None = None,
-        *,
-        training: bool = False,
+        self, logits: Scores, selection_bias: Bias | None = None, *, training: bool = False
     ) -> Routes:
         """Return the experts that each token goes through, and their weights."""
         chosen, weights = self.choose(logits, selection_bias, training=training)
@@ -71,18 +60,10 @@ class Router:
 class SoftmaxOfChosen(Router):
     """A softmax over the chosen experts."""
 
-    def scores(
-        self, logits: Float[Tensor, "tokens num_experts"]
-    ) -> Float[Tensor, "tokens num_experts"]:
+    def scores(self, logits: Scores) -> Scores:
         return logits
 
-    def choose(
-        self,
-        logits: Float[Tensor, "tokens num_experts"],
-        selection_bias: Float[Tensor, " num_experts"] | None,
-        *,
-        training: bool,
-    ) -> Routes:
+    def choose(self, logits: Scores, selection_bias: Bias | None, *, training: bool) -> Routes:
         chosen, weights = super().choose(logits, selection_bias, training=training)
         return chosen, weights.softmax(-1)
 
@@ -90,33 +71,21 @@ class SoftmaxOfChosen(Router):
 class Sigmoid(Router):
     """A sigmoid of each expert's logit."""
 
-    def scores(
-        self, logits: Float[Tensor, "tokens num_experts"]
-    ) -> Float[Tensor, "tokens num_experts"]:
+    def scores(self, logits: Scores) -> Scores:
         return torch.sigmoid(logits)
 
-    def probabilities(
-        self, logits: Float[Tensor, "tokens num_experts"]
-    ) -> Float[Tensor, "tokens num_experts"]:
+    def probabilities(self, logits: Scores) -> Scores:
         return logits.sigmoid()
 
 
 class SparseMixer(Router):
     """One expert after the other, by `sparsemixer`; drawn in training."""
 
-    def choose(
-        self,
-        logits: Float[Tensor, "tokens num_experts"],
-        selection_bias: Float[Tensor, " num_experts"] | None,
-        *,
-        training: bool,
-    ) -> Routes:
+    def choose(self, logits: Scores, selection_bias: Bias | None, *, training: bool) -> Routes:
         return sparsemixer(logits, self.experts.top_k, self.experts.jitter, training=training)
 
 
-def sparsemixer(
-    logits: Float[Tensor, "tokens num_experts"], top_k: int, jitter: float, *, training: bool
-) -> Routes:
+def sparsemixer(logits: Scores, top_k: int, jitter: float, *, training: bool) -> Routes:
     """Return experts one after the other, each with its weight among those that come near the best.
 
     With m the largest logit of experts not chosen yet, those near it have (m - s) / max(|s|, m) <= 2 jitter;

@@ -19,14 +19,12 @@ MOST = 2**22
 
 @dataclass(frozen=True)
 class Solution:
-    """A model at the value that comes nearest, and what is left over."""
+    """A model at the value that comes nearest."""
 
     spec: ModelSpec
     value: int
     found: float
     """What the model has of what was asked for."""
-    left_over: float
-    """By which share it has more than was asked for, or less."""
 
 
 def match(
@@ -113,7 +111,7 @@ def match(
             f"match: {name}: found {wanted:,.6g}, which no value of {free} that was tried comes to; the nearest is "
             f"{value}, with {found:,.6g}, {found / wanted - 1:+.1%}"
         )
-    return Solution(spec.override(f"{free}={value}"), value, found, found / wanted - 1)
+    return Solution(spec.override(f"{free}={value}"), value, found)
 
 
 def _powers(step: int) -> list[int]:

@@ -89,7 +89,7 @@ def load_with_blame(name: str | Path) -> Loaded:
         spec = read_run(Path(name) / RUN_FILE).model
         origin = Origin(RUN_FILE, spec.source)
         return Loaded(spec, {k: origin for k in flatten(dump(spec)) if k not in NAMING})
-    return _from_chain(_chain(name, "models"))
+    return _from_chain(_chain(name))
 
 
 def load_run(name: str | Path) -> RunSpec:
@@ -264,12 +264,12 @@ def _published_run(loaded: Loaded) -> RunSpec:
     return RunSpec(model=loaded.spec, objective=loaded.objective, data=data)
 
 
-def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tuple[Path, Values]]:
+def _chain(name: str | Path, beside: Path | None = None) -> list[tuple[Path, Values]]:
     """Return a preset's files from its most distant base to itself."""
     files: list[tuple[Path, Values]] = []
     current: str | Path | None = name
     while current is not None:
-        path = _base(current, room, beside) if beside else _find(current, room)
+        path = _base(current, beside) if beside else _find(current, "models")
         values = _read(path, ModelSpec)
         if path.resolve() in [p.resolve() for p, _ in files]:
             raise UserError(f"{path}: base leads back to itself")
@@ -280,12 +280,12 @@ def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tupl
     return files
 
 
-def _base(name: object, room: str, path: Path) -> Path:
+def _base(name: object, path: Path) -> Path:
     """Find the base that the file at `path` names."""
     if not isinstance(name, (str, Path)):
         raise UserError(f"{path.name}: base: found {show(name)}; expected the name of a model")
     try:
-        return _find(name, room, beside=path)
+        return _find(name, "models", beside=path)
     except UserError as error:
         raise UserError(*(f"{path.name}: base: {line}" for line in error.lines)) from None
 
@@ -342,7 +342,7 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     if isinstance(model, str):
         model = {"base": model}
     base = model.pop("base", None) if isinstance(model, dict) else None
-    loaded = Loaded(ModelSpec(), {}) if base is None else _from_chain(_chain(base, "models", path))
+    loaded = Loaded(ModelSpec(), {}) if base is None else _from_chain(_chain(base, path))
     values.setdefault("name", path.stem)
     run = _published_run(loaded)
     return _located(path, RunSpec, merge(dump(run), RunSpec.implied(values) | {"model": model}))

@@ -24,7 +24,7 @@ def test_the_nearest_of_all_widths_is_found() -> None:
     wanted = parameters(37) + 100
     found = match(SMALL, "feedforward.hidden_dim", parameters=wanted)
     assert found.value == min(range(1, 80), key=lambda n: abs(parameters(n) - wanted)) == 37
-    assert found.left_over == pytest.approx(-100 / wanted)
+    assert found.found == wanted - 100
 
 
 @pytest.mark.parametrize("free", ["num_layers", "feedforward.hidden_dim", "attention.head_dim"])
@@ -37,7 +37,7 @@ def test_flops_and_parameters_return(free: str) -> None:
         {"flops": flops_per_token(model, 64)},
     ):
         found = match(SMALL, free, step=2, **asked)  # type: ignore[arg-type]
-        assert (found.value, found.left_over) == (value, 0.0)
+        assert (found.value, found.found) == (value, *asked.values())
 
 
 def test_heads_for_a_cache_and_layers_for_a_time() -> None:
@@ -50,7 +50,7 @@ def test_heads_for_a_cache_and_layers_for_a_time() -> None:
         match(llama, "num_layers", decode_time=t, hardware=hardware).value for t in (8e-3, 2e-3)
     )
     assert less < found.value < more
-    assert abs(found.left_over) < 0.1
+    assert found.found == pytest.approx(4e-3, rel=0.1)
 
 
 @pytest.mark.parametrize(("wanted", "nearest"), [(1.0, 1), (1e15, 2**22)])
@@ -67,7 +67,7 @@ def test_the_most_heads_are_no_power_of_two() -> None:
     spec = SMALL.override("dim=192", "attention.num_heads=12", "attention.head_dim=16")
     wanted = cache_bytes(build(spec.override("attention.num_kv_heads=12"), device="meta"), 64)
     found = match(spec, "attention.num_kv_heads", cache_size=float(wanted))
-    assert (found.value, found.left_over) == (12, 0.0)
+    assert (found.value, found.found) == (12, wanted)
 
 
 def test_what_cannot_be_solved_is_a_line() -> None:

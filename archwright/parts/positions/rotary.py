@@ -1,7 +1,7 @@
 """Rotary positions: turning queries and keys."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -127,18 +127,9 @@ def rotation(rotary: nn.Module, where: TokenLayout) -> Any:
     return rotary(*given)
 
 
-@runtime_checkable
-class FollowsLength(Protocol):
-    """A rotary encoding whose angles may depend on the length of the whole text."""
-
-    @property
-    def follows_length(self) -> bool:
-        """Whether they do, so that keys must be kept unturned."""
-
-
 def follows_length(rotary: nn.Module) -> bool:
     """Tell whether angles depend on the length of the whole text, so that keys must be kept unturned."""
-    return isinstance(rotary, FollowsLength) and rotary.follows_length
+    return bool(getattr(rotary, "follows_length", False))
 
 
 class _Rotate(torch.autograd.Function):
