@@ -1,6 +1,7 @@
 """The texts that go through a model at once, of those that devices read in a step of training."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,13 +34,5 @@ def largest_micro(share: float, pipeline: int, fits: Callable[[int], bool]) -> i
     """Return the largest micro-batch that fits, a power of two of at most `share` texts; 1 where none does. With a
     pipeline there are at least `PER_STAGE` for each stage, or as many as there are texts."""
     most = share if pipeline == 1 else share / (PER_STAGE * pipeline)
-    fitting, too_large = 0, max(0, math.floor(math.log2(most))) + 1
-    if not fits(1):
-        return 1
-    while too_large - fitting > 1:
-        middle = (fitting + too_large) // 2
-        if fits(2**middle):
-            fitting = middle
-        else:
-            too_large = middle
-    return int(2**fitting)
+    powers = range(1, math.floor(math.log2(most)) + 1)
+    return 1 << bisect_left(powers, True, key=lambda power: not fits(2**power))

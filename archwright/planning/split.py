@@ -13,13 +13,6 @@ al., 2019, ZeRO, section 5)."""
 DATA: tuple[Data, ...] = get_args(Data)
 TITLES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP"}
 AXES = ("tensor", "pipeline", "context", "experts")
-PARALLEL = {
-    "tensor": "tensor-parallel",
-    "pipeline": "pipeline-parallel",
-    "context": "context-parallel",
-    "experts": "expert-parallel",
-}
-"""What each axis is called."""
 WHOLE_NORMS = "no-sequence"
 ITEM = re.compile(r"([a-z]+)=([0-9]{1,7})")
 
@@ -67,7 +60,9 @@ class Split:
         if self.devices == 1:
             return "one device"
         words = [TITLES[self.data]] if self.replicas > 1 else []
-        words += [f"{PARALLEL[name]} {number}" for name, number in self.axes.items()]
+        words += [
+            f"{name.removesuffix('s')}-parallel {number}" for name, number in self.axes.items()
+        ]
         return ", ".join(words) + (", not sequence-parallel" if not self.sequence else "")
 
 

@@ -96,15 +96,27 @@ class Spec(BaseModel):
 class Uniform(Spec):
     """Values of one type that are written as one where all are equal, as a plain one stands for all."""
 
+    plain: ClassVar[str]
+    """JSON type of a plain value."""
+
     @property
     def one(self) -> Any:
         """The value of all fields; None where they differ."""
         values = {getattr(self, name) for name in type(self).model_fields}
         return values.pop() if len(values) == 1 else None
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        table = super().__get_pydantic_json_schema__(schema, handler)
+        return {"anyOf": [{"type": cls.plain}, table]}
+
 
 class BoolGroup(Uniform):
     """Options that are on or off; a plain `true` or `false` stands for all of them."""
+
+    plain: ClassVar[str] = "boolean"
 
     @model_validator(mode="before")
     @classmethod
@@ -114,14 +126,6 @@ class BoolGroup(Uniform):
         if not isinstance(value, (dict, cls)):
             raise PydanticCustomError("switches", "expected true, false or a table")
         return value
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {
-            "anyOf": [{"type": "boolean"}, super().__get_pydantic_json_schema__(schema, handler)]
-        }
 
 
 class ModelSizes(NamedTuple):

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from archwright.spec.choice import AutoFloat, Choice, ModelSizes, Probability, Uniform
 
@@ -16,6 +15,7 @@ Groups = Mapping[str, Collection[str]]
 class PerBranch(Uniform):
     """A number for each branch; a plain number stands for all."""
 
+    plain: ClassVar[str] = "number"
     attention: float = Field(1.0, examples=[0.5])
     """Of the attention branch."""
     recurrence: float | Literal["attention"] = Field("attention", examples=[0.5])
@@ -47,13 +47,6 @@ class PerBranch(Uniform):
         if not isinstance(value, (dict, cls)):
             raise PydanticCustomError("per_branch", "expected a number or a table")
         return value
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        table = super().__get_pydantic_json_schema__(schema, handler)
-        return {"anyOf": [{"type": "number"}, table]}
 
 
 class Residual(Choice):

@@ -9,11 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.context import Context
-from archwright.parts.kernels import ScoreMods
 from archwright.parts.linear import Embedding, Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
-from archwright.parts.mixers.base import AttentionMixer, Heads
-from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.mixers.base import EqualHeads, Heads
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import distances
 from archwright.parts.sharing import LayerInfo
@@ -35,7 +33,7 @@ class DistanceTable(Embedding):
         return rows
 
 
-class DisentangledAttention(AttentionMixer):
+class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
     """out(concat_h(softmax(s (q_i k_j + q_i R_d + k_j S_d)) v_j)), d = row(i - j), s = scale / sqrt(number of terms).
 
     R and S are maps of one table of distances, which layers share: `distance_key` and `distance_query`, or `key` and
@@ -54,16 +52,10 @@ class DisentangledAttention(AttentionMixer):
     def __init__(
         self, spec: spec.DisentangledAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
-        layer, sizes = layer or LayerInfo(), spec.heads(dim)
-        num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
-        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
-        self.spec, self.dim, self.head_dim = spec.model_copy(update=sizes), dim, head_dim
-        scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
-        self.scale = scale * (1 + spec.num_terms) ** -0.5
-        width, bias = num_heads * head_dim, spec.bias
-        self.query = Linear(dim, width, bias=bias.query, deepnorm=False)
-        self.key = Linear(dim, width, bias=bias.key, deepnorm=False)
-        self.value = Linear(dim, width, bias=bias.value)
+        layer = layer or LayerInfo()
+        super().__init__(spec, dim, layer)
+        self.dim, self.scale = dim, self.scale * (1 + spec.num_terms) ** -0.5
+        width, bias = self.query.d_out, spec.bias
         self.out = Linear(width, dim, bias=bias.out, is_residual_output=True)
         self.content_to_position = spec.terms != "position_to_content"
         self.position_to_content = spec.terms != "content_to_position"
@@ -75,19 +67,10 @@ class DisentangledAttention(AttentionMixer):
                 (bias.query, self.position_to_content),
             )
         )
-        set_blocks(num_heads, self.query, self.key, self.value, self.out)
-        set_blocks(num_heads, self.distance_key, self.distance_query)
+        set_blocks(self.num_heads, self.out, self.distance_key, self.distance_query)
         rows, norm = 2 * spec.side, spec.distance_norm
         new_table = lambda: DistanceTable(rows, dim, norm)  # noqa: E731
         self.distances = layer.shared("distances", (rows, dim, norm), new_table)
-
-    @property
-    def inputs(self) -> list[Linear]:
-        return [self.query, self.key, self.value]
-
-    @property
-    def flops_per_pair(self) -> int:
-        return 4 * self.num_heads * self.head_dim
 
     @property
     def along_text(self) -> str:
@@ -113,10 +96,8 @@ class DisentangledAttention(AttentionMixer):
         # [batch, length, heads, head_dim]
         q, k, v = (p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected)
         k, v = context.all_keys(state, k, v)
-        softcap = None if self.spec.softcap == "none" else self.spec.softcap
-        dropout = self.spec.dropout if self.training else 0.0
-        mods = ScoreMods(self.scale, dropout, softcap, self._terms(q, k, mask))
-        mixed = self.kernel(q, k, v, mask, mods)  # [batch, length, heads, head_dim]
+        # [batch, length, heads, head_dim]
+        mixed = self.kernel(q, k, v, mask, self.score_mods(self._terms(q, k, mask)))
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 

@@ -7,11 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from archwright.parts.context import Context
-from archwright.parts.kernels import ScoreMods, prepare
+from archwright.parts.kernels import prepare
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask, num_global, without_global_queries
-from archwright.parts.mixers.base import AttentionMixer, Heads
-from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.mixers.base import EqualHeads, Heads
 from archwright.parts.positions import rotation
 from archwright.parts.sharing import LayerInfo, Shared
 from archwright.parts.states import KVCache
@@ -19,7 +18,7 @@ from archwright.parts.token_layout import TokenLayout, rows_at
 from archwright.spec import attention as spec
 
 
-class LongformerAttention(AttentionMixer):
+class LongformerAttention(EqualHeads[spec.LongformerAttention]):
     """out(concat_h(softmax(scale q_h k_h^T) v_h)), with q, k and v by `query`, `key` and `value` for the rows of most
     tokens, and by `query_global`, `key_global` and `value_global` for those of global tokens, which see all.
 
@@ -36,27 +35,20 @@ class LongformerAttention(AttentionMixer):
     def __init__(
         self, spec: spec.LongformerAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
-        layer, sizes = layer or LayerInfo(), spec.heads(dim)
-        num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
-        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
-        self.spec, self.head_dim = spec.model_copy(update=sizes), head_dim
+        super().__init__(spec, dim, layer)
         self.num_global = num_global(self.pattern.value)
         name, others = self.pattern.name, without_global_queries(self.pattern.value)
         # Rows of global tokens are computed apart, so those of the others need not see all.
         self.windows = Shared(name and f"{name}_windows", others)
-        self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
-        width = num_heads * head_dim
-        self.query = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
-        self.query.score_gain = self.scale * head_dim**0.5
-        self.key = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
-        self.value = Linear(dim, width, bias=spec.bias.value)
+        width = self.query.d_out
+        self.query.score_gain = self.scale * self.head_dim**0.5
         self.query_global = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
         self.query_global.score_gain = self.query.score_gain
         self.key_global = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
         self.value_global = Linear(dim, width, bias=spec.bias.value)
         self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
-        set_blocks(num_heads, self.query, self.key, self.value, self.out)
-        set_blocks(num_heads, self.query_global, self.key_global, self.value_global)
+        of_global = (self.query_global, self.key_global, self.value_global)
+        set_blocks(self.num_heads, *of_global, self.out)
         self.position = self.own_position
 
     @property
@@ -64,16 +56,8 @@ class LongformerAttention(AttentionMixer):
         return [self.query, self.key, self.value, self.key_global, self.value_global]
 
     @property
-    def flops_per_pair(self) -> int:
-        return 4 * self.num_heads * self.head_dim
-
-    @property
     def kept_per_token(self) -> int:
         return 0
-
-    @property
-    def elementwise_per_token(self) -> float:
-        return 0.0 if self.rotary is None else 2.0 * (self.query.d_out + self.key.d_out)
 
     @property
     def keys_per_token(self) -> int:
@@ -128,10 +112,8 @@ class LongformerAttention(AttentionMixer):
         bias = None
         if self.relative is not None:
             q, bias = self.relative.value(q, mask, self.scale)
-        softcap = None if self.spec.softcap == "none" else self.spec.softcap
-        mods = ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap, bias)
         # [batch, queries, heads, head_dim]
-        return self.attend(q, k, v, mask, mods)
+        return self.attend(q, k, v, mask, self.score_mods(bias))
 
     def _global_tokens(self, context: Context) -> tuple[Tensor, AttentionMask]:
         """Return the columns [batch, num_global] where global tokens stand, and what they see; looked up once for all

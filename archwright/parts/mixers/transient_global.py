@@ -9,12 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.context import Context
-from archwright.parts.kernels import ScoreMods, prepare
+from archwright.parts.kernels import prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
 from archwright.parts.linear import Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.masks import WHOLE, AttentionMask, Ranges, united
-from archwright.parts.mixers.base import AttentionMixer
-from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.mixers.base import EqualHeads
 from archwright.parts.norms import NORMS, upcast
 from archwright.parts.positions import POSITIONS
 from archwright.parts.sharing import LayerInfo, Shared
@@ -23,7 +22,7 @@ from archwright.parts.token_layout import TokenLayout
 from archwright.spec import attention as spec
 
 
-class TransientGlobalAttention(AttentionMixer):
+class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
     """out(concat_h(softmax(scale q_h [k_h; s_h]^T) [v_h; u_h])), with keys s = key(g) and values u = value(g) of sums
     g_i = norm(x_ib + ... + x_(ib + b - 1)) of blocks of b tokens, which all tokens of the text see beside what the mask
     shows.
@@ -43,21 +42,15 @@ class TransientGlobalAttention(AttentionMixer):
     def __init__(
         self, spec: spec.TransientGlobalAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
-        layer, sizes = layer or LayerInfo(), spec.heads(dim)
-        num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
-        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
-        self.spec, self.dim, self.head_dim = spec.model_copy(update=sizes), dim, head_dim
-        self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
-        width, bias = num_heads * head_dim, spec.bias
-        self.query = Linear(dim, width, bias=bias.query, deepnorm=False)
-        self.query.score_gain = self.scale * head_dim**0.5
-        self.key = Linear(dim, width, bias=bias.key, deepnorm=False)
-        self.value = Linear(dim, width, bias=bias.value)
-        self.out = Linear(width, dim, bias=bias.out, is_residual_output=True)
-        set_blocks(num_heads, self.query, self.key, self.value, self.out)
+        layer = layer or LayerInfo()
+        super().__init__(spec, dim, layer)
+        self.dim = dim
+        self.query.score_gain = self.scale * self.head_dim**0.5
+        self.out = Linear(self.value.d_out, dim, bias=spec.bias.out, is_residual_output=True)
+        set_blocks(self.num_heads, self.out)
         self.norm: nn.Module = NORMS.make(spec.norm, dim)
         self.position = self.own_position
-        position, of_sums = layer.position, (dim, num_heads, head_dim)
+        position, of_sums = layer.position, (dim, self.num_heads, self.head_dim)
 
         def new() -> nn.Module:
             made: nn.Module = POSITIONS.make(position, *of_sums, two_way=True)
@@ -72,20 +65,8 @@ class TransientGlobalAttention(AttentionMixer):
         self.sum_position = self.sum_relative.value if own and self.sum_relative else None
 
     @property
-    def inputs(self) -> list[Linear]:
-        return [self.query, self.key, self.value]
-
-    @property
-    def flops_per_pair(self) -> int:
-        return 4 * self.num_heads * self.head_dim
-
-    @property
     def kept_per_token(self) -> int:
         return 0
-
-    @property
-    def elementwise_per_token(self) -> float:
-        return 0.0 if self.rotary is None else 2.0 * (self.query.d_out + self.key.d_out)
 
     @property
     def keys_per_token(self) -> int:
@@ -125,10 +106,8 @@ class TransientGlobalAttention(AttentionMixer):
         if view.of_tokens.counts:
             of_tokens = RepeatedKeys(view.of_tokens.log_times, of_tokens)
         bias = None if of_tokens is None else _Beside(of_sums, of_tokens, view)
-        softcap = None if self.spec.softcap == "none" else self.spec.softcap
-        dropout = self.spec.dropout if self.training else 0.0
-        mods = ScoreMods(self.scale, dropout, softcap, bias)
-        mixed = self.kernel(q, k, v, view, mods)  # [batch, length, heads, head_dim]
+        # [batch, length, heads, head_dim]
+        mixed = self.kernel(q, k, v, view, self.score_mods(bias))
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
