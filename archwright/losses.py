@@ -243,8 +243,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Loss and gradient in one sweep over rows, so that float32 exists only for a cache-sized chunk
-    and each exponential is computed once."""
+    """Loss and gradient in one pass over cache-sized chunks of rows."""
 
     @staticmethod
     def forward(

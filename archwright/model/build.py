@@ -129,8 +129,7 @@ def build_uninitialized(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """Return the model of a spec as `build` does, for weights that are to be copied in: they have memory but
-    no values yet."""
+    """Return the model of a spec with memory but no values, for weights to be copied in."""
     spec = spec.resolved()
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     model = _unset(spec, init, device, dtype)

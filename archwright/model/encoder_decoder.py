@@ -117,8 +117,7 @@ class EncoderDecoder(Decoder):
         decoder_padding_mask: Bool[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch read dim"]:
-        """Return the vectors the head reads, after the last norm, as `Decoder.hidden`; arguments as those of
-        `forward`."""
+        """Return the vectors the head reads, as `Decoder.hidden`; arguments as of `forward`."""
         if decoder_tokens is None:
             raise UserError(
                 "decoder_tokens: found none; a model with an encoder reads a source and the tokens of its decoder"
@@ -154,8 +153,7 @@ class EncoderDecoder(Decoder):
 
     @property
     def source_maps(self) -> Iterator[Linear]:
-        """Yield the maps that read tokens of the source: the encoder's, and those of keys and values that the decoder
-        makes of its output."""
+        """Yield the maps that read the source: the encoder, and keys and values of its output."""
         yield from (module for module in self.encoder.modules() if isinstance(module, Linear))
         for layer in self.stack:
             for name in layer.branches:

@@ -69,8 +69,7 @@ def _passes(
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Say whether the results of an operation are kept. One that draws random numbers must draw them again, so that the
-    next one does, too."""
+    """Keep the results of an operation unless it draws random numbers."""
     kept = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 

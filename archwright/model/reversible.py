@@ -97,8 +97,7 @@ class _Reversed(torch.autograd.Function):
 def _backward(
     given: _Pass, out: Tensor, grad: Tensor, wanted: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the gradients of the first streams and of all that is wanted, from those of the last; of what no layer
-    reads, None."""
+    """Return the gradients of the first streams and of all parameters that are wanted."""
     first, second = out.chunk(2, -1)
     grad_first, grad_second = grad.chunk(2, -1)
     sums: dict[Tensor, Tensor] = {}

@@ -86,8 +86,7 @@ class Stack(nn.Module):
         context: Context,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch read output_dim"]:
-        """Return what the layers make of what `summed` gives, after the last norm; without the text, where predicting
-        streams stand behind it."""
+        """Run the layers on the result of `summed`, and the last norm."""
         if self.project_in is not None:
             x = self.project_in(x)
         columns = None

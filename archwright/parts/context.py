@@ -87,8 +87,7 @@ class Context:
         return cls(TokenLayout(x.shape[1], x.device), x.shape[0], attention_mask=attention_mask)
 
     def placed(self, layout: TokenLayout) -> "Context":
-        """Return the context of a pass whose tokens stand elsewhere, with others between or behind them; their ids are
-        not known."""
+        """Return the context of tokens that stand elsewhere; their ids are not known."""
         found = Context(layout, self.batch, past=self._past)
         found._memory = self._memory
         return found
@@ -129,8 +128,7 @@ class Context:
         return self._memory is not None
 
     def memory_mask(self) -> AttentionMask:
-        """Return what the tokens of this pass see of the source: all of it but padding, and of packed rows the source
-        of their own segment."""
+        """Return the mask of the source, of packed rows the source of the same segment."""
         if MEMORY not in self._masks:
             source = self.memory.layout
             plain = (
@@ -169,8 +167,7 @@ class Context:
         return self._rotations[rotary.name]
 
     def kept(self, mixer: Any, decide: Callable[[], Tensor]) -> Tensor:
-        """Return what a mixer decides from values, such as an order of tokens: what it was at first where a layer is
-        computed again, as rounding could turn it."""
+        """Return a decision of a mixer, the first one if a layer is computed again."""
         if self.decisions is None:
             return decide()
         key = (self.layer_number, mixer)

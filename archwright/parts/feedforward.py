@@ -249,11 +249,7 @@ class Experts(Branch):
     def _has_room(
         self, chosen: Int[Tensor, "tokens top_k"], shape: torch.Size, capacity: int
     ) -> Bool[Tensor, "tokens top_k"]:
-        """Tell which experts have not had their fill yet of the row that the token stands in.
-
-        Args:
-            shape: of the batch, whose last axis is that of the tokens of a row.
-        """
+        """Return the choices within the capacity; `shape` is that of the batch."""
         # [..., length, num_experts]
         taken = F.one_hot(chosen, self.spec.num_experts).sum(1).view(*shape, -1)
         so_far = taken.cumsum(-2).flatten(0, -2)  # [tokens, num_experts]

@@ -85,8 +85,7 @@ def _behind(at: TokenLayout, number: int) -> TokenLayout:
 
 
 def _between(at: TokenLayout, number: int) -> tuple[Tensor, Tensor, TokenLayout]:
-    """Return the columns where the tokens of documents stand, with so many before each document, [batch, length]; the
-    token in each column, or `length` where none is, [batch, longer]; and where all of them stand."""
+    """Return columns [batch, length] of tokens, token of each column [batch, longer], and layout."""
     assert at.segment_ids is not None
     assert at.index is not None
     batch, length = at.segment_ids.shape

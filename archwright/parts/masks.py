@@ -113,8 +113,7 @@ def pairs(pattern: MaskPattern, length: int) -> float:
 
 @lru_cache(maxsize=256)
 def _pairs(of: "_Itself", length: int) -> float:
-    """Count once for all layers that share a pattern, and what has no formula in pieces: a text may have a billion
-    tokens."""
+    """Count once for all layers with one pattern; without a formula, in pieces."""
     if isinstance(of.pattern, CountedPattern):
         return float(of.pattern.num_pairs(length))
     starts = range(0, length, PIECE)
@@ -136,8 +135,7 @@ class _Itself:
 
 
 def as_seen(mask: spec.Mask, num_heads: int, length: int) -> spec.Mask:
-    """Return what a mask is in texts of up to `length` tokens: the causal or the full one where it shows as many
-    pairs."""
+    """Return the causal or full mask if it shows as many pairs in texts of `length`."""
     seen = pairs(pattern_of(mask, num_heads), length)
     if seen == length * (length + 1) / 2 and (mask.causal or length == 1):
         return spec.Causal()
@@ -145,8 +143,7 @@ def as_seen(mask: spec.Mask, num_heads: int, length: int) -> spec.Mask:
 
 
 def is_full(mask: spec.Mask, num_heads: int, length: int) -> bool:
-    """Tell whether a mask that could hide more shows what the causal mask does, or everything, in texts of `length`
-    tokens."""
+    """True if a mask that could hide more shows all that a causal or full mask does."""
     return not mask.shows_all and as_seen(mask, num_heads, length).shows_all
 
 
@@ -898,8 +895,7 @@ class AttentionMask:
         return times[:, None].log()
 
     def shows(self, row: Tensor, head: Tensor, here: Tensor, there: Tensor) -> Tensor:
-        """Return whether the pattern shows the key at index `there` of a document to the query at `here` (shapes
-        broadcast)."""
+        """True if the pattern shows the key at `there` to the query at `here` (shapes broadcast)."""
         pattern, prefix = self.pattern, self.layout.prefix
         assert not isinstance(pattern, GivenMask)
         if prefix is not None and isinstance(pattern, Prefix):
@@ -912,8 +908,7 @@ class AttentionMask:
         return min(row[0][0] for row in ranges), max(row[-1][1] for row in ranges)
 
     def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
-        """Return the ranges of keys outside which queries [first, stop) see nothing, for each row whose mask
-        differs."""
+        """Return the key ranges of queries [first, stop), for each row whose mask differs."""
         at, length = self.layout, self.keys_at.length
         if self.kept is not None:
             return [[(0, length)]] * self.num_rows
@@ -937,8 +932,7 @@ class AttentionMask:
         return [(begin + start, begin + last) for start, last in seen]
 
     def _of_streams(self, text: "AttentionMask", first: int, stop: int) -> list[Ranges]:
-        """Return what queries [first, stop) see of a text and, if they are vectors of predicting streams behind it, of
-        themselves."""
+        """Return the ranges of a text and of the vectors of predicting streams."""
         length = text.layout.length
         found: list[Ranges] = [[] for _ in range(self.num_rows)]
         for stream in range(first // length, (stop - 1) // length + 1):
@@ -952,8 +946,7 @@ class AttentionMask:
         return [united(ranges) for ranges in found]
 
     def _in_documents(self, begins: list[int], ends: list[int], first: int, stop: int) -> Ranges:
-        """Return what queries [first, stop) see, of which the first and the last one stand in documents that begin
-        and end in these columns."""
+        """Return the ranges of queries [first, stop) from the documents of both ends."""
         (begin, last_begin), (end, last_end) = begins, ends
         if begin == last_begin:
             return self._within(begin, end, first, stop)
@@ -988,8 +981,7 @@ class AttentionMask:
 
     @cached_property
     def _texts(self) -> list[tuple[int, int]] | None:
-        """The columns [begin, end) of each row's text, with padding on either side; None where some is inside, or
-        none is given."""
+        """Columns [begin, end) of each row's text; None if padding is inside or not given."""
         real = self.layout.padding_mask
         if real is None:
             return None

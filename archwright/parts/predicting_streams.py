@@ -22,8 +22,7 @@ class PredictingStreams(Embedding):
     def beside(
         self, x: Float[Tensor, "batch length width"], context: Context, number: int | None = None
     ) -> tuple[Float[Tensor, "batch longer width"], Context]:
-        """Return the tokens with the vectors of the first `number` streams, or of all, behind them, and the context of
-        both."""
+        """Return the tokens with the vectors of the first `number` streams, and their context."""
         vectors = self.weight[:number].to(x.dtype)
         # [n * length, width]
         each = vectors.repeat_interleave(x.shape[1], 0)

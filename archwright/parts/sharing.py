@@ -79,8 +79,7 @@ class LayerInfo:
         return TokenTable(self.vocab_size, width)
 
     def pattern(self, mask: Mask, num_heads: int) -> Shared[MaskPattern]:
-        """Return the pattern of a mask; of one whose heads or layers see differently, for so many heads and this
-        layer."""
+        """Return the pattern of a mask, for this number of heads and this layer if they matter."""
         layer = self.number if mask.differs_by_layer else 1
         key = (mask, num_heads if mask.differs_by_head else 1, layer)
         patterns = self.sharing.patterns

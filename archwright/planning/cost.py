@@ -104,8 +104,7 @@ def next_token_flops(model: LanguageModel, length: int) -> float:
 
 
 def flops_of_next(branch: Branch, text: int, source: int, streams: int) -> float:
-    """Return the FLOPs of the last of `text` tokens in a branch beside its maps, the others being cached, with its
-    vectors of predicting streams; of one that reads a source, whose length is given."""
+    """Return the FLOPs of the last of `text` tokens in a branch beside its maps, others cached."""
     if branch.source_maps:
         return (1 + streams) * branch.flops_per_token(source)
     before = stream_flops(branch, text - 1, streams) if text > 1 else 0.0
@@ -127,8 +126,7 @@ def global_tokens(model: LanguageModel) -> dict[Layer, int]:
 
 
 def global_tokens_read(model: LanguageModel) -> dict[nn.Module, int]:
-    """Return how many tokens each module in a branch reads with each text, beside the text's own; no module where none
-    does."""
+    """Return the number of global tokens that each module in a branch reads with a text."""
     return {
         module: number
         for layer, number in global_tokens(model).items()

@@ -18,8 +18,7 @@ LAYER_PARTS = {
 
 
 def counts_of(spec: ModelSpec) -> Counts:
-    """Return a model's numbers of parameters, built without memory: those of each part, and how many one
-    token meets."""
+    """Return the numbers of parameters of a model, built without memory."""
     model = build(spec, device="meta")
     assert isinstance(model, LanguageModel)
     return counted(model)

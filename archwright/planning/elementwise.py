@@ -102,8 +102,7 @@ def update_costs(model: LanguageModel, run: RunSpec | None) -> tuple[float, floa
 
 
 def _step_of_muon(p: nn.Parameter) -> float:
-    """Return the FLOPs of (b G + c G^2) X with G = X X^T, of matrices with m rows and n columns, m the fewer: two
-    products of m^2 n multiplications, and one of m^3."""
+    """Return the FLOPs of (b G + c G^2) X, G = X X^T: 2 m^2 n + m^3 multiplications."""
     m, n = sorted(p.shape[-2:])
     matrices = p.numel() / (m * n)
     return matrices * 2.0 * (2 * m * m * n + m**3)

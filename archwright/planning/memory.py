@@ -68,8 +68,7 @@ def cache_bytes_per_later_token(model: LanguageModel) -> int:
 
 
 def writes(model: LanguageModel, objective: Objective) -> bool:
-    """Tell whether a model goes on with texts behind a cache: its mixers keep what they read, and its objective teaches
-    it to, as BERT's does not."""
+    """True if the mixers keep what they read, and the objective teaches to continue texts."""
     return model.can_cache and objective.causal
 
 

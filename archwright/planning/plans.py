@@ -169,8 +169,7 @@ class Plan:
         return why_not(way, self.workload, self.texts)
 
     def exchange(self, way: Setup) -> float | None:
-        """Return the seconds of a step in which a device sends what others need, if all links are full; None where
-        nothing is sent, or no link is known."""
+        """Return the seconds of a step in which a device sends at full links, if anything is sent."""
         return _seconds_on_links(self.workload, way)
 
     @property
@@ -334,11 +333,7 @@ def refuse_positions(spec: ModelSpec, context: int) -> None:
 
 
 def _with_a_text(work: Workload, context: int) -> Workload:
-    """Return what is planned, with a whole text of the context in each step.
-
-    Raises:
-        UserError: fewer tokens are asked for.
-    """
+    """Return the work with a whole text of the context in each step, or refuse it."""
     if work.batch_tokens >= context:
         return work
     if work.batch is not None:
@@ -361,8 +356,7 @@ def _first_by_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Set
 
 
 def fits(way: Setup, work: Workload, texts: float) -> bool:
-    """Tell whether a way to train fits into memory, each group of devices has a micro-batch to read in a step, and
-    stages do not wait longer than they compute, unless just that way is asked for."""
+    """True if nothing of `why_not` stands against a way to train."""
     return not why_not(way, work, texts)
 
 
@@ -382,8 +376,7 @@ def _spares(way: Setup, chosen: Setup, work: Workload, texts: float) -> bool:
 
 
 def _ways(needs: Needs, work: Workload, texts: float, per_token: float) -> Iterator[Setup]:
-    """Yield the ways to train, split by split; of one split those that fit first, the quickest at best before others
-    and the one with least computed again where they are equally quick."""
+    """Yield the ways to train by split; of one split, fitting and quick ones first."""
     memory = USABLE * work.hardware.memory_bytes
     computing = per_token * work.batch_tokens / work.training_peak
 
@@ -407,11 +400,7 @@ def _splits(needs: Needs, work: Workload, devices: int) -> Iterator[Split]:
 
 
 def _refuse_micro_batch(needs: Needs, work: Workload, texts: float) -> None:
-    """Refuse a micro-batch beyond what a group of devices reads in a step, however these are split.
-
-    Raises:
-        UserError: that it is.
-    """
+    """Refuse a micro-batch beyond the texts of a group of devices."""
     most = max(share_of(texts, split) for split in _splits(needs, work, work.devices))
     if work.micro_batch is not None and work.micro_batch > most:
         raise UserError(

@@ -193,8 +193,7 @@ def _between(
 
 
 def _of_text(mixer: Mixer, text: int, source: int, streams: int) -> float:
-    """Return the FLOPs of a mixer between its maps for a text, or for one beside a source, and its predicting
-    streams."""
+    """Return the FLOPs of a mixer between its maps for a text and its predicting streams."""
     if mixer.source_maps:
         return (1 + streams) * text * mixer.flops_per_token(source)
     return text * mixer.flops_per_token(text) + stream_flops(mixer, text, streams)

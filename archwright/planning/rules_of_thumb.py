@@ -133,11 +133,7 @@ def _unusual(subject: Subject) -> Iterator[Suspicion]:
 
 
 def _published(run: RunSpec, model: LanguageModel) -> Subject | None:
-    """Return the preset that a run has its name from; None where there is none.
-
-    Args:
-        model: the run's, which is taken where the preset has the same.
-    """
+    """Return the preset of the same name, with `model` if it has the same spec."""
     name = run.model.name
     if name not in preset_names("models"):
         return None
@@ -159,8 +155,7 @@ def _layers(subject: Subject) -> Iterator[tuple[str, LayerSpec, int]]:
 
 
 def _widths(subject: Subject) -> Found:
-    """Yield the width that a token meets in feed-forwards, over the usual one: of experts those that it goes through,
-    and shared ones."""
+    """Yield the feed-forward width of a token over the usual one."""
     layers = [*subject.model.stack]
     for at, spec, index in _layers(subject):
         if spec.feedforward.hidden_layer is None:

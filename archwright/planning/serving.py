@@ -116,8 +116,7 @@ def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precis
 
 
 def weights_read(by_share: Mapping[float, int], tokens: int) -> float:
-    """Return how many weights `tokens` tokens meet together: of experts that each chooses at random with a share a,
-    1 - (1 - a)^tokens."""
+    """Return the weights that tokens read together; of experts 1 - (1 - share)^tokens."""
     return sum(number * (1 - (1 - share) ** tokens) for share, number in by_share.items())
 
 

@@ -85,8 +85,7 @@ def blocks_of(m: Linear) -> int:
 
 
 def share(blocks: int, tensor: int) -> float:
-    """Return the share of equal blocks that each of some devices holds: of fewer than devices one each; where they do
-    not share out evenly, as a vocabulary, that of the device with most."""
+    """Return the largest share of equal blocks that one of some devices holds."""
     return -(-blocks // tensor) / blocks
 
 

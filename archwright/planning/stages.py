@@ -205,8 +205,7 @@ def layers_by_stage(num_layers: int, stages: int) -> list[int]:
 
 
 def optimizer_bytes(run: RunSpec, model: LanguageModel) -> int:
-    """Return the bytes of an optimizer's state: a mean of gradients for each parameter that Muon moves, and one of
-    their squares beside it for others, in float32."""
+    """Return the bytes of the optimizer: one (Muon) or two float32 means per parameter."""
     kept = optimizer_bytes_by_parameter(run, model)
     return sum(kept.get(id(p), 0) * p.numel() for p in model.parameters())
 

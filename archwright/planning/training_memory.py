@@ -166,8 +166,7 @@ def stage_memory(
 
 
 def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = False) -> float:
-    """Return how many weights a device has of a stage's, or how many bytes of the optimizer; `sharded`: those that
-    devices with the same part of the model share out once more."""
+    """Return the weights of a stage on a device, or the bytes of the optimizer, once more `sharded`."""
     return sum(
         (kind.optimizer if optimizer else 1)
         * number
@@ -191,8 +190,7 @@ def _copies(stage: Stage, split: Split) -> float:
 
 
 def _gathered(stage: Stage, split: Split, tokens: float) -> float:
-    """Return the bytes of what a device holds for a while of what others have; `tokens` of a micro-batch are its
-    own."""
+    """Return the bytes that a device holds for a while of other devices."""
     per_weight, per_weight_around = {
         "fsdp": (PER_GATHERED, PER_GATHERED_AROUND),
         "zero2": (PER_WEIGHT, PER_WEIGHT),
@@ -207,6 +205,5 @@ def _gathered(stage: Stage, split: Split, tokens: float) -> float:
 
 
 def _is_shared(kind: Kind, split: Split) -> bool:
-    """Tell whether devices with the same part of the model have the same weights of a kind, which shards spread; of
-    experts they may have others."""
+    """True if devices with the same part of the model have the same weights of a kind."""
     return split.replicas > (split.experts if kind.is_expert else 1)

@@ -34,8 +34,7 @@ def checked(file: str | Path) -> RunSpec:
 
 
 def _further(error: InvalidValues) -> list[str]:
-    """Return the rules that the sound values break among themselves: not what follows from defaults in the places of
-    the others."""
+    """Return the rules that the sound values break among themselves."""
     values, left_out = copy.deepcopy(error.values), [*_paths(error.reasons)]
     for _ in range(MOST_ROUNDS):
         for path in left_out:
@@ -50,8 +49,7 @@ def _further(error: InvalidValues) -> list[str]:
 
 
 def _is_of(line: str, values: Values, left_out: Iterable[str]) -> bool:
-    """Tell whether a line speaks of given values alone: it names none that was left out, and no number that is computed
-    from one perhaps."""
+    """True if a line names given values alone, and no number computed from others."""
     names = {path.removesuffix(".kind").rpartition(".")[2] for path in left_out}
     given = {str(value) for value in flatten(values).values()}
     return not names & {*re.findall(r"\w+", line)} and given.issuperset(

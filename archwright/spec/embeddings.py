@@ -138,8 +138,7 @@ class Head(Spec):
         return {"logit_scale": dim**-0.5} if follows else {}
 
     def num_parameters(self, dim: int, width: int, vocab_size: int) -> int:
-        """Return the number of parameters between a stream of `dim` coordinates and the logits, those of a
-        tied table of `width` left out."""
+        """Return the number of parameters between stream and logits, without a tied table."""
         outputs = self.num_outputs(vocab_size)
         table = 0 if self.tied else outputs * width
         return self.transform.num_parameters(dim, width) + table + self.bias * outputs

@@ -18,8 +18,7 @@ class Init(Choice):
         return embedding_dim**-0.5 if tied else 1.0
 
     def logit_divisor(self, dim: int) -> float:
-        """Return what logits are divided by in a model of this width, beside the head's own divisor; a trained model
-        keeps it."""
+        """Return the divisor of logits at this width, in addition to the divisor of the head."""
         return 1.0
 
 

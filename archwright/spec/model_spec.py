@@ -170,8 +170,7 @@ class Encoder(Choice):
     axis: ClassVar[str] = "encoder"
 
     def model(self, decoder: "ModelSpec") -> "ModelSpec | None":
-        """Return the encoder as a model of its own, with what it has in common with the decoder; None where there is
-        none."""
+        """Return the encoder as a model of its own; None if there is none."""
         return None
 
     @property
@@ -242,8 +241,7 @@ class Generator(Choice):
     axis: ClassVar[str] = "generator"
 
     def model(self, detector: "ModelSpec") -> "ModelSpec | None":
-        """Return the generator as a model of its own, with what it has in common with the other; None where there is
-        none."""
+        """Return the generator as a model of its own; None if there is none."""
         return None
 
 
@@ -323,8 +321,7 @@ class ModelSpec(StackSpec, Shown):
 
     @cached_property
     def generator_model(self) -> "ModelSpec | None":
-        """The generator as a model of its own, with what it has in common with the one that finds its tokens; None
-        where there is none."""
+        """The generator as a model of its own; None if there is none."""
         return self.generator.model(self)
 
     @cached_property
@@ -371,8 +368,7 @@ class ModelSpec(StackSpec, Shown):
 
     @property
     def head_width(self) -> int:
-        """Width of the table that gives logits: as wide as what the head reads, unless embeddings have a width of their
-        own or share the table; where replaced tokens are found, there is no such table."""
+        """Width of the table that gives logits; that of `output_dim` if there is no table."""
         follows = self.embedding_dim == self.dim and not self.head.tied
         alone = self.head.predicts == "replaced"
         return self.output_dim if follows or alone else self.embedding_dim
@@ -407,8 +403,7 @@ class ModelSpec(StackSpec, Shown):
         return validated(ModelSpec, values)
 
     def tiny(self) -> "ModelSpec":
-        """Return a model of the same choices that trains in seconds: its kinds of layers, heads that share
-        keys as these do, 64 wide, in 4 layers or the fewest with all kinds."""
+        """Return a model of the same choices, 64 wide, that trains in seconds."""
         return tiny(self)
 
     def __repr__(self) -> str:

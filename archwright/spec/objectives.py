@@ -86,8 +86,7 @@ class Objective(Choice):
         return 0.0
 
     def stride(self, context_length: int) -> int:
-        """Return how far the windows of an evaluation are apart where nobody says: half a context, after which each
-        token is predicted, where that can be, or a whole one."""
+        """Return the default distance of evaluation windows: half a context, or a whole one."""
         return max(1, context_length // 2) if self.defines_bits_per_byte else context_length
 
 
@@ -336,8 +335,7 @@ class Denoising(FromText):
         return (*modes, *self.sentinels)
 
     def spans(self, denoiser: Denoiser, length: int) -> tuple[int, int]:
-        """Return how many tokens a denoiser leaves out of a text of `length`, on average where it is `at_end`, and in
-        how many spans."""
+        """Return the (mean) number of tokens a denoiser leaves out of a text, and of their spans."""
         most = 1 if denoiser.at_end else self.num_sentinels
         return spans_of(length, denoiser.share, denoiser.mean_length, most)
 
@@ -353,8 +351,7 @@ class Denoising(FromText):
         return max(self._source_length(denoiser, length) for denoiser in self.denoisers)
 
     def _source_length(self, denoiser: Denoiser, length: int) -> int:
-        """Return the most tokens of the source that is made of a text: its mode, those kept, sentinels, and the one
-        that ends it."""
+        """Return the tokens of a source: mode, tokens kept, sentinels, end."""
         out, spans = self.spans(denoiser, length)
         return bool(denoiser.mode) + length - (1 if denoiser.at_end else out) + spans + 1
 
@@ -431,8 +428,7 @@ OF_PAIRS: Objective = SequenceToSequence()
 
 
 def spans_of(length: int, share: float, mean_length: float, most: int) -> tuple[int, int]:
-    """Return how many tokens are left out of a text of `length`, at most half of them, and in how many spans, at most
-    `most`."""
+    """Return the number of tokens left out of a text, at most half of them, and of their spans."""
     out = min(max(round(length * share), 1), max(1, length // 2))
     most = min(out, length - out, most)
     return out, max(1, min(round(out / mean_length), most))

@@ -210,8 +210,7 @@ def diff(old: Spec, new: Spec) -> list[str]:
 
 
 def differing(specs: Sequence[Spec]) -> dict[str, tuple[str, ...]]:
-    """Return each value that is not the same in all specs, names and sources aside: its path -> its text in each, `-`
-    where a spec has no such value."""
+    """Return path -> text in each spec of values that differ; `-` for a missing value."""
     even = [even_tables(spec) for spec in specs]
     tables = {path for each in even for path in each if all(e.get(path, True) for e in even)}
     sides = [collapse_uniform(flatten(dump(spec)), tables) for spec in specs]
@@ -311,8 +310,7 @@ def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
 def _blamed(
     blame: dict[str, Origin], before: Values, after: Values, path: Path, values: Values
 ) -> dict[str, Origin]:
-    """Return where values come from after a file: from it, from a new kind's defaults, or as
-    before."""
+    """Return the origins of values after a file: it, a new kind's defaults, or as before."""
     stated = set(flatten(values))
     turned = {k for k in before if k.endswith(".kind") and before[k] != after.get(k)}
     found = {}

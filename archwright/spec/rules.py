@@ -68,15 +68,13 @@ def enforce(spec: "ModelSpec") -> None:
 
 
 def suspicions(spec: "ModelSpec", given: "ModelSpec | None" = None) -> list[str]:
-    """Return one line, with its reason, for each legal but suspicious value, but for those that were `given`: what a
-    publication or the tool chose is no mistake of who uses it."""
+    """Return one line for each legal but suspicious value that was not already in `given`."""
     known = [] if given is None else _broken(SUSPICIONS, given)
     return [line for line in _broken(SUSPICIONS, spec) if line not in known]
 
 
 def _broken(rules: list[Rule], spec: "ModelSpec") -> list[str]:
-    """Return the lines of a model's stacks, those of what an encoder has in common with the decoder once,
-    and those of a generator."""
+    """Return the lines of all stacks, each line of both once."""
     lines = _distinct(line for rule in rules for line in rule.check(spec))
     for name, stack in (("encoder", spec.encoder_model), ("generator", spec.generator_model)):
         if stack is not None:

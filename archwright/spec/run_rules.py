@@ -191,8 +191,7 @@ def _generator(run: RunSpec) -> Iterator[str]:
 
 
 def _visible_future(run: RunSpec) -> Iterator[str]:
-    """No token sees those that it is trained to predict; a text that is read from both sides is seen whole, and so is
-    a prefix."""
+    """No token sees its target; two-sided objectives and prefixes need masks for both sides."""
     objective, prefixes = run.objective, 0
     seers: list[tuple[str, str]] = []
     for at, mixer in _mixers(run):

@@ -451,8 +451,7 @@ class RunSpec(Shown):
 
     @classmethod
     def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
-        """Return values that are laid over others, with those that follow from them: pairs ask for the objective that
-        reads them, which asks for pairs."""
+        """Return values with those that follow: pairs imply their objective, and the reverse."""
         data, objective = over.get("data", {}), over.get("objective", {})
         if not isinstance(data, dict) or not isinstance(objective, dict):
             return over

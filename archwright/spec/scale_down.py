@@ -114,8 +114,7 @@ def _change(table: Table, changes: Table) -> None:
 
 
 def _stated(changes: Table, partial: Table, choice: Choice) -> Table:
-    """Return the changes of what a layer of another kind states itself: an option, or a kind with numbers of its own
-    that are others now; all else follows the layer that it is like."""
+    """Return the changes of values that a layer kind states itself."""
     found = {}
     for name, value in changes.items():
         own = getattr(choice, name)

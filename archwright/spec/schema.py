@@ -38,8 +38,7 @@ def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[
 
 
 def _shared(schema: object, shared: dict[str, Any], own: str = "") -> Any:
-    """Return a schema that refers to the tables written out inside of it, each of which joins `shared` once: an
-    axis is asked for in many places, and pydantic writes all its choices out in each."""
+    """Replace tables written out inside a schema by references to `shared`."""
     if isinstance(schema, list):
         return [_shared(inner, shared) for inner in schema]
     if not isinstance(schema, dict):

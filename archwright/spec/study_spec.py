@@ -162,8 +162,7 @@ class StudySpec(Shown):
 
     @property
     def tuning_seed_numbers(self) -> range:
-        """The seeds that tune learning rates for all; none where each compared one does so for itself, or none
-        is tuned."""
+        """The seeds that tune learning rates for all variants, if any."""
         tuning = self.tuning_seeds if self.tune_lr and self.procedure == "confirm" else 0
         return range(self.first_seed, self.first_seed + tuning)
 
@@ -175,8 +174,7 @@ class StudySpec(Shown):
 
     @property
     def wall_seconds(self) -> float | None:
-        """The budget as wall time for all runs, or None where it is steps or tokens for each, or is spent, as
-        pairs were added."""
+        """The budget as wall time for all runs; None for steps, tokens or added pairs."""
         return None if self.ends else self.budget.seconds
 
     def __repr__(self) -> str:

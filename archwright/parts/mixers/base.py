@@ -161,8 +161,7 @@ class AttentionMixer(Mixer):
         return self.num_heads
 
     def parallel_by_heads(self, per_head: Mapping[str, int], **sizes: int) -> TensorParallel | None:
-        """Return what processes may share of attention that looks at each head by itself; None where its mask or its
-        positions cannot be had for some heads alone."""
+        """Return what processes share of heads; None if mask or positions need all heads."""
         position = None if self.relative is None else self.relative.value
         whole = position is not None and parallel_of(position) is None
         # Angles are computed once for all layers, outside of what processes share.

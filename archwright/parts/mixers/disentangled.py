@@ -137,8 +137,7 @@ class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
 
 
 class _DistanceTerms:
-    """q R_d + k S_d for each pair. Shapes: q [b, t, h, d], k [b, s, h, d], R and S [rows, h, d], from row `first`
-    on."""
+    """q R_d + k S_d for each pair: q [b, t, h, d], k [b, s, h, d], R and S [rows, h, d]."""
 
     def __init__(
         self,

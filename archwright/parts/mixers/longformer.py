@@ -116,8 +116,7 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         return self.attend(q, k, v, mask, self.score_mods(bias))
 
     def _global_tokens(self, context: Context) -> tuple[Tensor, AttentionMask]:
-        """Return the columns [batch, num_global] where global tokens stand, and what they see; looked up once for all
-        layers that share a mask."""
+        """Return columns [batch, num_global] of global tokens and their mask, once for all layers."""
         mask = context.mask(self.pattern, self.num_heads)
         if "global_tokens" not in mask.__dict__:
             at, few = _chosen(mask.layout, self.num_global)
@@ -148,8 +147,7 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
 
 
 def _chosen(layout: TokenLayout, num_global: int) -> tuple[Tensor, TokenLayout]:
-    """Return the columns [rows, chosen] of the first `num_global` tokens of every text, and where these stand; rows
-    with fewer have padding."""
+    """Return columns [rows, chosen] and layout of the first `num_global` tokens of texts."""
     chosen = layout.index_or_range() < num_global
     if layout.padding_mask is not None:
         chosen = chosen & layout.padding_mask

@@ -265,8 +265,7 @@ def chunks_of(
 
 
 def _documents(layout: TokenLayout) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the index of each token and the number of its document, [rows, length] each, and how many tokens each
-    document has, [rows, documents]; padding is the last of them."""
+    """Return index and document of tokens [rows, length], and tokens of documents [rows, documents]."""
     index = layout.index_or_range()
     if layout.index is None:
         counts = torch.full((1, 1), layout.length, device=layout.device)

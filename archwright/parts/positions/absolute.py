@@ -32,8 +32,7 @@ class Sinusoidal(nn.Module):
 def sines(
     positions: Tensor, dim: int, theta: float, interleaved: bool, period: int | None = None
 ) -> Float[Tensor, "*batch dim"]:
-    """Return sin and cos of position * theta^(-2i/period), in turns or in halves; the period is dim, if
-    nothing else."""
+    """Return sin and cos of position * theta^(-2i/period), in turns or in halves."""
     pairs = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64)
     angles = positions[..., None] * theta ** (-pairs / (period or dim))
     if interleaved:

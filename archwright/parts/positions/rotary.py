@@ -57,8 +57,7 @@ class Rotary(nn.Module):
         positions: Int[Tensor, "rows length"],
         spans: Int[Tensor, "rows length"] | None = None,
     ) -> Rotation:
-        """Return the rotation at given positions, of texts that are `spans` tokens long so far (the last
-        position plus one if not given)."""
+        """Return the rotation at positions of texts of `spans` tokens (default: last position + 1)."""
         frequencies = self.frequencies
         if self.follows_length:
             if spans is None:
