@@ -356,7 +356,7 @@ def _first_by_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Set
 
 
 def fits(way: Setup, work: Workload, texts: float) -> bool:
-    """True if nothing of `why_not` stands against a way to train."""
+    """True if `why_not` gives no reason."""
     return not why_not(way, work, texts)
 
 

@@ -368,7 +368,7 @@ class ModelSpec(StackSpec, Shown):
 
     @property
     def head_width(self) -> int:
-        """Width of the table that gives logits; that of `output_dim` if there is no table."""
+        """Width of the head's table: `output_dim`, unless embeddings are tied or have their own."""
         follows = self.embedding_dim == self.dim and not self.head.tied
         alone = self.head.predicts == "replaced"
         return self.output_dim if follows or alone else self.embedding_dim
