@@ -168,19 +168,15 @@ class Decoder(Stack, LanguageModel):
 
     @property
     def all_layers(self) -> Iterator[Layer]:
-        """Yield the layers of all stacks."""
         return chain(*(stack.stack for stack in self.stacks))
 
     def use_kernel(self, name: str) -> "Decoder":
-        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
         for stack in self.stacks:
             for mixer in stack.mixers():
                 mixer.use_kernel(name)
         return self
 
     def checkpoint_activations(self, what: ActivationCheckpointing = "full") -> "Decoder":
-        """Keep less of each layer for the backward pass, which computes the rest again, as
-        `machine.activation_checkpointing` says."""
         for stack in self.stacks:
             stack.activation_checkpointing = what
         return self

@@ -105,17 +105,15 @@ class EncoderDecoder(Decoder):
         assert decoder_tokens is not None  # or `hidden` would have refused
         return self.output(hidden, decoder_tokens.shape[1])
 
-    def hidden(  # type: ignore[override]
+    def hidden(
         self,
         tokens: Int[Tensor, "batch source_length"] | None,
         decoder_tokens: Int[Tensor, "batch length"] | None = None,
         *,
-        position_ids: Int[Tensor, "*rows source_length"] | None = None,
-        segment_ids: Int[Tensor, "batch source_length"] | None = None,
-        padding_mask: Bool[Tensor, "batch source_length"] | None = None,
         decoder_segment_ids: Int[Tensor, "batch length"] | None = None,
         decoder_padding_mask: Bool[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
+        **layout: Tensor | None,
     ) -> Float[Tensor, "batch read dim"]:
         """Return the vectors the head reads, as `Decoder.hidden`; arguments as of `forward`."""
         if decoder_tokens is None:
@@ -124,12 +122,7 @@ class EncoderDecoder(Decoder):
             )
         memory = cache.memory if cache else None
         if memory is None:
-            memory = self.encode(
-                tokens,
-                position_ids=position_ids,
-                segment_ids=segment_ids,
-                padding_mask=padding_mask,
-            )
+            memory = self.encode(tokens, **layout)
         given = (decoder_tokens, None, decoder_segment_ids, decoder_padding_mask, None)
         if cache:
             cache.memory, context = memory, cache.context(*given)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.model.decoder import Decoder
@@ -75,15 +75,10 @@ class ReplacedTokenDetector(Decoder):
         stack: Stack,
         tokens: Int[Tensor, "batch length"],
         token_type_ids: Int[Tensor, "batch length"] | None,
-        *,
-        position_ids: Int[Tensor, "*rows length"] | None = None,
-        segment_ids: Int[Tensor, "batch length"] | None = None,
-        padding_mask: Bool[Tensor, "batch length"] | None = None,
-        prefix_lengths: Int[Tensor, " batch"] | None = None,
+        **layout: Any,
     ) -> Float[Tensor, "batch length output_dim"]:
         """Return what the layers of a stack make of tokens behind the embedding that both have."""
-        layout = token_layout(tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        context = Context(layout, len(tokens), tokens=tokens)
+        context = Context(token_layout(tokens, **layout), len(tokens), tokens=tokens)
         x = self.summed(self.embedding(tokens, token_type_ids), context)
         return stack.through_layers(x, context)
 

@@ -176,8 +176,7 @@ class Context:
         return self.decisions[key]
 
     def all_keys(self, state: KVCache | None, *new: Tensor) -> Sequence[Tensor]:
-        """Return keys and values, or what they are made from, of all tokens that those of this pass may see: the new
-        ones, [batch, length, ...] each, and what a state keeps of those before."""
+        """Return keys and values of all tokens that may be seen: kept and new, [batch, length, ...]."""
         return new if state is None else state.update(self.slots(state.max_length), *new)
 
     def slots(self, max_length: int | None) -> SlotTable:

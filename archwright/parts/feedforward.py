@@ -318,16 +318,7 @@ class GroupedExperts(nn.Module):
         super().__init__()
         width = spec.width(dim)
         self.spec, self.activation = spec, _activation(spec)
-
-        def stack(*sizes: int, bias: bool, is_residual_output: bool = False) -> GroupedLinear:
-            return GroupedLinear(
-                number,
-                *sizes,
-                active_fraction=active_fraction,
-                bias=bias,
-                is_residual_output=is_residual_output,
-            )
-
+        stack = partial(GroupedLinear, number, active_fraction=active_fraction)
         self.gate = stack(dim, width, bias=spec.bias.up) if spec.gated else None
         self.up = stack(dim, width, bias=spec.bias.up)
         self.down = stack(width, dim, bias=spec.bias.down, is_residual_output=True)

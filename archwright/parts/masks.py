@@ -84,8 +84,7 @@ class CountedPattern(Protocol):
     """A pattern whose pairs follow from a formula, however long a text is."""
 
     def num_pairs(self, length: int) -> float:
-        """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads: the sum of
-        `num_keys` over its queries."""
+        """Return the number of (query, key) pairs of a text, in the mean of its heads."""
 
 
 def key_ranges(pattern: "MaskPattern | GivenMask", first: int, last: int, length: int) -> Ranges:
@@ -625,8 +624,7 @@ class BigBird(_Reaching):
         return torch.where(repeated, 1 + self.spec.num_random, 1)
 
     def drawn(self, num_blocks: int) -> Tensor:
-        """Return the random blocks of at least so many blocks, [heads, blocks, num_random]; those of a longer text
-        begin with those of a shorter one."""
+        """Return the random blocks of at least so many blocks, [heads, blocks, num_random]."""
         if self._drawn.shape[1] < num_blocks:
             self._drawn = _drawn_blocks(
                 max(16, 2 * num_blocks), self.num_heads, self.spec.num_random, self.layer - 1
@@ -810,8 +808,7 @@ class AttentionMask:
 
     @cached_property
     def dense(self) -> Bool[Tensor, "rows heads queries keys"]:
-        """The whole mask: True where a query (third axis) sees a key (fourth axis); one head stands for all
-        where they are alike."""
+        """The whole mask, True where a query sees a key; one head for all if they are alike."""
         return self.block(0, self.layout.length, 0, self.keys_at.length)
 
     def block(

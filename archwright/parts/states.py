@@ -33,7 +33,7 @@ class LayerState(Protocol):
         """Go on with some of the texts, in a new order; a text may come more than once."""
 
 
-class RecurrentState:
+class RecurrentState(LayerState):
     """Tensors [batch, ...] by name, which new tokens replace."""
 
     def __init__(self) -> None:
@@ -41,11 +41,9 @@ class RecurrentState:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors that are held."""
         return sum(held.nbytes for held in self._held.values())
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
-        """Go on with some of the texts, in a new order; a text may come more than once."""
         self._held = {name: held[rows] for name, held in self._held.items()}
 
     def get(self, name: str) -> Tensor | None:
@@ -57,7 +55,7 @@ class RecurrentState:
         self._held.update({name: tensor.detach() for name, tensor in new.items()})
 
 
-class SourceKV:
+class SourceKV(LayerState):
     """The keys and values of one layer's cross-attention: those of the source, made once and read for each token."""
 
     def __init__(self) -> None:
@@ -65,11 +63,9 @@ class SourceKV:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors that are held."""
         return sum(held.nbytes for held in self._held or ())
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
-        """Go on with some of the texts, in a new order; a text may come more than once."""
         if self._held is not None:
             keys, values = self._held
             self._held = keys[rows], values[rows]
@@ -97,7 +93,7 @@ class Past:
         return table
 
 
-class KVCache:
+class KVCache(LayerState):
     """The keys and values of one layer, or what they are made from, [batch, slots, heads, width] each.
 
     Args:
@@ -110,11 +106,9 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors that are held."""
         return sum(held.nbytes for held in self._held)
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
-        """Go on with some of the texts, in a new order; a text may come more than once."""
         self._held = [held[rows] for held in self._held]
 
     def update(self, slots: "SlotTable", *new: Tensor) -> list[Tensor]:

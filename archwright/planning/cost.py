@@ -77,8 +77,7 @@ def forward_flops(
 
 
 def prefill_flops(model: LanguageModel, length: int) -> float:
-    """Return the FLOPs of reading a text of `length` tokens, of which the head gives the last one's logits alone; of
-    two stacks, those of reading a source as long, and the first token of a text."""
+    """Return the FLOPs of reading a text or source, with logits of one token alone."""
     is_decoder = model.spec.encoder_model is None
     by_part = forward_flops(model, length, None if is_decoder else 1, cached=True)
     head = sum(n for part, n in by_part.items() if part == "head" or part.startswith("head."))
@@ -87,8 +86,7 @@ def prefill_flops(model: LanguageModel, length: int) -> float:
 
 
 def next_token_flops(model: LanguageModel, length: int) -> float:
-    """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, the others being cached; of
-    two stacks, on the last token that the decoder reads beside a source as long, which was read before."""
+    """Return the FLOPs of the last token of a text (of two stacks, of the decoder), others cached."""
     streams = streams_of(model, cached=True)
     products = sum(
         read * m.active_fraction * m.weight.numel()
@@ -143,9 +141,8 @@ def streams_of(model: LanguageModel, *, cached: bool) -> int:
 
 
 def stream_flops(branch: Branch, text: int, streams: int) -> float:
-    """Return the FLOPs of the vectors of so many predicting streams beside a text of `text` tokens in a branch that
-    reads no source, beside its maps. The i-th stream's see what the tokens i - 1 places before do, of which there are
-    none before the first, and themselves."""
+    """Return the FLOPs of predicting streams in a branch that reads no source, beside its maps. The vectors of stream i
+    see themselves and what the tokens i - 1 places before see."""
     itself = branch.flops_per_pair * text if isinstance(branch, AttentionMixer) else 0.0
     found = 0.0
     for missing in (min(i, text) for i in range(streams)):
@@ -156,8 +153,7 @@ def stream_flops(branch: Branch, text: int, streams: int) -> float:
 
 
 def stream_vectors(model: LanguageModel, streams: int) -> dict[nn.Module, int]:
-    """Return how many vectors each module reads for each token of the decoder's text, where it is not one: those of
-    predicting streams, too, or, of the head's, those alone."""
+    """Return the vectors that modules read for a token of the decoder, if it has predicting streams."""
     if not streams:
         return {}
     found: dict[nn.Module, int] = dict.fromkeys(model.head.modules(), streams)

@@ -51,9 +51,7 @@ def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) 
 
 
 def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
-    """Return the bytes that a cache needs to hold what the mixers keep of a text of `length` tokens, with numbers
-    of `itemsize` bytes: keys and values of all tokens, or of as many of the last as a mask reaches back; a latent
-    and a rotary key; the state of a recurrence."""
+    """Return the bytes of a cache for `length` tokens, with numbers of `itemsize` bytes."""
     return sum(mixer.state_bytes(length, itemsize) for mixer in model.mixers())
 
 

@@ -97,8 +97,7 @@ def serving(
 
 
 def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: int) -> float:
-    """Return the bytes of a text's cache on all devices of a copy, those that stand on several counted on each: devices
-    of a server share layers by heads, so that each has a head at least, or a latent whole; servers share the layers."""
+    """Return the bytes of a text's cache on all devices; shared heads and latents count on each."""
     tensor = min(devices, SERVER)
     return sum(
         mixer.state_bytes(length, itemsize)

@@ -139,8 +139,7 @@ def _fullest(needs: Needs, split: Split, checkpointing: str, batch: Batch) -> Tr
 
 
 def micro_batches_kept(pipeline: int, stage: int, number: int) -> int:
-    """Return how many of a step's micro-batches a stage keeps at once, which come one forward, one backward (Narayanan
-    et al., 2021, section 2.2.1): the first as many as there are stages, the last one."""
+    """Return the micro-batches that a stage keeps in 1F1B (Narayanan et al., 2021, section 2.2.1)."""
     return min(pipeline - stage, number)
 
 

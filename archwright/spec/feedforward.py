@@ -53,8 +53,7 @@ class FeedForward(Choice):
         return None
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Options that are called hidden_dim or ..._hidden_dim keep their share of the model's width, up to 16 of it
-        (T5 11B has 64)."""
+        """Hidden widths keep their share of the model width, up to 16 of it (T5 11B has 64)."""
         widths = {
             name: min(to.width(value), max(MOST_WIDTHS * to.dim, 8))
             for name, value in self

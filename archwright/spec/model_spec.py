@@ -2,7 +2,7 @@
 what stands around the layers."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -407,7 +407,11 @@ class ModelSpec(StackSpec, Shown):
         return tiny(self)
 
     def __repr__(self) -> str:
-        chosen = (f"{name} {value.kind}" for name, value in self if _is_chosen(value))
+        chosen = (
+            f"{name} {value.kind}"
+            for name, value in self
+            if isinstance(value, Choice) and not value.is_none
+        )
         return (
             f"ModelSpec({self.name or 'model'}: dim {self.dim}, {self.num_layers} layers, "
             f"context {self.context_length}, {', '.join(chosen)})"
@@ -416,11 +420,6 @@ class ModelSpec(StackSpec, Shown):
     def hash(self) -> str:
         """Return a stable hash of what the model is, over the values that are not the defaults."""
         return fingerprint(self)
-
-
-def _is_chosen(value: object) -> TypeGuard[Choice]:
-    """Tell whether a value is a choice that has a part."""
-    return isinstance(value, Choice) and not value.is_none
 
 
 def _is_of_kind(default: dict[str, Any], table: object) -> bool:

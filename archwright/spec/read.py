@@ -118,8 +118,7 @@ def load_run(name: str | Path) -> RunSpec:
 
 
 def given_model(name: str | Path) -> ModelSpec:
-    """Return the model that was there before who wrote a file chose anything: the preset that the file is based on,
-    perhaps through other files; of a name that is no file, the model itself."""
+    """Return the preset that a file is based on, perhaps through others; else the model itself."""
     if not str(name).endswith(".toml"):
         return load_run(name).model
     values = _read(Path(name), ModelSpec)
@@ -179,8 +178,7 @@ def to_toml(spec: Spec) -> str:
 
 
 def starting_file(spec: ModelSpec, objective: Objective) -> str:
-    """Return a model as a file of its own to start from: what is not left at its default, with the sources that are
-    stated. Reading it gives an equal spec, but for its name, which is the file's."""
+    """Return a model as a file without defaults; reading it gives an equal spec."""
     values = spec.model_dump(by_alias=True, mode="json", exclude={"name"})
     values = _without_defaults(values, ModelSpec().model_dump(by_alias=True, mode="json"))
     usual = RunSpec().objective

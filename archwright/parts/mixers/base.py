@@ -85,8 +85,7 @@ class Mixer(Branch, ABC):
 
     @property
     def kept_blocks(self) -> int | None:
-        """Equal blocks of what it keeps that devices may share: heads; 1: all of it is read for each head; None: any
-        part by itself."""
+        """Equal blocks of the state that devices share: heads; 1: none; None: any part."""
         return None
 
     @property
