@@ -43,10 +43,10 @@ def tables(results: StudyResults) -> dict[str, str]:
         "effects.csv": _text(EFFECT, [_effect(e, results) for e in results.effects]),
     }
     if horizons:
-        files["horizons.csv"] = _text(HORIZON, horizons)
+        files["horizons.csv"] = _text([*horizons[0]], horizons)
     if results.interactions:
         lines = [_interaction(found) for found in results.interactions]
-        files["interactions.csv"] = _text(INTERACTION, lines)
+        files["interactions.csv"] = _text([*lines[0]], lines)
     return files
 
 
@@ -104,21 +104,6 @@ EFFECT = [
 ]
 
 
-HORIZON = ["variant", "tokens", "mean", "low", "high", "pairs"]
-INTERACTION = [
-    "first",
-    "second",
-    "both",
-    "mean",
-    "low",
-    "high",
-    "p_value",
-    "seeds",
-    "differences",
-    "sentence",
-]
-
-
 def state(run: RunResult) -> str:
     """Return how a run ended, in a word."""
     return "failed" if run.failed else "diverged" if run.diverged else "done"
@@ -168,10 +153,11 @@ def _horizons(effect: Effect) -> list[Line]:
 
 def _interaction(found: Interaction) -> Line:
     return {
-        **_of(found, INTERACTION),
-        **{"low": found.interval.low, "high": found.interval.high},
+        **_of(found, ("first", "second", "both", "mean")),
+        **{"low": found.interval.low, "high": found.interval.high, "p_value": found.p_value},
         "seeds": " ".join(map(str, found.seeds)),
         "differences": " ".join(map(repr, map(float, found.differences))),
+        "sentence": found.sentence,
     }
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from archwright import format as fmt
 from archwright.lab.page.learning_rates import best_lr
-from archwright.lab.results import Point, RunResult, StudyResults, Unit, compared_of
+from archwright.lab.results import Point, RunResult, StudyResults, compared_of
 from archwright.reporting.curves import axes_up_to
 from archwright.reporting.document import Axis, Chart, Key, Section, Series
 from archwright.reporting.styles import FEW, short_names, shortened, trace
@@ -18,6 +18,11 @@ Trace = dict[str, Any]
 BANDS = 0.5
 """Opacity of all bands together; of one at most `BAND`."""
 BAND = 0.14
+ZERO = {
+    **{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0},
+    "line": {"width": 1, "color": "$ink"},
+}
+"""A line at no difference."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,39 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
         for name, runs in chosen.items()
         if name != baseline
     }
-    charts = [_loss_chart(results, series, losses, chosen)]
+    unit = results.unit
+    charts = [
+        _chart(
+            "loss",
+            "Held-out loss",
+            series,
+            losses,
+            unit,
+            f"Mean over seeds at the rate that is best for all seeds together ({_rates(chosen)}). "
+            "Bands reach from the lowest to the highest seed.",
+        )
+    ]
     if any(trained.values()):
-        charts.append(_training_chart(series, trained, results.unit))
+        note = (
+            "Of the same runs: mean over the steps since the evaluation before, so that it lags while the loss falls, "
+            "and over seeds."
+        )
+        charts.append(_chart("training", "Training loss", series, trained, unit, note))
     if any(differences.values()):
-        charts.append(_difference_chart(series, differences, baseline, results.unit))
-    if results.unit != "bits per byte" and any(bits.values()):
-        charts.append(_bits_chart(series, bits))
+        title = f"Difference from {shortened(baseline)} during training"
+        note = (
+            "Of the runs above, paired by seed at equal tokens. A difference that still moves at the end "
+            "may come out otherwise after longer training."
+        )
+        below = f"{unit}, below 0 is better"
+        chart = _chart("difference", title, series, differences, below, note, "+.4f")
+        charts.append(replace(chart, layout={"shapes": [ZERO]}))
+    if unit != "bits per byte" and any(bits.values()):
+        note = (
+            "The held-out loss by the bytes per token of the whole held-out text. Mean over seeds."
+        )
+        title = "Held-out bits per byte"
+        charts.append(_chart("bits-per-byte", title, series, bits, "bits per byte", note))
     return Section("Loss curves", [Key(list(series.values())), *charts])
 
 
@@ -103,75 +134,31 @@ def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
     return [run for run in runs if run.lr == lr]
 
 
-def _loss_chart(
-    results: StudyResults,
-    series: dict[str, Series],
-    losses: Mapping[str, Sequence[Spread]],
-    chosen: Mapping[str, Sequence[RunResult]],
-) -> Chart:
+def _rates(chosen: Mapping[str, Sequence[RunResult]]) -> str:
+    """Return the learning rates of the curves in words."""
     lrs = {name: fmt.short(runs[0].lr) for name, runs in chosen.items() if runs}
     common = set(lrs.values()) if len(set(lrs.values())) == 1 else map(" ".join, lrs.items())
-    where = fmt.listed(list(common)) if len(lrs) <= FEW else "see Learning rates"
-    return Chart(
-        name="loss",
-        title="Held-out loss",
-        summary=_ends(losses, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
-        traces=_traces(series, losses, ".4f"),
-        unit=results.unit,
-        note=f"Mean over seeds at the rate that is best for all seeds together ({where}). "
-        "Bands reach from the lowest to the highest seed.",
-        full_width=True,
-        saved=_columns(losses),
-    )
+    return fmt.listed(list(common)) if len(lrs) <= FEW else "see Learning rates"
 
 
-def _training_chart(
-    series: dict[str, Series], trained: Mapping[str, Sequence[Spread]], unit: Unit
+def _chart(
+    name: str,
+    title: str,
+    series: Mapping[str, Series],
+    spreads: Mapping[str, Sequence[Spread]],
+    unit: str,
+    note: str,
+    shown: str = ".4f",
 ) -> Chart:
     return Chart(
-        name="training",
-        title="Training loss",
-        summary=_ends(trained, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
-        traces=_traces(series, trained, ".4f"),
+        name=name,
+        title=title,
+        summary=_ends(spreads, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
+        traces=_traces(series, spreads, shown),
         unit=unit,
-        note="Of the same runs: mean over the steps since the evaluation before, so that it lags while the loss falls, "
-        "and over seeds.",
+        note=note,
         full_width=True,
-        saved=_columns(trained),
-    )
-
-
-def _bits_chart(series: dict[str, Series], bits: Mapping[str, Sequence[Spread]]) -> Chart:
-    return Chart(
-        name="bits-per-byte",
-        title="Held-out bits per byte",
-        summary=_ends(bits, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
-        traces=_traces(series, bits, ".4f"),
-        unit="bits per byte",
-        note="The held-out loss by the bytes per token of the whole held-out text. Mean over seeds.",
-        full_width=True,
-        saved=_columns(bits),
-    )
-
-
-def _difference_chart(
-    series: dict[str, Series],
-    differences: Mapping[str, Sequence[Spread]],
-    baseline: str,
-    unit: Unit,
-) -> Chart:
-    zero = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
-    return Chart(
-        name="difference",
-        title=f"Difference from {shortened(baseline)} during training",
-        summary=_ends(differences, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
-        traces=_traces(series, differences, "+.4f"),
-        layout={"shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}]},
-        unit=f"{unit}, below 0 is better",
-        note="Of the runs above, paired by seed at equal tokens. A difference that still moves at the end "
-        "may come out otherwise after longer training.",
-        full_width=True,
-        saved=_columns(differences),
+        saved=_columns(spreads),
     )
 
 
@@ -303,6 +290,27 @@ def _ends(spreads: Mapping[str, Sequence[Spread]], place: Callable[[Spread], str
     return " ".join(f"{name}: {fmean(s.values):.4f} {place(s)}." for name, s in ends)
 
 
+def error_bars(
+    above: Sequence[float], below: Sequence[float], series: Series, **given: Any
+) -> dict[str, Any]:
+    """Return plotly's error bars in the colour of a series."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": above,
+        "arrayminus": below,
+        "thickness": 1.5,
+        "width": 4,
+        "color": f"${series.color}",
+        **given,
+    }
+
+
+def columns_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return lines as columns of a CSV."""
+    return {name: [line[name] for line in lines] for name in lines[0]} if lines else {}
+
+
 def _columns(
     spreads: Mapping[str, Sequence[Spread]], names: Mapping[str, str] | None = None
 ) -> dict[str, list[Any]]:
@@ -320,4 +328,4 @@ def _columns(
         for name, found in spreads.items()
         for s in found
     ]
-    return {name: [line[name] for line in lines] for name in lines[0]} if lines else {}
+    return columns_of(lines)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from archwright import format as fmt
+from archwright.lab.page.curves import columns_of, error_bars
 from archwright.lab.results import Effect, Interaction, Interval, StudyResults
 from archwright.lab.verdict import is_unlearnt
 from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
@@ -123,15 +124,13 @@ def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
         mode="markers",
         x=[effect.mean],
         y=[place.middle],
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [interval.high - effect.mean],
-            "arrayminus": [effect.mean - interval.low],
-            "thickness": 2.5,
-            "width": 5,
-            "color": f"${series.color}",
-        },
+        error_x=error_bars(
+            [interval.high - effect.mean],
+            [effect.mean - interval.low],
+            series,
+            thickness=2.5,
+            width=5,
+        ),
         marker={"size": 11, "color": f"${series.color}", "symbol": "diamond"},
         cliponaxis=True,
         hovertemplate=f"{wrapped(effect.variant, 40)}<br>{_sentence(effect)}"
@@ -311,4 +310,4 @@ def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:
         for e in effects
         for seed, difference in zip(e.seeds, e.differences, strict=True)
     ]
-    return {name: [line[name] for line in lines] for name in lines[0]} if lines else {}
+    return columns_of(lines)

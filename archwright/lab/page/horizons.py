@@ -1,9 +1,9 @@
 """How much compute a difference is worth, and how it changes with the tokens that are trained on."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from archwright import format as fmt
+from archwright.lab.page.curves import ZERO, columns_of, error_bars
 from archwright.lab.results import Effect, Multiplier, StudyResults
 from archwright.lab.verdict import compute_words
 from archwright.reporting.document import Chart, Key, Row, Section, Series, Table
@@ -77,22 +77,17 @@ def _chart(
                 short[effect.variant],
                 x=[h.tokens for h in at],
                 y=[h.mean for h in at],
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [h.high - h.mean for h in at],
-                    "arrayminus": [h.mean - h.low for h in at],
-                    "thickness": 1.5,
-                    "width": 4,
-                    "color": f"${series[effect.variant].color}",
-                },
+                error_y=error_bars(
+                    [h.high - h.mean for h in at],
+                    [h.mean - h.low for h in at],
+                    series[effect.variant],
+                ),
                 customdata=[
                     f"{fmt.signed(h.low)} to {fmt.signed(h.high)}, {h.pairs} pairs" for h in at
                 ],
                 hovertemplate="%{y:+.4f} (%{customdata})",
             )
         )
-    zero = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
     ticks = sorted({h.tokens for _, found in known for h in found.horizons})
     return Chart(
         name="horizons",
@@ -101,7 +96,7 @@ def _chart(
         traces=traces,
         layout={
             "hovermode": "x unified",
-            "shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}],
+            "shapes": [ZERO],
             "xaxis": {
                 "type": "log",
                 "title": {"text": "tokens of a run"},
@@ -114,19 +109,12 @@ def _chart(
         "for the whole length. Lines: 95 % intervals. A difference that still moves at the end may come out otherwise "
         "after longer training.",
         full_width=True,
-        saved=_columns(known),
+        saved=columns_of(
+            [{"variant": e.variant, **vars(h)} for e, found in known for h in found.horizons]
+        ),
     )
 
 
 def _summary(effect: Effect, found: Multiplier) -> str:
     points = (f"{fmt.signed(h.mean)} at {fmt.count(h.tokens)} tokens" for h in found.horizons)
     return f"{effect.variant}: {', '.join(points)}."
-
-
-def _columns(known: Sequence[tuple[Effect, Multiplier]]) -> dict[str, list[Any]]:
-    lines = [
-        {"variant": effect.variant, **vars(horizon)}
-        for effect, found in known
-        for horizon in found.horizons
-    ]
-    return {name: [line[name] for line in lines] for name in lines[0]}

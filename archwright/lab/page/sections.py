@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from archwright import format as fmt
 from archwright.lab.page.csv_files import state, tables
@@ -19,6 +19,34 @@ from archwright.reporting.document import (
     Verbatim,
 )
 from archwright.spec.read import to_toml
+
+
+def answers_section(results: StudyResults) -> Section | None:
+    """List how many answers each variant has right, beside guessing; nothing of a study on documents."""
+    task, found = results.task, results.accuracies
+    if task is None or not found:
+        return None
+    rows = [
+        Row(
+            (
+                name,
+                fmt.accuracy(fmean(shares)),
+                fmt.accuracy(min(shares)),
+                fmt.accuracy(max(shares)),
+                str(len(shares)),
+            )
+        )
+        for name, shares in found.items()
+    ]
+    least = ""
+    if task.floor:
+        floor = fmt.loss(task.floor)
+        least = f" Over all examples there could be, no model comes below {floor} nats per answer."
+    caption = (
+        f"Share of the answers of {task.name} that are right at the end of each seed's best run, on held-out examples; "
+        f"{fmt.accuracy(task.chance)} are right by guessing.{least}"
+    )
+    return Section("Answers", [Table(caption, ("Variant", "Mean", "Least", "Most", "Seeds"), rows)])
 
 
 def cost_section(results: StudyResults) -> Section:

@@ -5,7 +5,6 @@ from pathlib import Path
 from archwright.files import atomic_write
 from archwright.lab.headline import headline
 from archwright.lab.page import (
-    answers,
     curves,
     effects,
     horizons,
@@ -34,7 +33,7 @@ def study_page(results: StudyResults) -> Page:
     first = widths.widths_section if results.study.widths else effects.effects_section
     made = (
         first(results, series),
-        answers.answers_section(results),
+        sections.answers_section(results),
         horizons.horizons_section(results, series),
         curves.curves_section(results, series),
         learning_rates.learning_rates_section(results, series),

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from archwright import format as fmt
+from archwright.lab.page.curves import columns_of, error_bars
 from archwright.lab.results import BestRate, Drift, StudyResults
 from archwright.lab.variants import at_width
 from archwright.lab.widths import interval_words
@@ -49,7 +50,9 @@ def _chart(results: StudyResults, shown: dict[str, Series]) -> Chart:
         "Lines: 95 % intervals, of the noise of seeds and of where three losses place a vertex. A level line is a rate "
         "that carries over to other widths.",
         full_width=True,
-        saved=_columns(results),
+        saved=columns_of(
+            [{"variant": d.name, **vars(rate)} for d in results.drifts for rate in d.rates]
+        ),
     )
 
 
@@ -60,15 +63,11 @@ def _trace(drift: Drift, style: Series, name: str) -> dict[str, Any]:
         name,
         x=[rate.width for rate in rates],
         y=[rate.lr for rate in rates],
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [rate.high - rate.lr if math.isfinite(rate.high) else 0 for rate in rates],
-            "arrayminus": [rate.lr - rate.low if math.isfinite(rate.high) else 0 for rate in rates],
-            "thickness": 1.5,
-            "width": 4,
-            "color": f"${style.color}",
-        },
+        error_y=error_bars(
+            [rate.high - rate.lr if math.isfinite(rate.high) else 0 for rate in rates],
+            [rate.lr - rate.low if math.isfinite(rate.high) else 0 for rate in rates],
+            style,
+        ),
         customdata=[interval_words(rate) for rate in rates],
         hovertemplate=f"{plotly_text(name)}<br>%{{y:.3~g}} at width %{{x}} (%{{customdata}})<extra></extra>",
     )
@@ -117,10 +116,3 @@ def _factor(drift: Drift, number: int) -> str:
 def _summary(drift: Drift) -> str:
     rates = (f"{fmt.short(rate.lr)} at width {rate.width}" for rate in drift.rates)
     return f"{drift.name}: {', '.join(rates)}."
-
-
-def _columns(results: StudyResults) -> dict[str, list[Any]]:
-    lines = [
-        {"variant": drift.name, **vars(rate)} for drift in results.drifts for rate in drift.rates
-    ]
-    return {name: [line[name] for line in lines] for name in lines[0]}
