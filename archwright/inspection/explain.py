@@ -30,9 +30,6 @@ from archwright.spec.masks import Mask
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
-Grid = Sequence[Sequence[str]]
-"""Rows of cells, the head first."""
-
 TEXT = 16
 """Tokens of the texts that numbers are taken from."""
 SHIFT = 7
@@ -46,7 +43,8 @@ class Numbers:
     """A table that shows what a choice does."""
 
     about: str
-    rows: Grid
+    rows: Sequence[Sequence[str]]
+    """The head first."""
 
 
 _ARGUMENTS = re.compile(r"^(?:Args|Attributes|Raises):", re.MULTILINE)

@@ -1,11 +1,11 @@
 """FLOPs and bytes of every operation of a step, given to the part at work."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from archwright.inspection.step_meter import StepMeter
@@ -58,7 +58,7 @@ class StepCosts(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        given, made = list(_tensors((args, kwargs))), list(_tensors(out))
+        given, made = _tensors((args, kwargs)), _tensors(out)
         if not _moves(func, name, given, made):
             return out
         part = self.meter.part
@@ -97,12 +97,6 @@ def _arithmetic(name: str, args: tuple[Any, ...], made: list[Tensor]) -> float:
     return float(PER_ELEMENT.get(plain, 1) * max(elements, default=0))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _tensors(inner)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in nested arguments."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

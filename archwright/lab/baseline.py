@@ -157,8 +157,10 @@ class Tuning(Spec):
 
 
 def expected_runs(tuning: Tuning | None, grid: int) -> float:
-    """Return how many runs a search still takes, about: two neighbours on each axis, half of which move once, beside
-    the sweeps of what was given, which the comparison needs in any case."""
+    """Return the approximate number of runs that a search still takes.
+
+    Each axis tries two neighbours and moves once in half of all studies; the sweeps of the given values do not count.
+    """
     if tuning is None or tuning.is_done:
         return 0.0
     return 2.5 * len(tuning.axes) * len(tuning.seeds) * (grid + 0.5)

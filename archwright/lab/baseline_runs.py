@@ -23,9 +23,8 @@ from archwright.lab.baseline import (
     expected_runs,
     search,
 )
-from archwright.lab.plan import LEAST_STEPS, Arm, Cell, Plan
+from archwright.lab.plan import LEAST_STEPS, Arm, Cell, Plan, of_steps
 from archwright.lab.plan_file import Cost
-from archwright.lab.results import RunResult
 from archwright.lab.runner import Display, Runner
 from archwright.lab.variants import run_key, set_by
 from archwright.lab.workers import Workers
@@ -33,7 +32,6 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import Optimizer, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.training.interrupt import Interrupt
-from archwright.training.resolve import with_steps
 
 SLOWEST = 1.5
 """Times the wall time of a run of what was given, beyond which a batch is left out where the budget is time: it would
@@ -52,11 +50,7 @@ BATCH, DECAY = "batch_size", "optimizer.weight_decay"
 
 
 def open_axes(study: StudySpec, run: RunSpec) -> tuple[Axis, ...]:
-    """Return what of a baseline the study's words leave open.
-
-    Raises:
-        UserError: nothing, or learning rates are not tuned by seeds of their own.
-    """
+    """Return the axes of a baseline that the study leaves open."""
     if not study.tuning_seed_numbers:
         raise UserError(
             "--tune-baseline: batches are tried at learning rates of their own, by seeds that are not compared later: "
@@ -84,28 +78,16 @@ def decay_of(optimizer: Optimizer) -> float | None:
 
 
 def at(run: RunSpec, batch_size: int, weight_decay: float | None) -> RunSpec:
-    """Return a run of as many tokens in batches of another size, with another weight decay; its warm-up and the way
-    between evaluations have as many tokens as before."""
+    """Return a run of as many tokens with another batch size and weight decay."""
     if (batch_size, weight_decay) == (run.batch_size, decay_of(run.optimizer)):
         return run
     steps = run.batch_size * num_steps(run) / batch_size
     if weight_decay is not None:
         optimizer = run.optimizer.model_copy(update={"weight_decay": weight_decay})
         run = run.model_copy(update={"optimizer": optimizer})
-    return of_steps(run.model_copy(update={"batch_size": batch_size}), max(1, round(steps)))
-
-
-def of_steps(run: RunSpec, steps: int) -> RunSpec:
-    """Return a run of other steps, with as large a share of them as before for its warm-up and between evaluations."""
-    share = steps / num_steps(run)
-    assert isinstance(run.schedule.warmup, int)
-    warmup = max(1, round(share * run.schedule.warmup)) if run.schedule.warmup else 0
-    every = max(1, round(share * run.evaluate.every))
-    update = {
-        "schedule": run.schedule.model_copy(update={"warmup": warmup}),
-        "evaluate": run.evaluate.model_copy(update={"every": every}),
-    }
-    return with_steps(run.model_copy(update=update), steps)
+    steps = max(1, round(steps))
+    run = run.model_copy(update={"batch_size": batch_size})
+    return of_steps(run, steps, steps / num_steps(run))
 
 
 def num_steps(run: RunSpec) -> int:
@@ -118,10 +100,10 @@ def num_steps(run: RunSpec) -> int:
 def tune(
     tuner: "Tuner", workers: Workers, show: Display, interrupt: Interrupt, until: float | None
 ) -> Plan:
-    """Return the plan of a study after its baseline was tuned, or as it was where an interrupt came first.
+    """Return the plan of a study after its baseline was tuned; unchanged after an interrupt.
 
     Args:
-        until: wall time, from the user's Enter on, at which the comparison must have ended.
+        until: wall time since the start at which the comparison must have ended.
     """
     plan, before = tuner.study_plan, tuner.spent
     if until is not None:
@@ -193,18 +175,20 @@ class Tuner(Runner):
         """Return what was found, in so many seconds of wall time."""
         found = self.search()
         # The comparison reads those of the first seed, as the second tunes only where losses are steep.
-        own = [
-            run
+        own = sum(
+            run.seconds
             for cell, run in self.results.items()
-            if self._settings[cell.variant] == found.chosen and cell.seed == self.tuning.seeds[0]
-        ]
+            if self._settings[cell.variant] == found.chosen
+            and cell.seed == self.tuning.seeds[0]
+            and run.seconds > 0
+        )
         trials = [self._trial(setting, valley) for setting, valley in found.tried.items()]
         return self.tuning.model_copy(
             update={
                 "trials": tuple(trials),
                 "chosen": list(found.tried).index(found.chosen),
                 "runs": len(self.results),
-                "seconds": max(0.0, seconds - self._together(own)),
+                "seconds": max(0.0, seconds - own / self.plan.workers),
                 "cost": self._cost(found.chosen),
                 "cut_short": self._cut_short,
             }
@@ -249,9 +233,6 @@ class Tuner(Runner):
         grid = self.plan.study.lr_grid_size
         return round(expected_runs(self.tuning, grid)) + len(self.tuning.seeds) * grid
 
-    def _together(self, runs: Collection[RunResult]) -> float:
-        return sum(run.seconds for run in runs if run.seconds > 0) / self.plan.workers
-
     def _values(self, setting: Setting) -> tuple[float, float | None]:
         run = self.study_plan.baseline.run
         decay = decay_of(run.optimizer)
@@ -289,12 +270,10 @@ class Tuner(Runner):
 
 
 def tuned_plan(plan: Plan, tuning: Tuning, left: float | None = None) -> Plan:
-    """Return the plan of a study whose baseline is tuned: all variants have its batch, and its weight decay unless
-    they set another.
+    """Return the plan of a study with the tuned batch, and the weight decay where variants set no other.
 
     Args:
-        left: wall time for the comparison. Where it does not pay for as many tokens as the search was made at, runs
-            are shorter.
+        left: wall time for the comparison; runs are shorter where it does not pay for the tokens of the search.
     """
     before, found = plan.baseline.run, tuning.found
     arms, decay = {}, decay_of(before.optimizer)
@@ -315,7 +294,10 @@ def tuned_plan(plan: Plan, tuning: Tuning, left: float | None = None) -> Plan:
     if paid >= SHORTER * steps:
         return new
     paid = max(LEAST_STEPS, paid)
-    arms = {n: replace(arm, run=of_steps(arm.run, paid)) for n, arm in arms.items()}
+    arms = {
+        name: replace(arm, run=of_steps(arm.run, paid, paid / num_steps(arm.run)))
+        for name, arm in arms.items()
+    }
     return replace(new, arms=arms, steps=paid)
 
 

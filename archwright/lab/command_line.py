@@ -24,14 +24,16 @@ SIZE_OF_WIDTHS = "0.05M"
 def study_of(
     *words: str | StudySpec, parts: tuple[PartsFile, ...] = (), **options: Any
 ) -> StudySpec:
-    """Return the study that words ask for; see `compare`.
-
-    Raises:
-        UserError: words that are none, or unknown, one line each.
-    """
+    """Return the study that words ask for; see `compare`."""
     names = [w for w in words if isinstance(w, StudySpec) or is_variant(w)]
     common = [str(w) for w in words if w not in names]
-    _refuse_options(common)
+    for word in common:  # an option that is written like a key of a run: seeds=5
+        key, _, value = word.partition("=")
+        name = "first_seed" if key == "seed" else key.replace("-", "_")
+        if name in OPTIONS or name in OTHERS:
+            raise UserError(
+                f"{word}: an option of the study; give --{name.replace('_', '-')} {value}"
+            )
     study = _named_study(names, common)
     common = [run_key(word) for word in common]
     assignments = [
@@ -48,23 +50,8 @@ def study_of(
     return study.model_copy(update={"name": name, "parts": parts})
 
 
-def _refuse_options(common: Sequence[str]) -> None:
-    """Refuse an option that is written like a key of a run: `seeds=5`."""
-    for word in common:
-        key, _, value = word.partition("=")
-        name = "first_seed" if key == "seed" else key.replace("-", "_")
-        if name in OPTIONS or name in OTHERS:
-            raise UserError(
-                f"{word}: an option of the study; give --{name.replace('_', '-')} {value}"
-            )
-
-
 def _with_widths(study: StudySpec) -> StudySpec:
-    """Return a study of widths as it is made: each seed sweeps, nothing is matched, and the size says no width.
-
-    Raises:
-        UserError: rates are not tuned, or a width is given beside.
-    """
+    """Return a study of widths: each seed sweeps, nothing is matched, and the size sets no width."""
     if not study.widths:
         return study
     if not study.tune_lr or study.tune_baseline:
@@ -88,8 +75,7 @@ def command_of(
     where: Sequence[str] = (),
     runs: str | Path = POOL,
 ) -> str:
-    """Return the command line of a study, which may name the file in its folder, with words that say where it runs and
-    where its runs are kept."""
+    """Return the command line of a study."""
     default, words = StudySpec(), [label(study.baseline)]
     if study.name in study_names() and _goes_on_from(study, load_study(study.name)):
         default, words = load_study(study.name), [study.name]

@@ -115,7 +115,9 @@ def compare(
                 plans.save(plan, folder)
                 StartRecord(path).finish()
             else:
-                plan = _here_and_now(plan, pool)
+                # It may have been made for other machines.
+                now = pool.prepare(plan.decisions.machine) or min(plan.workers, usable_cores())
+                plan = replace(plan, workers=now)
             typed = [str(file) for file in parts]
             execution = Execution(plan, path, Path(runs), counted=counted(plan), parts=typed)
             if add_seeds:
@@ -216,8 +218,7 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
 def _with_tuned_baseline(
     execution: Execution, workers: Workers, shown: Display, interrupt: Interrupt
 ) -> Execution:
-    """Return a study whose baseline is tuned where that was asked for, and keep what was found; as it is after an
-    interrupt."""
+    """Return a study with a tuned baseline if asked for; unchanged after an interrupt."""
     plan = execution.plan
     if plan.tuning is None:
         return execution
@@ -237,15 +238,8 @@ def _with_tuned_baseline(
     return replace(execution, plan=plan, spent=execution.spent + plan.tuning.seconds)
 
 
-def _here_and_now(plan: Plan, workers: Workers) -> Plan:
-    """Return a plan that was made before, maybe for other machines, with as many runs at once as go now."""
-    places = workers.prepare(plan.decisions.machine) or min(plan.workers, usable_cores())
-    return replace(plan, workers=places)
-
-
 def _keep_end(execution: Execution, folder: RunFolder) -> None:
-    """Write down what time left out of a study that has ended: it has ended there, whatever the clock says when the
-    same command is given again, and pairs that are added come after those."""
+    """Save the number of pairs at which a study ended, for a repeated command and for added pairs."""
     plan = execution.plan
     study, pairs = plan.study, execution.shorter_pairs
     if execution.left_out:
@@ -267,11 +261,7 @@ def _check_added(seeds: int | None, path: Path) -> None:
 
 
 def _extended(execution: Execution, seeds: int) -> Execution:
-    """Return a study with more pairs; one that is not complete with those that were added goes on as it is.
-
-    Raises:
-        UserError: it has not ended yet, or everything is decided.
-    """
+    """Return a study with more pairs; a study that still lacks added pairs stays as it is."""
     if (tuning := execution.plan.tuning) and not tuning.is_done:
         raise UserError(
             "--add-seeds: the baseline is still to be tuned; let the study end first, without --add-seeds"

@@ -6,16 +6,6 @@ from archwright.format import listed
 from archwright.lab.results import Effect, Outcome
 from archwright.lab.verdict import GROUPS, claim_words
 
-COUNTED: dict[Outcome, str] = {
-    "better": "better",
-    "worse": "worse",
-    "equivalent": "equivalent",
-    "below the noise": "within the noise",
-    "inconclusive": "inconclusive",
-    "identical": "identical",
-}
-"""What is said of a number of variants."""
-
 
 def headline(effects: Sequence[Effect], baseline: str, words: int) -> str:
     """Return the outcomes in at most so many `words`: with all names where these fit, else counted."""
@@ -39,10 +29,10 @@ def _headlines(effects: Sequence[Effect], baseline: str) -> Iterator[str]:
             names[outcome] = members
     groups = [f"{listed(n)} {GROUPS[o][len(n) > 1]}" for o, n in names.items()]
     yield f"Against {baseline}, {', '.join(groups)}"
-    counts = [f"{len(n)} {COUNTED[o]}" for o, n in names.items()]
-    yield f"{len(effects)} variants: {', '.join(counts)}"
+    counts = {o: f"{len(n)} {o.replace('below', 'within')}" for o, n in names.items()}
+    yield f"{len(effects)} variants: {', '.join(counts.values())}"
     superior = [o for o in names if o in ("better", "worse")] or [*names][:1]
-    first, *others = [f"{len(names[o])} {COUNTED[o]}" for o in superior]
+    first, *others = [counts[o] for o in superior]
     verb = "is" if first.startswith("1 ") else "are"
     few = [first.replace(" ", f" {verb} ", 1), *others]
     yield f"Of {len(effects)} variants, {listed(few)}"

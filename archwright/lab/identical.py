@@ -15,11 +15,7 @@ from archwright.spec.study_spec import StudySpec
 
 
 def refuse_identical(study: StudySpec, runs: Mapping[str, RunSpec]) -> None:
-    """Refuse variants between which there is nothing to find out.
-
-    Raises:
-        UserError: one line for each variant that is trained as another is.
-    """
+    """Raise a UserError with a line for each variant that is trained as another is."""
     known: dict[str, str] = {}
     lines = []
     for name, run in runs.items():

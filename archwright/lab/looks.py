@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,6 @@ ALPHA = 0.05
 """Probability that any variant of a study is called better or worse than a baseline that is as good."""
 SharedErrors = Callable[[str, int], SharedError]
 """(variant, pairs) -> standard errors of the mean of so many pairs from what they share."""
-
-
-def nothing_shared(variant: str, pairs: int) -> SharedError:
-    """Return zeros: neither documents nor where rates were placed are known."""
-    return NOTHING_SHARED
 
 
 KEPT_BACK = 0.2
@@ -76,8 +71,7 @@ class Looks:
         return (*dict.fromkeys(n for n in shares if n < end), end, *later)
 
     def level(self, alpha: float, pairs: int) -> float:
-        """Return the level at which an interval holds at all looks together, for the look after so many pairs;
-        for other numbers that of the end."""
+        """Return the level for the look after so many pairs; for other numbers that of the end."""
         look = self.numbers.index(pairs) if pairs in self.numbers else -1
         return self.levels(alpha)[look]
 
@@ -92,8 +86,7 @@ class Looks:
         alpha: float,
         shared_error: SharedError = NOTHING_SHARED,
     ) -> Interval:
-        """Return the interval of the mean of some pairs that holds with probability 1 - alpha at all looks
-        together."""
+        """Return the interval of a mean that holds with probability 1 - alpha at all looks together."""
         level = 1 - self.level(alpha, len(differences))
         return t_interval(differences, level, shared_error)
 
@@ -161,7 +154,7 @@ def decide(
     margins: Sequence[float],
     judged: Looks,
     alpha: float,
-    shared_errors: SharedErrors = nothing_shared,
+    shared_errors: SharedErrors = lambda variant, pairs: NOTHING_SHARED,
 ) -> dict[str, Decision]:
     """Return what the pairs of each variant say, looked at as often as `looks` says: at a look all variants
     that are still open have all its pairs.
@@ -184,10 +177,7 @@ def decide(
         if any(len(pair) < pairs for pair in waiting.values()):
             break
         superior = sum(decision.outcome == "superior" for decision in decided.values())
-        found = {
-            name: _mean_and_error(pair, shared_errors(name, pairs))
-            for name, pair in waiting.items()
-        }
+        found = {name: _Pairs(pair, shared_errors(name, pairs)) for name, pair in waiting.items()}
         while superior < len(differences):
             level = judged.levels(alpha / (len(differences) - superior))[look]
             clear = [
@@ -207,23 +197,19 @@ def decide(
     return decided
 
 
-class _Pairs(NamedTuple):
-    mean: float
-    error: float
-    """Standard error of the mean, without what pairs share."""
-    pairs: int
-    shared_error: SharedError
+class _Pairs:
+    """Differences of some pairs, those that failed left out."""
+
+    def __init__(self, differences: Sequence[float], shared_error: SharedError) -> None:
+        values = np.asarray(differences, float)
+        values = values[np.isfinite(values)]
+        self.number, self.shared_error = len(values), shared_error
+        self.mean, self.error = 0.0, math.inf
+        if self.number > 1:
+            self.mean = float(values.mean())
+            self.error = float(values.std(ddof=1)) / math.sqrt(self.number)
 
     def half_width(self, level: float) -> float:
-        if self.pairs < 2:
+        if self.number < 2:
             return math.inf
-        return half_width(self.error, self.pairs, level, self.shared_error)
-
-
-def _mean_and_error(differences: Sequence[float], shared_error: SharedError) -> _Pairs:
-    values = np.asarray(differences, float)
-    values = values[np.isfinite(values)]
-    if len(values) < 2:
-        return _Pairs(0.0, math.inf, len(values), shared_error)
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    return _Pairs(float(values.mean()), error, len(values), shared_error)
+        return half_width(self.error, self.number, level, self.shared_error)

@@ -39,9 +39,6 @@ HEAD_DIM = "attention.head_dim"
 HEADS = frozenset({"num_heads", "head_dim"})
 """Options of an attention whose heads may be of another width than they share out."""
 
-ControlledVariable = frozenset[str]
-"""Dotted paths of values that stay."""
-
 OUTSIDE = ("embedding", "position", "head", "layers.attention.value_embedding")
 """Parts of a model that are not counted as its size: tables with a row for each token or place."""
 
@@ -66,16 +63,12 @@ def count(spec: ModelSpec, vocab_size: int) -> Counts:
     """Return the counts of a model, built without memory."""
     model = build(spec, device="meta", vocab_size=vocab_size)
     parts = parameters_by_part(model)
+    outside = tuple(f"{name}." for name in OUTSIDE)
     return Counts(
         model.num_parameters(),
-        sum(n for part, n in parts.items() if not _is_outside(part)),
+        sum(n for part, n in parts.items() if not f"{part}.".startswith(outside)),
         flops_per_token(model, spec.context_length),
     )
-
-
-def _is_outside(part: str) -> bool:
-    """Tell whether a part is a table with a row for each token or place, or what belongs to one."""
-    return any(f"{part}.".startswith(f"{name}.") for name in OUTSIDE)
 
 
 def matched(
@@ -112,7 +105,7 @@ def _miss(spec: ModelSpec, target: Counts, match: Match, vocab_size: int) -> flo
 
 
 def _candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
 ) -> Iterator[ModelSpec]:
     """Yield the spec with other widths, those first that change least."""
     if spec.feedforward.hidden_layer and not held & HIDDEN_WIDTHS:
@@ -125,12 +118,9 @@ def _candidates(
 
 
 def _hidden_candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
 ) -> Iterator[ModelSpec]:
-    """Yield the spec with the hidden widths nearest to what is wanted, round ones first.
-
-    A model's size is a straight line in hidden_dim, so that two sizes tell it.
-    """
+    """Yield the spec with the nearest hidden widths; sizes are linear in hidden_dim."""
     resolved = spec.resolved(vocab_size)
     layer = resolved.feedforward.hidden_layer
     assert layer
@@ -153,10 +143,9 @@ def _hidden_candidates(
 
 
 def _dim_candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
 ) -> Iterator[ModelSpec]:
-    """Yield the spec at the widths nearest to what is wanted, its other widths as they are given: with heads that
-    share them out, then with heads of other widths, as dim alone takes large steps."""
+    """Yield the spec at the nearest widths: first with shared-out heads, then with other heads."""
     near = _nearest_dims(spec, target, match, vocab_size, held)
     yield from (_with_dim(spec, dim, held) for dim in near)
     if type(spec.attention).model_fields.keys() >= HEADS and HEAD_DIM not in held:
@@ -170,11 +159,7 @@ def _dim_candidates(
 def _head_candidates(
     spec: ModelSpec, dims: Sequence[int], target: Counts, match: Match, vocab_size: int
 ) -> list[ModelSpec]:
-    """Return the spec at each width with heads of the width nearest to what is wanted, those first whose heads are
-    nearest to sharing the model's width out.
-
-    A model's size is a straight line in head_dim.
-    """
+    """Return the spec at each width with the nearest head_dim; sizes are linear in head_dim."""
     num_heads = dict(spec.resolved().attention)["num_heads"]
     found = []
     for dim in dims:
@@ -192,10 +177,9 @@ def _head_candidates(
 
 
 def _with_hidden(
-    resolved: ModelSpec, spec: ModelSpec, hidden_dim: int, held: ControlledVariable
+    resolved: ModelSpec, spec: ModelSpec, hidden_dim: int, held: frozenset[str]
 ) -> ModelSpec:
-    """Return a spec with another hidden width; layers with one of their own keep their ratio to it, or the
-    width itself where it is held."""
+    """Return a spec with another hidden width; other layers keep their ratio, or their held width."""
     layer = resolved.feedforward.hidden_layer
     assert layer
     assert layer.hidden_dim != "auto"
@@ -221,9 +205,8 @@ def _table(layer: dict[str, Any]) -> dict[str, Any]:
     return inner
 
 
-def _dims(spec: ModelSpec, excess: float, held: ControlledVariable) -> list[int]:
-    """Return widths to try where hidden_dim is chosen with them: the model's own, then those around the one at
-    which it has the right size, as sizes grow with the square of the width."""
+def _dims(spec: ModelSpec, excess: float, held: frozenset[str]) -> list[int]:
+    """Return widths to try: the model's own, then those around the right size, which grows with dim²."""
     right = spec.dim * excess**-0.5
     near = sorted(_other_dims(spec, held), key=lambda dim: abs(math.log(dim / right)))
     allowed = (dim for dim in near if _allowed(_with_dim(spec, dim, held)))
@@ -231,7 +214,7 @@ def _dims(spec: ModelSpec, excess: float, held: ControlledVariable) -> list[int]
 
 
 def _nearest_dims(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
 ) -> list[int]:
     """Return the few widths at which a model whose other widths stay is nearest to the right size."""
 
@@ -244,7 +227,7 @@ def _nearest_dims(
     return sorted(near, key=lambda dim: abs(size(dim) / target.of(match) - 1))
 
 
-def _other_dims(spec: ModelSpec, held: ControlledVariable) -> list[int]:
+def _other_dims(spec: ModelSpec, held: frozenset[str]) -> list[int]:
     step = _step(spec, held)
     return [dim for dim in range(step, 4 * spec.dim + 1, step) if dim != spec.dim]
 
@@ -258,14 +241,14 @@ def _allowed(spec: ModelSpec) -> bool:
     return True
 
 
-def _step(spec: ModelSpec, held: ControlledVariable) -> int:
+def _step(spec: ModelSpec, held: frozenset[str]) -> int:
     """Return by how much a model's width may change: a whole pair of dimensions for each head that follows it."""
     if HEAD_DIM in held:
         return 2
     return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
 
 
-def _with_dim(spec: ModelSpec, dim: int, held: ControlledVariable) -> ModelSpec:
+def _with_dim(spec: ModelSpec, dim: int, held: frozenset[str]) -> ModelSpec:
     if dim == spec.dim:
         return spec
     return spec.override(f"dim={dim}", *_heads_follow(spec, held))
@@ -278,7 +261,7 @@ def _with_heads(spec: ModelSpec, dim: int, num_heads: int, head_dim: int) -> Mod
     )
 
 
-def _heads_follow(spec: ModelSpec, held: ControlledVariable) -> list[str]:
+def _heads_follow(spec: ModelSpec, held: frozenset[str]) -> list[str]:
     """Let the width of heads follow dim where it was dim over their number."""
     resolved = spec.resolved().attention
     head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))

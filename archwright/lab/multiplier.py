@@ -4,12 +4,15 @@ between the curves of loss against tokens, whose points are ends of runs."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from archwright.lab.results import Horizon, Interval
+from archwright.lab.plan import horizons
+from archwright.lab.results import Effect, Horizon, Interval, Multiplier, Replicate, compared_of
+from archwright.lab.scheduler import Execution
 
 Floats = NDArray[np.float64]
 
@@ -27,6 +30,65 @@ class Drops:
     error: Floats
     """Standard errors."""
     seeds: int
+
+
+def multiplier_of(
+    effect: Effect, replicates: Sequence[Replicate], execution: Execution
+) -> Multiplier | None:
+    """Return how much compute a difference is worth, None where too few pairs have shorter horizons."""
+    plan = execution.plan
+    shares, names = horizons(plan.study), (plan.baseline.name, effect.variant)
+    whole = {(r.variant, r.seed): r.loss for r in replicates}
+    halved = execution.by_halves
+    known = {
+        (cell.variant, cell.seed, cell.share): execution.loss(run, halved)
+        for cell, run in execution.shorter.items()
+        if not (run.failed or run.diverged)
+    }
+    seeds = [s for s in effect.seeds if all((n, s, h) in known for n in names for h in shares)]
+    if not shares or len(seeds) < 2:
+        return None
+    rows = {
+        n: [[*(known[n, s, share] for share in shares), whole[n, s]] for s in seeds] for n in names
+    }
+    baseline, variant = (drops(rows[name]) for name in names)
+    tokens, low, high = multiplier_in_tokens(
+        effect.mean, effect.interval, shares, baseline, variant
+    )
+    base, arm = (plan.arms[name] for name in names)
+    pace = {name: _tokens_per_second(name, execution) for name in names}
+    differences = np.subtract(rows[effect.variant], rows[plan.baseline.name])
+    return Multiplier(
+        tokens=tokens,
+        low=low,
+        high=high,
+        most=1 / shares[0],
+        flops=base.counts.flops_per_token / arm.counts.flops_per_token,
+        seconds=pace[effect.variant] / pace[plan.baseline.name],
+        # In the time of the variant the baseline reads fewer tokens where it is slower.
+        at_equal_seconds=effect.mean
+        - rise_before(pace[plan.baseline.name] / pace[effect.variant], shares, baseline),
+        horizons=[
+            *(
+                horizon(plan.steps_of(share) * base.run.tokens_per_step, differences[:, i].tolist())
+                for i, share in enumerate(shares)
+            ),
+            Horizon(
+                plan.tokens_per_run,
+                effect.mean,
+                effect.interval.low,
+                effect.interval.high,
+                len(effect.seeds),
+            ),
+        ],
+    )
+
+
+def _tokens_per_second(name: str, execution: Execution) -> float:
+    """Return the median over a variant's runs, of the processor."""
+    runs = [run for cell, run in execution.results.items() if cell.variant == name]
+    speeds = [r.tokens_per_second for r in compared_of(runs, execution.plan.study)]
+    return median([speed for speed in speeds if speed > 0] or [math.nan])
 
 
 def drops(losses: Sequence[Sequence[float]]) -> Drops:
@@ -74,8 +136,7 @@ def multiplier_in_tokens(
 
 
 def rise_before(share: float, shares: Sequence[float], falls: Drops) -> float:
-    """Return how much higher the loss was after a share of the whole horizon, by the curve of the last stretch; NaN
-    beyond that, and as far on the other side of the end."""
+    """Return how much higher the loss was after a share of the whole horizon; NaN beyond its last stretch."""
     steps = np.diff(np.log([*shares, 1.0]))[::-1]
     before, backwards = -math.log(share), falls.mean[::-1]
     if not abs(before) <= steps[0]:
@@ -110,8 +171,7 @@ def _read(differences: Floats, steps: Floats, baseline: Floats, variant: Floats)
 
 
 def _steepening(falls: Floats, steps: Floats) -> Floats:
-    """Return, for each horizon and draw, at which rate in ln tokens the curve gets steeper backwards: by its fall and
-    the next one's before it, the exponent of a power law; 0 where it is not known."""
+    """Return the exponent of each power law, from a fall and the one before; 0 if unknown."""
     found = np.zeros_like(falls)
     for i in range(len(steps) - 1):
         after, before = falls[i] / steps[i], falls[i + 1] / steps[i + 1]

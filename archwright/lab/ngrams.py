@@ -30,9 +30,10 @@ class Counted(NamedTuple):
 
 
 def counted(plan: Plan) -> dict[str, Counted]:
-    """Return what counting reaches on the tokens of each variant; infinite where losses are not of one token after
-    another. Of a task both are losses of guessing from how often each answer occurs, as of a Markov chain bigrams may
-    be all there is to learn."""
+    """Return losses of counting for each variant; infinite unless losses are of next tokens.
+
+    Of a task both are those of guessing, as bigrams may be all that a Markov chain has.
+    """
     by_tokens = {
         material.tokenizer.fingerprint: _counted(plan, material)
         for material in tokenizers(plan.arms)
@@ -52,7 +53,8 @@ def _counted(plan: Plan, material: Material) -> Counted:
         scale = bits_per_byte(len(text) - text.num_documents, text.num_bytes)
     return Counted(
         scale * bigram_loss(material, plan.tokens_per_run),
-        scale * (1 - PLATEAU) * unigram_entropy(material),
+        # The loss of a model that learnt how often each token occurs.
+        scale * (1 - PLATEAU) * _entropy(np.bincount(_read(material.held_out, MOST))),
     )
 
 
@@ -61,11 +63,6 @@ def answer_entropy(text: TaskText) -> float:
     windows = TaskWindows(text, text.context_length, 64, MOST)
     answers = np.concatenate([batch.targets[batch.targets != IGNORE] for batch in windows])
     return _entropy(np.bincount(answers))
-
-
-def unigram_entropy(material: Material) -> float:
-    """Return the entropy of single held-out tokens, in nats: the loss of a model that learnt how often each occurs."""
-    return _entropy(np.bincount(_read(material.held_out, MOST)))
 
 
 def bigram_loss(material: Material, num_tokens: int) -> float:

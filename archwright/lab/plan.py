@@ -90,8 +90,7 @@ class Plan:
 
     @property
     def own_starts(self) -> set[str]:
-        """Variants whose learning rates start elsewhere than the baseline's, or are those of another optimizer: where
-        its best one lies says nothing of theirs."""
+        """Variants whose best learning rate does not follow from the baseline's."""
         own = self.baseline.run.optimizer
         found = {name: arm.run.optimizer for name, arm in self.arms.items()}
         return {
@@ -154,20 +153,11 @@ class Plan:
         """Return one run of the study, of all its steps or of a share of them, which the warm-up has, too."""
         run = with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
         if share < 1:
-            run = self._shorter(run, share)
+            run = of_steps(run, self.steps_of(share), share)
         if share < 1 or self.tunes(seed):  # only the loss at its end counts
             at_the_end = run.evaluate.model_copy(update={"every": run.machine.num_steps})
             run = run.model_copy(update={"evaluate": at_the_end})
         return run
-
-    def _shorter(self, run: RunSpec, share: float) -> RunSpec:
-        assert isinstance(run.schedule.warmup, int)
-        warmup = max(1, round(share * run.schedule.warmup)) if run.schedule.warmup else 0
-        update = {
-            "schedule": run.schedule.model_copy(update={"warmup": warmup}),
-            "evaluate": run.evaluate.model_copy(update={"every": 0}),
-        }
-        return with_steps(run.model_copy(update=update), self.steps_of(share))
 
     def steps_of(self, share: float) -> int:
         """Return the steps of runs that have a share of them."""
@@ -196,6 +186,18 @@ class Plan:
         return found
 
 
+def of_steps(run: RunSpec, steps: int, share: float) -> RunSpec:
+    """Return a run of other steps, a `share` of its own, as large for the warm-up and between evaluations."""
+    assert isinstance(run.schedule.warmup, int)
+    warmup = max(1, round(share * run.schedule.warmup)) if run.schedule.warmup else 0
+    every = max(1, round(share * run.evaluate.every))
+    update = {
+        "schedule": run.schedule.model_copy(update={"warmup": warmup}),
+        "evaluate": run.evaluate.model_copy(update={"every": every}),
+    }
+    return with_steps(run.model_copy(update=update), steps)
+
+
 def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
     """Return the material of each tokenizer that variants have, the baseline's first."""
     found = {arm.material.tokenizer.fingerprint: arm.material for arm in arms.values()}
@@ -203,8 +205,7 @@ def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
 
 
 def runs_each(study: StudySpec) -> float:
-    """Return how many runs each variant of a study has, about, in the mean over all and the baseline, where nothing is
-    decided early."""
+    """Return the mean number of runs of each variant if nothing is decided early."""
     return tuning_runs_each(study) + compared_runs_each(study)
 
 
@@ -279,11 +280,7 @@ def save(plan: Plan, folder: RunFolder) -> None:
 
 
 def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
-    """Return the plan that a study's folder holds, or None where none was finished.
-
-    Raises:
-        UserError: plan, files or text have changed since.
-    """
+    """Return the plan in a study's folder, or None where none was finished."""
     if not (folder.path / PLAN).exists():
         return None
     record = plan_file.read(folder.path)
@@ -320,8 +317,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
 
 
 def file_of(plan: Plan, folder: Path, name: str) -> Path:
-    """Return the file of a variant's run; another one after the baseline was tuned, as a plan holds while its files are
-    as they were."""
+    """Return the file of a variant's run; a tuned one has another, as a plan seals its files."""
     tuned = "-tuned" if plan.tuning and plan.tuning.is_done else ""
     return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}{tuned}.toml"
 

@@ -76,10 +76,10 @@ def write(record: PlanRecord, folder: Path, files: Iterable[Path]) -> None:
 
 
 def read(folder: Path) -> PlanRecord:
-    """Return the plan that a study's folder holds.
+    """Return the plan in a study's folder.
 
     Raises:
-        UserError: it was changed, cut short or made by another version, or a file beside it was changed.
+        UserError: it or a file beside it was changed, or it is of another format.
     """
     file = folder / PLAN
     try:

@@ -1,5 +1,6 @@
 """Deciding a study: sizes, the machine's choices, how long runs take, how many steps the budget pays for."""
 
+import math
 import os
 import shutil
 import time
@@ -286,8 +287,7 @@ class Planner:
         return 1
 
     def _size_for_budget(self, found: Mapping[str, Arm], workers: int, seconds: float) -> float:
-        """Return the largest size that the budget can train on enough tokens and for enough steps, going by the FLOP/s
-        of the smallest."""
+        """Return the largest size with enough tokens and steps, by the FLOP/s of the smallest."""
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
@@ -334,10 +334,11 @@ class Planner:
             least = (planning + fixed + LEAST_STEPS * step) / USED
             runs = runs_each(self.study) * len(found)
             runs += expected_runs(tuning, self.study.lr_grid_size)
+            needed = f"{math.ceil(least / 60)}m" if least > 90 else f"{math.ceil(least)}s"
             raise UserError(
                 f"budget: found {self.study.budget}, which pays for "
                 f"{max(0, steps)} steps in each of about {round(runs)} runs; "
-                f"expected {LEAST_STEPS} or more: give {_minutes(least)}, fewer seeds or variants, or a smaller size"
+                f"expected {LEAST_STEPS} or more: give {needed}, fewer seeds or variants, or a smaller size"
             )
         return steps
 
@@ -372,8 +373,7 @@ class Planner:
 
 
 def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:
-    """Let a run be judged on about as much text as windows of the baseline's tokens have, in pieces that are the same
-    whatever its own tokens."""
+    """Return a run judged on as much text as windows of the baseline, whatever its tokens."""
     share = run.evaluate.max_tokens / windows.num_tokens
     update = {
         "max_bytes": max(1, round(windows.num_bytes * min(1.0, share))),
@@ -383,8 +383,7 @@ def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:
-    """Settle what follows from the number of steps. Short runs get a longer warm-up than usual: post-norm
-    learns nothing without, and the others lose little."""
+    """Return a run of so many steps. Short runs get a longer warm-up, for post-norm models."""
     if run.schedule.warmup == "auto":
         schedule = run.schedule.model_copy(update={"warmup": max(1, round(WARMUP * steps))})
         run = run.model_copy(update={"schedule": schedule})
@@ -400,7 +399,3 @@ def usable_cores() -> int:
     """Return the cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return int(min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1))
-
-
-def _minutes(seconds: float) -> str:
-    return f"{-int(-seconds // 60)}m" if seconds > 90 else f"{-int(-seconds // 1)}s"

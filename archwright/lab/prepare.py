@@ -19,15 +19,9 @@ LOOK_SECONDS = 0.2
 
 
 def prepare_together(run: RunSpec, processes: int, parts: Sequence[Path] = ()) -> Material:
-    """Return the material of a run on text, made by this process and others of this machine that share the work.
+    """Return the material of a run on text, made by this process and helpers of this machine.
 
-    The others end with this process, however it ends. What they leave undone it does itself.
-
-    Args:
-        parts: files of choices from outside that the run is made with.
-
-    Raises:
-        UserError: what is wrong with the text or the tokenizer.
+    Helpers end with this process; it does what they leave undone.
     """
     threads = max(1, num_threads() // processes)
     sweep()

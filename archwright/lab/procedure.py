@@ -14,7 +14,6 @@ from archwright.lab.looks import (
     Looks,
     SharedErrors,
     decide,
-    nothing_shared,
 )
 from archwright.lab.statistics import SharedError
 from archwright.lab.sweep import (
@@ -36,11 +35,6 @@ Run = tuple[str, int, float]
 """A variant, a seed, and the power k of the ratio that its learning rate is."""
 TextError = Callable[[str, int], float]
 """(variant, pairs) -> standard error of the mean of so many pairs from the choice of held-out documents, in nats."""
-
-
-def no_text_error(variant: str, pairs: int) -> float:
-    """Return 0: documents are not known."""
-    return 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ def standing(
     may_shift: bool = True,
     fill: bool = False,
     plateau: Mapping[str, float] | None = None,
-    text_error: TextError = no_text_error,
+    text_error: TextError = lambda variant, pairs: 0.0,
     own_starts: Collection[str] = (),
 ) -> Standing:
     """Return where a study stands.
@@ -138,7 +132,11 @@ def standing(
         for n, sweep in sweeps.items()
         if n not in powers and not sweep.wanted and n not in waiting
     }
-    shared = _with_placing(text_error, placing, baseline)
+
+    def shared(variant: str, pairs: int) -> SharedError:
+        both = (placing.get(name, 0.0) for name in (variant, baseline))
+        return SharedError(text_error(variant, pairs), math.hypot(*both))
+
     decisions = decided(study, losses, powers, number, failed, shared)
     looks = looks_of(study, number)
     for pairs in looks.numbers:
@@ -159,21 +157,10 @@ def standing(
     return Standing(sweeps, wanted, compared, decisions, looks, placing)
 
 
-def _with_placing(
-    text_error: TextError, placing: Mapping[str, float], baseline: str
-) -> SharedErrors:
-    def shared(variant: str, pairs: int) -> SharedError:
-        both = (placing.get(name, 0.0) for name in (variant, baseline))
-        return SharedError(text_error(variant, pairs), math.hypot(*both))
-
-    return shared
-
-
 def shorter_runs(
     study: StudySpec, compared: Mapping[str, Mapping[int, Sequence[float]]], pairs: int = PAIRS
 ) -> list[tuple[str, int, float, float]]:
-    """Return the runs, as (variant, seed, k, share of the steps), that show the first pairs at shorter horizons: each
-    at the rate that was found for the whole, the baseline first."""
+    """Return the runs (variant, seed, k, share) that show the first pairs at shorter horizons."""
     if study.procedure == "sweep" or not study.horizons:
         return []
     baseline, *variants = compared
@@ -195,15 +182,17 @@ def decided(
     losses: Mapping[str, Losses],
     powers: Mapping[str, float],
     number: int,
-    failed: Collection[str] = (),
-    shared_errors: SharedErrors = nothing_shared,
+    failed: Collection[str],
+    shared_errors: SharedErrors,
 ) -> dict[str, Decision]:
     """Return what was decided of each variant at the looks that all seeds for are there."""
     baseline, *variants = losses
+    # Losses of compared seeds up to the first that is not finished; NaN where one failed.
     finished = {
-        name: _finished(study, losses[name], powers, name, number)
-        for name in losses
+        name: [*map(known.__getitem__, takewhile(known.__contains__, runs))]
+        for name, known in losses.items()
         if name in powers
+        for runs in [[(seed, powers[name]) for seed in study.seed_numbers[:number]]]
     }
     first = finished.get(baseline, [])
     # A variant whose tuning failed keeps no other from being decided.
@@ -225,14 +214,6 @@ def decided(
 def looks_of(study: StudySpec, seeds: int) -> Looks:
     """Return after how many pairs a study is looked at."""
     return Looks(seeds, study.seeds, study.early_stopping, study.ends)
-
-
-def _finished(
-    study: StudySpec, losses: Losses, powers: Mapping[str, float], name: str, number: int
-) -> list[float]:
-    """Return the losses of compared seeds up to the first that is not finished; NaN where one failed."""
-    known = ((seed, powers[name]) for seed in study.seed_numbers[:number])
-    return [losses[run] for run in takewhile(losses.__contains__, known)]
 
 
 def _each_sweeps(

@@ -248,8 +248,7 @@ class Effect:
 
     @property
     def share(self) -> float:
-        """The mean difference as a share of the baseline's loss; NaN where that is next to nothing, as of one that
-        has solved a task."""
+        """The mean difference as a share of the baseline's loss; NaN of a loss near 0."""
         share = self.mean / self.baseline_loss
         return share if abs(share) < MOST_SHARE else float("nan")
 
@@ -314,8 +313,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ControlledVariable:
-    """Something that the variants have in common, or could not have: `value` for each variant where it
-    differs."""
+    """A setting that all variants share; `by_variant` if they differ in it."""
 
     what: str
     value: str = ""

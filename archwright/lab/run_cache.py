@@ -31,8 +31,7 @@ DIVERGED = "diverged"
 
 
 def key(run: RunSpec, material: Material) -> str:
-    """Return the name of a run: a hash of its resolved spec, choices from outside included, and its tokens, of
-    torch's version and of NUMERICS. An axis or an option that is new since, and left at its default, changes none."""
+    """Return a run's name: the hash of its spec without defaults, its tokens, torch and NUMERICS."""
     record = material.record()
     parts = (
         run.hash(),
@@ -143,12 +142,6 @@ def read(
     )
 
 
-def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str) -> RunResult:
-    """Return the result of a run that came to no end."""
-    nan = math.nan
-    return RunResult(key, variant, seed, lr, nan, nan, nan, failed=why, command=command)
-
-
 def _halves(evaluation: Record, initial: float, scale: float, unit: Unit) -> Halves:
     """Return the losses on the half that tunes and on the half that judges, at most the initial one."""
     start = initial * scale
@@ -185,8 +178,10 @@ def _curve(
     scale: float,
     num_steps: int | str,
 ) -> list[Point]:
-    """Return the evaluations, each with the mean training loss of the steps since the one before, times `scale`; of the
-    last tenth of a run that is evaluated at its end alone."""
+    """Return the evaluations, each with the mean training loss since the one before.
+
+    A run that is evaluated at its end alone counts its last tenth.
+    """
     points, before = [], 0
     if isinstance(num_steps, int) and [r["step"] for r in evaluations] == [num_steps]:
         before = num_steps - max(1, num_steps // EVALUATIONS)

@@ -1,6 +1,7 @@
 """Training the runs that are wanted: those that are there already are read, and a run that fails keeps no other from
 being made."""
 
+import math
 import shlex
 import statistics
 import time
@@ -77,10 +78,7 @@ class Runner(ABC):
         return ()
 
     def run(self, workers: Workers, show: Display, interrupt: Interrupt) -> bool:
-        """Train all that is wanted; return False where an interrupt came first.
-
-        A run that fails does not keep the others from being made.
-        """
+        """Train all wanted runs; return False after an interrupt. A failed run stops no other."""
         self.take_finished()
         before = self.spent
         started = time.monotonic()
@@ -135,8 +133,7 @@ class Runner(ABC):
         return self.run_seconds(cell.variant, cell.share, tunes=self.plan.tunes(cell.seed))
 
     def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
-        """Return the wall time that a run of a variant takes, one of a share of its steps, or one that tunes: as
-        measured, else as estimated."""
+        """Return the wall time of a run: as measured on three runs or more, else as estimated."""
         estimated = self.plan.run_seconds(name, share, tunes=tunes)
         on_the_way = self.plan.run_seconds(name) - self.plan.run_seconds(name, tunes=True)
         took = [
@@ -188,16 +185,15 @@ class Runner(ABC):
             return
         lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
         why = done.why or "it was stopped"
-        run = run_cache.failure(cell.variant, cell.seed, lr, key, why, self.command(cell))
+        command, nan = self.command(cell), math.nan
+        run = RunResult(
+            key, cell.variant, cell.seed, lr, nan, nan, nan, failed=why, command=command
+        )
         show.ended(self._keep(cell, run))
 
 
 def _wait_until_seen(folder: RunFolder) -> None:
-    """Wait for the files of a run that another machine has trained.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Wait for the files of a run of another machine, UNSEEN seconds at most."""
     end = time.monotonic() + UNSEEN
     while not run_cache.outcome(folder):
         if time.monotonic() > end:

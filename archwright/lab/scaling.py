@@ -31,10 +31,9 @@ RECIPE = (
 
 
 def shape(size: float) -> tuple[int, int]:
-    """Return width and number of layers of about `size` = 12 num_layers dim^2 parameters.
+    """Return width and number of layers of about `size` = 12 num_layers dim² parameters.
 
-    Of the widths there are, the one whose size and proportion are nearest: dim / num_layers of 16 at 0.2M
-    parameters, growing with the fourth root of the size, as published models grow wider faster than deeper.
+    dim / num_layers is 16 at 0.2M parameters and grows with the fourth root of the size.
     """
     proportion = 16 * (size / 2e5) ** 0.25
 
@@ -58,7 +57,7 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     dim, num_layers = shape(size)
     context = 128 if size < 1e6 else 256 if size < 1e7 else 512
     small = scaled_down(run.model, dim, 32 if dim < 256 else 64, num_layers, context, EXPERTS)
-    lr = {run.optimizer.learning_rates[0]: _two_digits(0.01 * (64 / dim) ** 0.5)}
+    lr = {run.optimizer.learning_rates[0]: float(f"{0.01 * (64 / dim) ** 0.5:.2g}")}
     optimizer = run.optimizer.model_copy(update=lr)
     batch_size = 4 if size < 2e5 else 8 if size <= 4e5 else 16
     changes = {"model": small, "optimizer": optimizer, "batch_size": batch_size}
@@ -74,10 +73,9 @@ def with_step_tokens(run: RunSpec, tokens: int) -> RunSpec:
 
 
 def with_fitting_masks(run: RunSpec, given: Collection[str], context_length: int) -> RunSpec:
-    """Return a run whose masks fit its texts where dotted paths `given` name their kind and not their size.
+    """Return a run whose masks fit its texts where `given` paths name their kind and not their size.
 
-    The default size keeps its share of `context_length`, of the model before it was scaled; where it would hide
-    nothing there, a mask shows a quarter of a text.
+    The default size keeps its share of `context_length`; where that hides nothing, a mask shows a quarter.
     """
     model = run.model
     update = {}
@@ -110,7 +108,3 @@ def _fitting_mask(
     if mask.reach and is_full(mask, num_heads, context_length):
         share = USUAL_SHARE * model.context_length / mask.reach
     return mask.model_dump() | mask.shortened(share) if share < 1 else {}
-
-
-def _two_digits(value: float) -> float:
-    return float(f"{value:.2g}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from archwright.lab.ngrams import Counted
 from archwright.lab.plan import Cell, horizons
-from archwright.lab.procedure import Standing, no_text_error, shorter_runs, standing
+from archwright.lab.procedure import Standing, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
 from archwright.lab.runner import Runner, cells_of
 from archwright.lab.statistics import text_error
@@ -26,11 +26,6 @@ ENDING = 3.0
 
 LEAST_PAIRS = 2
 """Pairs whose shorter horizons tell anything: the error of a mean of one is not known."""
-
-
-def fewer(pairs: int) -> int:
-    """Return the next lower number of pairs that tells anything, else none."""
-    return pairs - 1 if pairs > LEAST_PAIRS else 0
 
 
 @dataclass
@@ -61,8 +56,7 @@ class Execution(Runner):
         return self._standing(self.may_shift)
 
     def wanted(self) -> list[Cell]:
-        """Return the runs still to be made, the most urgent first: those that decide, then those of shorter horizons,
-        then, where a budget in time leaves some, more of what narrows intervals."""
+        """Return the runs still to be made: those that decide, shorter horizons, then what fits the budget."""
         if wanted := [Cell(*run) for run in self.standing().wanted]:
             return wanted
         shorter = self._shorter(self.shorter_pairs)
@@ -85,8 +79,7 @@ class Execution(Runner):
         return [Cell(*run) for run in shorter_runs(study, compared, pairs)]
 
     def _filling(self) -> list[Cell]:
-        """Return the runs of the next seed that fit into what is left of a budget in time, or were started when they
-        did: of variants that were decided early, then of shorter horizons."""
+        """Return the runs of the next seed that fit the rest of a time budget, or were started."""
         study = self.plan.study
         if study.budget.seconds is None:
             return []
@@ -105,8 +98,7 @@ class Execution(Runner):
 
     @property
     def by_halves(self) -> bool:
-        """Whether learning rates are tuned on one half of the held-out windows and variants judged on the other.
-        Without tuning all windows judge."""
+        """Whether one half of the held-out windows tunes and the other judges; False without tuning."""
         return self._confirms and bool(self.plan.study.tuning_seed_numbers)
 
     @property
@@ -126,8 +118,7 @@ class Execution(Runner):
         return {*self.plan.study.seed_numbers} - {*self.seeds}
 
     def outstanding(self) -> dict[str, int]:
-        """Return how many runs each variant still has, those included that are not wanted yet, as if none was
-        decided before the last seed."""
+        """Return each variant's number of runs to come, if no more is decided early."""
         now = self.standing()
         wanted = [run[0] for run in now.wanted]
         study, found = self.plan.study, {}
@@ -147,8 +138,7 @@ class Execution(Runner):
         return found
 
     def remaining(self) -> float:
-        """Return the wall time that outstanding runs take together, about, those under way as if they had just
-        started; what is left of the budget where that is being used up."""
+        """Return the approximate wall time of all runs to come; of a study that fills its budget, the rest."""
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         outstanding = {name: runs for name, runs in self.outstanding().items() if runs}
@@ -206,7 +196,7 @@ class Execution(Runner):
             may_shift=may_shift,
             fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
-            text_error=self._text_error if self._confirms else no_text_error,
+            text_error=self._text_error,
             own_starts=self.plan.own_starts,
         )
 
@@ -218,8 +208,9 @@ class Execution(Runner):
         return run.halves.tuning if tunes else run.halves.judged
 
     def _text_error(self, variant: str, pairs: int) -> float:
-        """Return the standard error of a variant's mean from the choice of documents; where all windows judge, those of
-        one half say it, as the other has others of the same documents."""
+        """Return the standard error of a variant's mean from the choice of documents."""
+        if not self._confirms:
+            return 0.0
         seeds, base = self.plan.study.seed_numbers[:pairs], next(iter(self.plan.arms))
         by_seed = {
             (cell.variant, cell.seed): run.halves
@@ -236,10 +227,9 @@ class Execution(Runner):
         return self._late(workers) if wanted else self._takes_back()
 
     def _late(self, workers: Workers) -> bool:
-        """Leave out the last seed, the shorter horizons of a pair, or the move of a window, where there is no time for
-        it: seeds down to a share of KEPT_SEEDS, then horizons, then seeds again."""
+        """Leave out a seed (down to KEPT_SEEDS), horizons, a seed or a window move if time is short."""
         budget = self.plan.study.wall_seconds
-        if budget is None or self._end_of_study() <= LATE * budget:
+        if budget is None or self.spent + self.remaining() + ENDING <= LATE * budget:
             return self._takes_back()
         started = {cell.seed for cell in (*self.results, *cells_of(workers))}
         shortens = self._shorter_seconds(self.shorter_pairs) > 0
@@ -249,7 +239,7 @@ class Execution(Runner):
             self.seeds.pop()
             return True
         if shortens:
-            self.shorter_pairs = fewer(self.shorter_pairs)
+            self.shorter_pairs -= 1 if self.shorter_pairs > LEAST_PAIRS else self.shorter_pairs
             return True
         if self.may_shift and not self._standing(may_shift=False).wanted:
             self.may_shift = False
@@ -257,13 +247,8 @@ class Execution(Runner):
             return True
         return False
 
-    def _end_of_study(self) -> float:
-        """Return the wall time from the user's Enter to the prompt, about."""
-        return self.spent + self.remaining() + ENDING
-
     def _takes_back(self) -> bool:
-        """Take back the shorter horizons that were left out, where the runs turned out to be faster or less was to be
-        decided, then a seed, where the last look is still to come."""
+        """Take back shorter horizons, then a seed, if there is time for them again."""
         study, planned = self.plan.study, self.plan.study.seed_numbers
         if study.procedure == "sweep" or study.wall_seconds is None:
             return False

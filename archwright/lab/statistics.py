@@ -111,8 +111,7 @@ def equivalence_interval(differences: Sequence[float]) -> Interval:
 def paired_p_value(
     differences: Sequence[float], shared_error: SharedError = NOTHING_SHARED
 ) -> float:
-    """Two-sided, of the test that the mean difference is 0: the level at which `t_interval` ends at 0. Where pairs
-    share nothing, Student's t test."""
+    """Return the two-sided p-value of a mean of 0: the level at which `t_interval` ends at 0."""
     mean, error = _mean_and_error(differences)
     if not error and not any(shared_error):
         return 1.0 if mean == 0 else 0.0
@@ -167,8 +166,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def noise_floor(losses: Sequence[float], num_seeds: int | None = None) -> float:
-    """s sqrt(2 / n): the standard deviation of the difference between the means of two disjoint sets of
-    n seeds of one variant, s the standard deviation of its losses; NaN with fewer than two."""
+    """s sqrt(2 / n): standard deviation of the difference of two means of n seeds; NaN below two losses."""
     if len(losses) < 2:
         return math.nan
     return float(np.std(losses, ddof=1)) * math.sqrt(2 / (num_seeds or len(losses)))

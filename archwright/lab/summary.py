@@ -12,9 +12,9 @@ from archwright.lab import widths
 from archwright.lab.advice import advice
 from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.baseline_runs import GAIN, decay_of
-from archwright.lab.horizons import multiplier_of
 from archwright.lab.interactions import interactions
 from archwright.lab.matching import mismatch
+from archwright.lab.multiplier import multiplier_of
 from archwright.lab.plan import LEAST_STEPS, Arm, Plan, horizons
 from archwright.lab.results import (
     ControlledVariable,
@@ -65,7 +65,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         tokens_per_run=plan.tokens_per_run,
         steps=plan.steps,
         evaluation_tokens=plan.evaluation_tokens,
-        device=device_of(plan, execution),
+        device=device_of(execution),
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
         command=command,
@@ -90,7 +90,7 @@ def _of_widths(
     steps = {name: ratio * (sweep.window[1] - sweep.window[0]) for name, sweep in sweeps.items()}
     plateau = {name: found.plateau for name, found in execution.counted.items()}
     moved = widths.drifts(replicates, plan.study, steps, plateau)
-    tokens, device = plan.tokens_per_run, device_of(plan, execution)
+    tokens, device = plan.tokens_per_run, device_of(execution)
     return moved, widths.verdict(moved, variants, tokens=tokens, text=_text(plan), device=device)
 
 
@@ -122,7 +122,7 @@ def _compared(
         plan.baseline.name,
         parameters=plan.baseline.counts.non_embedding,
         tokens=plan.tokens_per_run,
-        device=device_of(plan, execution),
+        device=device_of(execution),
         text=_text(plan),
         advice=advised,
     )
@@ -151,11 +151,15 @@ def announcement(plan: Plan) -> str:
     tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
     first, others = tuning[:1], [*map(str, tuning[1:])]
     where_steep = f" (and {fmt.listed(others)} where losses are steep)" if others else ""
+    few = (
+        f"  {plan.steps} step{'s' * (plan.steps != 1)} a run tell next to nothing: give {LEAST_STEPS} or more, as with "
+        f"--budget {LEAST_STEPS}steps"
+    )
     tuned = f"learning rates tuned by seed {first[0]}{where_steep}, then" if first else "each for"
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
         _each_run(plan),
-        *_too_few_steps(plan),
+        *([few] if plan.steps < LEAST_STEPS else []),
         f"  {batch_words(plan)}",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
@@ -166,16 +170,6 @@ def announcement(plan: Plan) -> str:
         ),
     ]
     return "\n".join(lines)
-
-
-def _too_few_steps(plan: Plan) -> list[str]:
-    """Say so where runs are too short to tell anything."""
-    if plan.steps >= LEAST_STEPS:
-        return []
-    number = f"{plan.steps} step{'s' * (plan.steps != 1)} a run"
-    return [
-        f"  {number} tell next to nothing: give {LEAST_STEPS} or more, as with --budget {LEAST_STEPS}steps"
-    ]
 
 
 def tuned_words(plan: Plan) -> str:
@@ -330,10 +324,10 @@ def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> 
     return sum(map(sharp, replicates)) > len(replicates) / 2
 
 
-def device_of(plan: Plan, execution: Execution) -> str:
+def device_of(execution: Execution) -> str:
     """Say what the runs were trained on."""
     recorded = RunFolder(execution.folder).environment()
-    machine = plan.decisions.machine
+    machine = execution.plan.decisions.machine
     if recorded.get("gpu"):
         return f"one {recorded['gpu']}"
     threads = "one CPU thread" if machine.threads == 1 else f"{machine.threads} CPU threads"
@@ -414,19 +408,15 @@ def _held(what: str, by_variant: dict[str, str]) -> ControlledVariable:
 
 def _sizes(what: str, quantity: Match, plan: Plan) -> ControlledVariable:
     base = plan.baseline.counts
-    by_variant = {}
-    for arm in plan.arms.values():
-        off = 100 * mismatch(arm.counts, base, quantity)
-        more = "" if arm is plan.baseline else f" ({off:+.2f} %)"
-        by_variant[arm.name] = f"{arm.counts.of(quantity):,.0f}{more}"
-    exact = all(
-        math.isclose(arm.counts.of(quantity), base.of(quantity)) for arm in plan.arms.values()
-    )
-    return (
-        ControlledVariable(what, f"{base.of(quantity):,.0f}")
-        if exact
-        else ControlledVariable(what, "", by_variant, False)
-    )
+    values = {arm.name: arm.counts.of(quantity) for arm in plan.arms.values()}
+    if all(math.isclose(value, base.of(quantity)) for value in values.values()):
+        return ControlledVariable(what, f"{base.of(quantity):,.0f}")
+    by_variant = {
+        arm.name: f"{values[arm.name]:,.0f} ({100 * mismatch(arm.counts, base, quantity):+.2f} %)"
+        for arm in plan.arms.values()
+    }
+    by_variant[plan.baseline.name] = f"{base.of(quantity):,.0f}"
+    return ControlledVariable(what, "", by_variant, equal=False)
 
 
 def _settings(spec: Optimizer | Schedule, without: str = "") -> str:

@@ -80,20 +80,10 @@ def plan_sweep(
     the first seed put it unless it `may_shift`.
     """
     window, missing = _final_window(losses, seeds, first_window(grid, limits), limits, refine)
-    for slides_left in reversed(range(SLIDES + 1 if may_shift else 1)):
-        missing = missing or _missing(losses, seeds, window)
-        finished = [
-            s for s in seeds if not any(math.isnan(losses.get((s, k), math.nan)) for k in window)
-        ]
-        if missing or not finished:
-            return Sweep(window, missing, finished, at_boundary=False)
-        moved = _moved(
-            window, [math.fsum(losses[s, k] for s in finished) / len(finished) for k in window]
-        )
-        if moved == window or not slides_left or not _within(moved, limits):
-            break
-        window = moved
-    return Sweep(window, [], finished, at_boundary=moved != window)
+    if missing:
+        return Sweep(window, missing, [], at_boundary=False)
+    slides = SLIDES if may_shift else 0
+    return _settled(losses, seeds, window, slides, limits, finer=False)
 
 
 def pooled_sweep(
@@ -134,24 +124,32 @@ def pooled_sweep(
     return _settled(losses, seeds, window, slides)
 
 
-def _settled(losses: Losses, seeds: Sequence[int], window: Window, slides: int) -> Sweep:
+def _settled(
+    losses: Losses,
+    seeds: Sequence[int],
+    window: Window,
+    slides: int,
+    limits: tuple[int, int] | None = None,
+    finer: bool = True,
+) -> Sweep:
     """Return the window of some seeds after it has slid, and become finer, by their mean."""
     while True:
         slides_left = slides
         while True:
             missing = _missing(losses, seeds, window)
-            finished = [s for s in seeds if not _failed(losses, s, window)]
+            finished = [s for s in seeds if all((s, k) in losses for k in window)]
+            finished = [s for s in finished if not _failed(losses, s, window)]
             if missing or not finished:
                 return Sweep(window, missing, finished, at_boundary=False)
             means = pooled(losses, finished, window)
             moved = _moved(window, means)
             if moved == window:
                 break
-            if not slides_left:
+            if not slides_left or not _within(moved, limits):
                 return Sweep(window, [], finished, at_boundary=True)
             window, slides_left = moved, slides_left - 1
         step = _step(window)
-        if not is_sharp(means, FINER.get(step, math.inf)):
+        if not (finer and is_sharp(means, FINER.get(step, math.inf))):
             return Sweep(window, [], finished, at_boundary=False)
         window = _halved(window, means)
 
@@ -214,8 +212,7 @@ def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
 
 
 def replicate(runs: Sequence[RunResult]) -> Replicate:
-    """Return what one seed of one variant says: its sweep by `tuned`, or its only run on the half of the held-out
-    windows that judges, where there are halves."""
+    """Return the result of one seed: its sweep by `tuned`, or its only run on the half that judges."""
     runs = sorted(runs, key=lambda run: run.lr)
     losses, lrs = [run.loss for run in runs], [run.lr for run in runs]
     best = runs[lowest(losses)]

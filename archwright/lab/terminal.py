@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -18,7 +17,8 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
     lines = ["", results.verdict, results.scope]
     if not quiet:
-        lines += [*_answers(results), "", *(f"  {line}" for line in _lines(results.effects))]
+        several = len(results.effects) > 1
+        lines += [*_answers(results), "", *(f"  {_line(e, several)}" for e in results.effects)]
         lines += [f"  {found.sentence}" for found in results.interactions]
         lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
@@ -31,8 +31,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
 
 
 def as_json(results: StudyResults) -> str:
-    """Return results as JSON: all but the curves, which curves.csv in the study's folder has. What is no finite number
-    is null."""
+    """Return results as JSON without curves, which are in curves.csv; null is no finite number."""
     values = asdict(results) | {"study": results.study.model_dump(mode="json")}
     for run in (*values["runs"], *values["shorter_runs"]):
         del run["curve"]
@@ -86,18 +85,10 @@ def _answers(results: StudyResults) -> list[str]:
     ]
 
 
-def _lines(effects: Sequence[Effect]) -> list[str]:
-    """Return a line for each variant; of several, those that are inconclusive say what would decide them, as the
-    verdict does of one alone."""
-    return [
-        effect.sentence if len(effects) > 1 and effect.outcome == "inconclusive" else _line(effect)
-        for effect in effects
-    ]
-
-
-def _line(effect: Effect) -> str:
+def _line(effect: Effect, several: bool) -> str:
     low, high = effect.interval.low, effect.interval.high
-    if effect.outcome == "identical":
+    # Of several, those that are inconclusive say what would decide them, as the verdict does of one alone.
+    if effect.outcome == "identical" or (several and effect.outcome == "inconclusive"):
         return effect.sentence
     why = f" because {listed([*effect.caveats])}" if effect.caveats else ""
     if effect.outcome == "inconclusive":

@@ -100,11 +100,7 @@ def run_key(assignment: str) -> str:
 
 
 def arms(study: StudySpec, size: float | None) -> Arms:
-    """Return the run of every variant, scaled to about `size` non-embedding parameters unless that is None.
-
-    Raises:
-        UserError: unknown names or keys, values out of limits, one line each.
-    """
+    """Return the run of every variant, scaled to about `size` non-embedding parameters unless None."""
     baseline = Named.of(study.baseline)
     wanted = {
         name: baseline if words == study.baseline else Named.of(words, baseline)
@@ -215,8 +211,7 @@ def _decided_otherwise(study: StudySpec) -> Iterator[str]:
 
 
 def _ended_early(found: Mapping[str, RunSpec]) -> Iterator[str]:
-    """Refuse runs that may end before their budget: variants are compared at equal numbers of tokens, and schedules
-    that were cut short are none to judge by."""
+    """Refuse runs that may end early: variants are compared at equal tokens."""
     patience = {run.early_stop.patience for run in found.values() if run.early_stop.patience}
     if patience:
         yield (

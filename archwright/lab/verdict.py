@@ -109,7 +109,11 @@ def effects(
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
             *_turned(effect, decision),
-            *_mismatches(variants, pair, study),
+            *(
+                f"{v.name} could not be matched"
+                for v in variants
+                if v.name in pair and not v.matched and study.match != "none"
+            ),
         ]
         runs_of_both = {n: by_seed[n] for n in pair}
         diverged = _diverged_alone(runs_of_both, learnt or {}, study)
@@ -120,9 +124,12 @@ def effects(
         if same:
             outcome: Outcome = "identical"
         elif decisions is None:
-            outcome = _outcome(effect, effect.variant in superior)
+            outcome = _outcome(effect, effect.variant in superior, _within_margin(effect))
+            if outcome in ("better", "worse") and abs(effect.mean) < effect.noise:
+                outcome = "below the noise"
         else:
-            outcome = _decided(effect, decision)
+            at_look = decision.outcome if decision else ""
+            outcome = _outcome(effect, at_look == "superior", at_look == "equivalent")
         effect = replace(effect, outcome=outcome)
         known = effect.has_numbers and outcome != "identical"
         effect = replace(effect, multiplier=multiplier(effect) if known else None)
@@ -141,8 +148,7 @@ def verdict(
     text: str = "",
     advice: Callable[[Effect], str] = lambda effect: "",
 ) -> str:
-    """Return the study in a sentence: its outcomes, parameters, tokens of each run, text and device, and what to do
-    where a single variant is inconclusive."""
+    """Return the study in a sentence: outcomes, scale and device, and advice on a single variant."""
     source = f" of {text}" if text else ""
     scale = f", at {count(parameters)} non-embedding parameters and {count(tokens)} tokens{source} on {device}"
     if not effects:
@@ -241,24 +247,12 @@ def _are_one(
     return bool(keys) and all(one == other != "" for one, other in keys)
 
 
-def _outcome(effect: Effect, superior: bool) -> Outcome:
-    """Return what all pairs say at once."""
+def _outcome(effect: Effect, superior: bool, equivalent: bool) -> Outcome:
     if effect.caveats:
         return "inconclusive"
-    if superior and abs(effect.mean) < effect.noise:
-        return "below the noise"
     if superior:
         return "better" if effect.mean < 0 else "worse"
-    return "equivalent" if _within_margin(effect) else "inconclusive"
-
-
-def _decided(effect: Effect, decision: Decision | None) -> Outcome:
-    """Return what was decided at a look."""
-    if effect.caveats or decision is None or not decision.outcome:
-        return "inconclusive"
-    if decision.outcome == "superior":
-        return "better" if effect.mean < 0 else "worse"
-    return "equivalent"
+    return "equivalent" if equivalent else "inconclusive"
 
 
 def excludes(interval: Interval, value: float) -> bool:
@@ -273,8 +267,7 @@ def _within_margin(effect: Effect) -> bool:
 def _failures(
     effect: Effect, runs: Sequence[RunResult], pair: Sequence[str], study: StudySpec
 ) -> Iterator[str]:
-    """A failed run takes its pair with it; where as many are gone as are left, these are no fair sample. One that tunes
-    takes none, unless all fail."""
+    """Yield a caveat for each variant that lost as many pairs to failed runs as are left."""
     failed = [run for run in runs if run.failed and run.variant in pair]
     if effect.seeds:
         failed = [r for r in failed if r.seed in study.seed_numbers and r.seed not in effect.seeds]
@@ -294,14 +287,6 @@ def _turned(effect: Effect, decision: Decision | None) -> Iterator[str]:
         yield (
             f"the first {decision.look} pairs, which decided, say the opposite of all {len(effect.differences)}"
         )
-
-
-def _mismatches(
-    variants: Sequence[Variant], pair: Sequence[str], study: StudySpec
-) -> Iterator[str]:
-    if study.match != "none":
-        unmatched = [v.name for v in variants if v.name in pair and not v.matched]
-        yield from (f"{name} could not be matched" for name in unmatched)
 
 
 def _unlearnt(
@@ -329,9 +314,10 @@ def _unlearnt(
 def _diverged_alone(
     pair: Mapping[str, Mapping[int, Replicate]], learnt: Mapping[str, float], study: StudySpec
 ) -> str:
-    """Return which of two diverged in all its runs while the other learnt and did not diverge in any; nothing where
-    rates were tuned, as a lower one may then have been left out. At rates that were given, which variant bears them is
-    what was asked."""
+    """Return the variant that diverged in all runs while the other learnt in all; else nothing.
+
+    Only at given rates: tuning may have left out a lower one.
+    """
     if study.tune_lr:
         return ""
     always, never = [], []
@@ -361,14 +347,11 @@ def is_unlearnt(effect: Effect) -> bool:
 
 def claim_words(outcome: Outcome, name: str, baseline: str) -> str:
     """Return an outcome in words, without numbers."""
-    return {
-        "better": f"{name} is better than {baseline}",
-        "worse": f"{name} is worse than {baseline}",
-        "equivalent": f"{name} and {baseline} are equivalent",
-        "below the noise": f"{name} and {baseline} differ by less than the noise",
-        "inconclusive": f"The comparison of {name} with {baseline} is inconclusive",
-        "identical": f"{name} and {baseline} are identical",
-    }[outcome]
+    if outcome == "inconclusive":
+        return f"The comparison of {name} with {baseline} is inconclusive"
+    one, several = GROUPS[outcome]
+    superior = outcome in ("better", "worse")
+    return f"{name} {one} than {baseline}" if superior else f"{name} and {baseline} {several}"
 
 
 def _claim(effect: Effect, baseline: str) -> str:
@@ -416,8 +399,7 @@ def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -
 
 
 def seeds_needed(effect: Effect) -> int:
-    """Return with how many seeds the interval would leave out 0, or lie within the margin, if means and
-    deviations stayed; 0 where nobody knows."""
+    """Return the seeds that would decide at this mean and deviation; 0 if unknown."""
     half = (effect.interval.high - effect.interval.low) / 2
     if not 0 < half < math.inf:
         return 0
@@ -437,13 +419,9 @@ def _numbers(effect: Effect, baseline: str) -> str:
     if effect.unit != "bits per byte" and math.isfinite(effect.bits_per_byte):
         parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
     if math.isfinite(effect.share):
-        parts.append(f"{_per_cent(abs(effect.share))} of the loss")
+        share = 100 * abs(effect.share)
+        parts.append(f"{share:{'.2g' if share < 99.5 else '.0f'}} % of the loss")
     return ", ".join(parts)
-
-
-def _per_cent(share: float) -> str:
-    """Return a share as `2.2 %` or `347 %`."""
-    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def compute_words(found: Multiplier) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from archwright.lab.baseline import FURTHEST, Search, Setting, search
-from archwright.lab.baseline_runs import at, of_steps, open_axes, remembered, tune, tuned_plan
+from archwright.lab.baseline_runs import at, num_steps, open_axes, remembered, tune, tuned_plan
 from archwright.lab.compare import compare, plan
-from archwright.lab.plan import Plan
+from archwright.lab.plan import Plan, of_steps
 from archwright.lab.plan_file import PLAN
 from archwright.lab.results import StudyResults
 from archwright.lab.summary import announcement
@@ -307,5 +307,5 @@ def as_given(found: Plan, steps: int = 12) -> Plan:
     arms = {}
     for name, arm in found.arms.items():
         run = at(arm.run, given.batch_size, given.weight_decay)
-        arms[name] = replace(arm, run=of_steps(run, steps))
+        arms[name] = replace(arm, run=of_steps(run, steps, steps / num_steps(run)))
     return replace(found, arms=arms, steps=steps, tuning=pending)

@@ -165,9 +165,3 @@ def test_a_run_whose_final_evaluation_is_damaged_is_refused(tmp_path: Path) -> N
     folder.append({"kind": "event", "step": 1, "name": "finished"})
     with pytest.raises(UserError, match="the final evaluation is missing"):
         run_cache.read(folder, "modern", 0, 1e-3, "")
-
-
-def test_a_failure_has_no_numbers() -> None:
-    failed = run_cache.failure("a", 1, 0.1, "key", "no memory", "archwright train a")
-    assert math.isnan(failed.loss)
-    assert failed.failed == "no memory"

@@ -14,15 +14,56 @@ from archwright.data.objectives import OBJECTIVES, MakeBatch
 from archwright.data.tasks import TASKS
 from archwright.inspection.laws import LAWS_OF_OBJECTIVES, LAWS_OF_TASKS
 from archwright.inspection.laws.data_laws import (
+    DRAWN,
     a_function_of_seed_and_step,
     documents_stay_apart,
-    packed_is_the_same_text,
     padding_is_no_text,
-    targets_are_of_the_text_in_its_order,
-    the_same_for_any_number_of_processes,
+    rows_of_targets,
+    source,
 )
+from archwright.inspection.laws.law import Broken
 from archwright.spec.objectives import MaskedTokens, Objective
 from archwright.spec.tasks import Task
+
+
+def the_same_for_any_number_of_processes(objective: Objective) -> None:
+    """The parts of a batch that several processes make are those of the whole."""
+    whole = source(objective)[0].at(2)
+    for number in (2, 4):
+        batches = source(objective)[0]
+        parts = [batches.at(2, rank=rank, world_size=number) for rank in range(number)]
+        pairs = [
+            (name, array, [p.inputs.given()[name] for p in parts])
+            for name, array in whole.inputs.given().items()
+        ]
+        for name, array, shares in (
+            *pairs,
+            ("targets", whole.targets, [p.targets for p in parts]),
+        ):
+            if not np.array_equal(np.concatenate(shares), array):
+                raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
+
+
+def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
+    """Targets are tokens of the text of their row, in its order, as of all objectives that move none."""
+    for row, targets, text in rows_of_targets(objective):
+        left = iter(text)
+        if not all(target in left for target in targets):
+            raise Broken(f"targets of row {row} are in another order than its text")
+
+
+def packed_is_the_same_text(objective: Objective) -> None:
+    """Where documents do not see each other, the same is read and predicted, as of all objectives that move nothing."""
+    if objective.has_source:
+        return
+    whole, packed = (source(objective, packing=p)[0].at(1) for p in ("concat", "document_mask"))
+    then = "draw as much and in the same order, with segment_ids and without"
+    if not np.array_equal(packed.inputs.tokens, whole.inputs.tokens):
+        raise Broken(f"other tokens are read; {then}")
+    # With a prefix, each document begins with one of its own.
+    if not objective.has_prefix and not np.array_equal(packed.targets, whole.targets):
+        raise Broken(f"other tokens are predicted; {then}")
+
 
 LAWS = (
     *LAWS_OF_OBJECTIVES,

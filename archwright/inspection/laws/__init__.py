@@ -13,10 +13,9 @@ from archwright.inspection.laws.case import Case as Case
 from archwright.inspection.laws.law import Broken as Broken
 from archwright.inspection.laws.law import Finding as Finding
 from archwright.inspection.laws.law import Law as Law
-from archwright.inspection.laws.law import Laws, tried
+from archwright.inspection.laws.law import Laws, choice_returns, tried
 from archwright.inspection.laws.law import NotTried as NotTried
 from archwright.inspection.laws.law import about as about
-from archwright.inspection.laws.toml import choice_returns
 from archwright.plugins import choices_of, load_parts_file
 from archwright.spec.choice import Choice
 from archwright.spec.model_spec import ModelSpec
@@ -70,23 +69,20 @@ LAWS_OF_TASKS: Laws = {
     data_laws.draws_examples: (),
     data_laws.examples_follow_from_the_generator: (data_laws.draws_examples,),
 }
-LAWS_OF_OPTIMIZERS: Laws = {
-    choice_returns: (),
-    optimizer_laws.moves_all: (),
-    optimizer_laws.the_loss_falls: (optimizer_laws.moves_all,),
-    optimizer_laws.a_rate_of_zero_moves_nothing: (optimizer_laws.moves_all,),
-    optimizer_laws.state_returns: (optimizer_laws.moves_all,),
-}
-LAWS_OF_SCHEDULES: Laws = {
-    choice_returns: (),
-    optimizer_laws.shares_are_from_0_to_1: (),
-    optimizer_laws.a_function_of_the_step: (optimizer_laws.shares_are_from_0_to_1,),
-}
-
 IN_RUNS: dict[str, Laws] = {
     "objective": LAWS_OF_OBJECTIVES,
-    "optimizer": LAWS_OF_OPTIMIZERS,
-    "schedule": LAWS_OF_SCHEDULES,
+    "optimizer": {
+        choice_returns: (),
+        optimizer_laws.moves_all: (),
+        optimizer_laws.the_loss_falls: (optimizer_laws.moves_all,),
+        optimizer_laws.a_rate_of_zero_moves_nothing: (optimizer_laws.moves_all,),
+        optimizer_laws.state_returns: (optimizer_laws.moves_all,),
+    },
+    "schedule": {
+        choice_returns: (),
+        optimizer_laws.shares_are_from_0_to_1: (),
+        optimizer_laws.a_function_of_the_step: (optimizer_laws.shares_are_from_0_to_1,),
+    },
     "task": LAWS_OF_TASKS,
 }
 """Laws of the axes of a run, by name: they are tried on the choice with its defaults."""

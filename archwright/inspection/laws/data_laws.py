@@ -59,27 +59,9 @@ def a_function_of_seed_and_step(objective: Objective) -> None:
         )
 
 
-def the_same_for_any_number_of_processes(objective: Objective) -> None:
-    """The parts of a batch that several processes make are those of the whole."""
-    whole = source(objective)[0].at(2)
-    for number in (2, 4):
-        batches = source(objective)[0]
-        parts = [batches.at(2, rank=rank, world_size=number) for rank in range(number)]
-        pairs = [
-            (name, array, [p.inputs.given()[name] for p in parts])
-            for name, array in whole.inputs.given().items()
-        ]
-        for name, array, shares in (
-            *pairs,
-            ("targets", whole.targets, [p.targets for p in parts]),
-        ):
-            if not np.array_equal(np.concatenate(shares), array):
-                raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
-
-
 def targets_are_of_the_text(objective: Objective) -> None:
     """Targets are tokens of the text of their row."""
-    for row, targets, text in _targets(objective):
+    for row, targets, text in rows_of_targets(objective):
         if not targets:
             raise Broken(f"nothing of row {row} is to be predicted; not all targets may be IGNORE")
         if more := Counter(targets) - Counter(text):
@@ -88,15 +70,7 @@ def targets_are_of_the_text(objective: Objective) -> None:
             )
 
 
-def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
-    """Targets are tokens of the text of their row, in its order, as of all objectives that move none."""
-    for row, targets, text in _targets(objective):
-        left = iter(text)
-        if not all(target in left for target in targets):
-            raise Broken(f"targets of row {row} are in another order than its text")
-
-
-def _targets(objective: Objective) -> Iterator[tuple[int, list[int], list[int]]]:
+def rows_of_targets(objective: Objective) -> Iterator[tuple[int, list[int], list[int]]]:
     """Yield rows of three batches: their numbers, targets but for special tokens, and texts with their ends."""
     batches, examples = source(objective)
     end = examples.vocabulary.end_of_text
@@ -136,19 +110,6 @@ def documents_stay_apart(objective: Objective) -> None:
         raise Broken(f"documents see each other; {then}")
     if (np.diff(inputs.segment_ids) != (inputs.position_ids == 0)[:, 1:]).any():
         raise Broken(f"documents do not begin where positions do; {then}")
-
-
-def packed_is_the_same_text(objective: Objective) -> None:
-    """Where documents do not see each other, the same is read and predicted, as of all objectives that move nothing."""
-    if objective.has_source:
-        return
-    whole, packed = (source(objective, packing=p)[0].at(1) for p in ("concat", "document_mask"))
-    then = "draw as much and in the same order, with segment_ids and without"
-    if not np.array_equal(packed.inputs.tokens, whole.inputs.tokens):
-        raise Broken(f"other tokens are read; {then}")
-    # With a prefix, each document begins with one of its own.
-    if not objective.has_prefix and not np.array_equal(packed.targets, whole.targets):
-        raise Broken(f"other tokens are predicted; {then}")
 
 
 def source(

@@ -1,15 +1,25 @@
 """A law is a function of a case, which says what it holds in its docstring; trying some gives findings."""
 
 import inspect
+import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from archwright.format import one_line
 from archwright.plugins import in_one_line, line_in
+from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError
+from archwright.spec.merge import validated
+from archwright.spec.read import to_toml
 
+TYPES = (
+    "use types that TOML has: numbers, text, true and false, tables, and tuples with Field(strict=False), which are "
+    "lists there"
+)
+
+S = TypeVar("S", bound=Spec)
 Law = Callable[[Any], None]
 """Raises `Broken` where it does not hold, and `NotTried` where it has nothing to say."""
 Laws = dict[Law, tuple[Law, ...]]
@@ -72,3 +82,23 @@ def _tried(law: Law, case: Any, file: Path | None) -> Finding:
         text = one_line(f"{where}: {in_one_line(error)}".removeprefix(": "))
         return Finding(law.__name__, about(law), "broken", text)
     return Finding(law.__name__, about(law), "ok")
+
+
+def choice_returns(choice: Choice) -> None:
+    """Written as TOML and read again, it is the same."""
+    reads_back(choice)
+
+
+def reads_back(spec: S) -> S:
+    """Return what is read of a spec that was written as TOML.
+
+    Raises:
+        Broken: it cannot be read, or is another one.
+    """
+    try:
+        again = validated(type(spec), tomllib.loads(to_toml(spec)))
+    except UserError as error:
+        raise Broken(f"{'; '.join(error.lines)}; {TYPES}") from error
+    if again != spec:
+        raise Broken(f"another value was read than was written; {TYPES}")
+    return again

@@ -8,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.inspection.laws.case import Case, close, spread
-from archwright.inspection.laws.law import Broken, NotTried
-from archwright.inspection.laws.toml import reads_back
+from archwright.inspection.laws.law import Broken, NotTried, reads_back
 from archwright.losses import cross_entropy
 from archwright.model.language_model import Output
 from archwright.parts.masks import prefix_size
@@ -130,14 +129,7 @@ def trains(case: Case) -> None:
 def every_parameter_learns(case: Case) -> None:
     """The gradient of every parameter is something else than zero."""
     model, tokens = case.built(), case.tokens()
-    out = case.read(model, tokens)
-    targets = tokens.roll(-1, 1)
-    loss = nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten())
-    if out.sequence_logits is not None:
-        loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
-    if out.further_logits is not None:
-        loss = loss + out.further_logits.square().mean()
-    loss.backward()
+    _loss(case.read(model, tokens), tokens.roll(-1, 1)).backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is None or not parameter.grad.any():
             raise Broken(

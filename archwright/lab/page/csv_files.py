@@ -13,8 +13,7 @@ Line = dict[str, Any]
 
 
 def write_tables(results: StudyResults, folder: str | Path) -> list[Path]:
-    """Write runs.csv, curves.csv, replicates.csv and effects.csv into a folder, horizons.csv and interactions.csv where
-    there are any, and return their paths."""
+    """Write the CSV files into a folder and return their paths."""
     paths = {Path(folder) / name: text for name, text in tables(results).items()}
     for path, text in paths.items():
         atomic_write(path, text)
@@ -22,8 +21,7 @@ def write_tables(results: StudyResults, folder: str | Path) -> list[Path]:
 
 
 def tables(results: StudyResults) -> dict[str, str]:
-    """Return the contents of each CSV file, runs of a share of the steps after the others. Numbers read back as they
-    were; what is unknown is `nan`."""
+    """Return the contents of each CSV file: exact numbers, unknown ones as `nan`."""
     every = [*results.runs, *results.shorter_runs]
     lengths = sorted({length for run in results.runs for length in run.lengths})
     horizons = [line for effect in results.effects for line in _horizons(effect)]
@@ -36,7 +34,9 @@ def tables(results: StudyResults) -> dict[str, str]:
                 for run in runs
             ],
         ),
-        "curves.csv": _text(POINT, [line for run in every for line in _points(run)]),
+        "curves.csv": _text(
+            POINT, [{**_of(run, POINT[:4]), **vars(point)} for run in every for point in run.curve]
+        ),
         "replicates.csv": _text(
             REPLICATE, [{**_of(r, REPLICATE), "best_key": r.best.key} for r in results.replicates]
         ),
@@ -119,11 +119,6 @@ def _run(run: RunResult, results: StudyResults, lengths: Sequence[int], role: st
     answers = {} if results.task is None else {"accuracy": run.accuracy}
     derived = {"role": role, "counts": counts, "state": state(run)}
     return {**_of(run, RUN), **derived, **at_lengths, **answers}
-
-
-def _points(run: RunResult) -> list[Line]:
-    named = _of(run, ("key", "variant", "seed", "lr"))
-    return [{**named, **vars(point)} for point in run.curve]
 
 
 def _effect(effect: Effect, results: StudyResults) -> Line:

@@ -248,12 +248,17 @@ def _interactions(results: StudyResults) -> Table:
         f"{results.variants[0].name}), over the seeds that all four have. Below 0 they help each other. "
         + " ".join(found.sentence for found in results.interactions)
     )
+
+    def numbers(found: Interaction) -> tuple[str, ...]:
+        interval, p_value = interval_words(found.interval), fmt.probability(found.p_value)
+        return fmt.signed(found.mean), interval, p_value
+
     rows = [
         Row(
             (
                 found.first,
                 found.second,
-                *(_interaction_numbers(found) if found.is_known else ("–",) * 3),
+                *(numbers(found) if found.is_known else ("–",) * 3),
                 str(len(found.seeds)),
             )
         )
@@ -261,10 +266,6 @@ def _interactions(results: StudyResults) -> Table:
     ]
     head = ("First", "Second", results.unit.capitalize(), "95 % (t)", "p (paired t)", "Seeds")
     return Table(note, head, rows)
-
-
-def _interaction_numbers(found: Interaction) -> tuple[str, str, str]:
-    return fmt.signed(found.mean), interval_words(found.interval), fmt.probability(found.p_value)
 
 
 def _row(effect: Effect, bootstrapped: bool) -> Row:

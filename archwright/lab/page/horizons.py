@@ -40,7 +40,8 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
         Row(
             (
                 effect.variant,
-                *_compute(found),
+                value,
+                interval.removeprefix(" (95 % interval ").removesuffix(")"),
                 f"{bound}{found.tokens:.2f}",
                 f"{bound}{found.tokens * found.seconds:.2f}",
                 fmt.signed(effect.mean),
@@ -49,19 +50,12 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
             "beyond the horizons that were trained" if found.is_bound else "",
         )
         for effect, found in known
-        for bound in (_bound(found),)
+        for bound in [
+            "" if not found.is_bound else f"{'more' if found.tokens > 1 else 'less'} than "
+        ]
+        for value, _, interval in [compute_words(found).partition(" times the compute")]
     ]
     return Table(note, head, rows)
-
-
-def _bound(found: Multiplier) -> str:
-    """Return what stands before a factor that lies beyond the horizons that were trained."""
-    return "" if not found.is_bound else "more than " if found.tokens > 1 else "less than "
-
-
-def _compute(found: Multiplier) -> tuple[str, str]:
-    value, _, interval = compute_words(found).partition(" times the compute")
-    return value, interval.removeprefix(" (95 % interval ").removesuffix(")")
 
 
 def _chart(

@@ -125,8 +125,7 @@ def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> 
 
 
 def _mean(style: Series, name: str, runs: Sequence[RunResult]) -> Iterator[Trace]:
-    """Draw the mean over seeds, with a gap at learning rates where one of them diverged; where some seeds tune for
-    all, over these alone, as others have no sweep."""
+    """Draw the mean over the seeds that sweep, with a gap where one of them diverged."""
     losses = losses_by_lr(runs)
     lost = {run.lr for run in runs if run.diverged}
     if losses:

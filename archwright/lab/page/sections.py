@@ -174,6 +174,9 @@ def _study_facts(results: StudyResults) -> list[Fact]:
     seeds = "one seed" if tuning == 1 else f"up to {tuning} seeds"
     whose = f"by {seeds}, not compared later," if tuning else "for each seed"
     lrs = f"tuned {whose} over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
+    predicted = results.predicted_seconds
+    known = math.isfinite(predicted) and predicted > 0
+    estimated = f"{fmt.duration(predicted)} estimated" if known else ""
     return [
         Fact("Baseline", baseline.name),
         Fact("Tokens of a run", fmt.exact(results.tokens_per_run)),
@@ -184,14 +187,9 @@ def _study_facts(results: StudyResults) -> list[Fact]:
         Fact("Matched", _matched(results)),
         Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),
         Fact("Device", results.device),
-        Fact("Wall time", _known(results.seconds, fmt.duration), _estimate(results)),
+        Fact("Wall time", _known(results.seconds, fmt.duration), estimated),
         *([Fact("Source of the question", study.source)] if study.source else []),
     ]
-
-
-def _estimate(results: StudyResults) -> str:
-    known = math.isfinite(results.predicted_seconds) and results.predicted_seconds > 0
-    return f"{fmt.duration(results.predicted_seconds)} estimated" if known else ""
 
 
 MATCHED = {

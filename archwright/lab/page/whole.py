@@ -28,7 +28,11 @@ def write_page(results: StudyResults, folder: str | Path) -> Path:
 
 def study_page(results: StudyResults) -> Page:
     """Lay a study out as a page, whatever of it is done."""
-    head = _headline(results)
+    head = (
+        headline_of_widths(results.drifts, HEADLINE_WORDS)
+        if results.study.widths
+        else headline(results.effects, results.variants[0].name, HEADLINE_WORDS)
+    )
     series = series_of([variant.name for variant in results.variants])
     first = widths.widths_section if results.study.widths else effects.effects_section
     made = (
@@ -55,12 +59,6 @@ def study_page(results: StudyResults) -> Page:
         sections=[section for section in made if section],
         footer=f"{MADE_BY} from {results.folder}. One file, which requests nothing.",
     )
-
-
-def _headline(results: StudyResults) -> str:
-    if results.study.widths:
-        return headline_of_widths(results.drifts, HEADLINE_WORDS)
-    return headline(results.effects, results.variants[0].name, HEADLINE_WORDS)
 
 
 def _name(results: StudyResults) -> str:
