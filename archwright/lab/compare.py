@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from archwright.lab.ngrams import counted
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import STUDY, Plan, slug
 from archwright.lab.plan_file import PLAN
-from archwright.lab.planner import USED, Planner, usable_cores
+from archwright.lab.planner import USED, Planner
 from archwright.lab.progress import progress
 from archwright.lab.results import StudyResults
 from archwright.lab.run_cache import POOL
@@ -26,6 +26,7 @@ from archwright.lab.scheduler import ENDING, Execution
 from archwright.lab.summary import announcement, results_of, tuned_words
 from archwright.lab.where import Where
 from archwright.lab.workers import Workers
+from archwright.machine.decide import usable_cores
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.read import diff, read_study, to_toml
@@ -100,10 +101,7 @@ def compare(
     """
     started, where = time.monotonic() - waited, Where(on, workers, slurm)
     files = [Path(file).resolve() for file in parts]
-    study = study_of(*words, **options, parts=load(files))
-    where.check(study)
-    path = Path(out) if out else STUDIES / slug(study.name)
-    _check_added(add_seeds, path)
+    study, path = _asked(words, options, files, out, where, add_seeds)
     command = command_of(study, path, out, parts, where.words(), runs)
     with open_study(path, study) as folder:
         with where.start(usable_cores(), path / "log.txt", files) as pool:
@@ -162,10 +160,7 @@ def plan(
 
     where = Where(on, workers, slurm)
     files = [Path(file).resolve() for file in parts]
-    study = study_of(*words, **options, parts=load(files))
-    where.check(study)
-    path = Path(out) if out else STUDIES / slug(study.name)
-    _check_added(add_seeds, path)
+    study, path = _asked(words, options, files, out, where, add_seeds)
     _check_place(path, study)
     if _is_planned(path):
         found = plans.saved(study, RunFolder(path))
@@ -249,8 +244,18 @@ def _keep_end(execution: Execution, folder: RunFolder) -> None:
         plans.save(ended, folder)
 
 
-def _check_added(seeds: int | None, path: Path) -> None:
-    """Refuse pairs to add that are none, or that there is no study for."""
+def _asked(
+    words: Sequence[str | StudySpec],
+    options: Mapping[str, Any],
+    files: Sequence[Path],
+    out: str | Path | None,
+    where: Where,
+    seeds: int | None,
+) -> tuple[StudySpec, Path]:
+    """Return the study that is asked for, and its folder."""
+    study = study_of(*words, **options, parts=load(files))
+    where.check(study)
+    path = Path(out) if out else STUDIES / slug(study.name)
     if seeds is not None and seeds < 1:
         raise UserError(f"--add-seeds: found {seeds}; expected 1 or more")
     if seeds and not _is_planned(path):
@@ -258,6 +263,7 @@ def _check_added(seeds: int | None, path: Path) -> None:
             f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
             "the study's folder with --out"
         )
+    return study, path
 
 
 def _extended(execution: Execution, seeds: int) -> Execution:

@@ -1,14 +1,11 @@
 """Deciding a study: sizes, the machine's choices, how long runs take, how many steps the budget pays for."""
 
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-
-import psutil
 
 from archwright.checkpoint.started import StartRecord
 from archwright.data.eval_windows import Windows
@@ -35,7 +32,7 @@ from archwright.lab.scaling import SIZES, SMALLEST
 from archwright.lab.scheduler import ENDING
 from archwright.lab.variants import Arms, arms, set_by, sized_by_user, words_of
 from archwright.lab.workers import Workers
-from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss
+from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss, usable_cores
 from archwright.model.build import build
 from archwright.runs import RunFolder
 from archwright.spec.budget import Budget
@@ -393,9 +390,3 @@ def _with_steps(run: RunSpec, steps: int) -> RunSpec:
 def _wholes(study: StudySpec) -> float:
     """Return how many runs of all steps a variant's runs are worth."""
     return runs_each(study) + min(PAIRS, study.seeds) * sum(horizons(study))
-
-
-def usable_cores() -> int:
-    """Return the cores that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return int(min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1))

@@ -137,8 +137,8 @@ def standing(
         both = (placing.get(name, 0.0) for name in (variant, baseline))
         return SharedError(text_error(variant, pairs), math.hypot(*both))
 
-    decisions = decided(study, losses, powers, number, failed, shared)
-    looks = looks_of(study, number)
+    looks = Looks(number, study.seeds, study.early_stopping, study.ends)
+    decisions = decided(study, losses, powers, looks, failed, shared)
     for pairs in looks.numbers:
         # Those that are open at this look, all where time is left, and the baseline while any is.
         variants = [
@@ -181,7 +181,7 @@ def decided(
     study: StudySpec,
     losses: Mapping[str, Losses],
     powers: Mapping[str, float],
-    number: int,
+    looks: Looks,
     failed: Collection[str],
     shared_errors: SharedErrors,
 ) -> dict[str, Decision]:
@@ -192,7 +192,7 @@ def decided(
         name: [*map(known.__getitem__, takewhile(known.__contains__, runs))]
         for name, known in losses.items()
         if name in powers
-        for runs in [[(seed, powers[name]) for seed in study.seed_numbers[:number]]]
+        for runs in [[(seed, powers[name]) for seed in study.seed_numbers[: looks.seeds]]]
     }
     first = finished.get(baseline, [])
     # A variant whose tuning failed keeps no other from being decided.
@@ -205,15 +205,10 @@ def decided(
     return decide(
         differences,
         [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
-        looks_of(study, number),
+        looks,
         ALPHA,
         shared_errors,
     )
-
-
-def looks_of(study: StudySpec, seeds: int) -> Looks:
-    """Return after how many pairs a study is looked at."""
-    return Looks(seeds, study.seeds, study.early_stopping, study.ends)
 
 
 def _each_sweeps(

@@ -109,7 +109,11 @@ def read(
     bits_per_nat = _bits_per_nat(evaluations)
     scale = 1.0
     if unit == "bits per byte":
-        scale = bits_per_nat if math.isfinite(bits_per_nat) else _bits_per_nat([_text(environment)])
+        scale = bits_per_nat
+        if not math.isfinite(scale):  # of all held-out text; no document's first token is predicted
+            text = environment["data"]["held_out"]
+            tokens = text["num_tokens"] - text["num_documents"]
+            scale = tokens / (text["num_bytes"] * math.log(2)) if text["num_bytes"] else math.nan
     last = steps[-1] if steps else {}
     cpu = float(last.get("cpu_seconds", math.nan))
     busy = float(last.get("seconds", math.nan)) if environment.get("gpu") else cpu
@@ -161,13 +165,6 @@ def _halves(evaluation: Record, initial: float, scale: float, unit: Unit) -> Hal
 def _loss(record: Record, unit: Unit) -> float:
     """Return the loss of an evaluation; infinite where there is none."""
     return _number(record.get("bits_per_byte" if unit == "bits per byte" else "nats_per_token"))
-
-
-def _text(environment: Record) -> Record:
-    """Return how many tokens and bytes the whole held-out text has that a run was prepared for."""
-    text = environment["data"]["held_out"]
-    tokens = text["num_tokens"] - text["num_documents"]  # no document's first token is predicted
-    return {"num_tokens": tokens, "num_bytes": text["num_bytes"], "bits_per_byte": math.nan}
 
 
 def _curve(

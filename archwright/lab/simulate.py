@@ -54,15 +54,16 @@ def simulate(
     while (now := standing(study, losses, plateau=plateaus)).wanted:
         for name, seed, k in now.wanted:
             losses[name][seed, k] = surfaces[name](seed, k)
+
+    def run(name: str, seed: int, k: float) -> RunResult:
+        loss = losses[name][seed, k]
+        return RunResult("", name, seed, study.lr_ratio**k, loss, loss, initial_loss=loss)
+
     replicates = [
-        replicate([_run(name, seed, k, study.lr_ratio, losses[name][seed, k]) for k in powers])
+        replicate([run(name, seed, k) for k in powers])
         for name, seeds in now.compared.items()
         for seed, powers in seeds.items()
     ]
     edges = [name for name, sweep in now.sweeps.items() if sweep.at_boundary]
     found = effects(replicates, study, baseline, edges=edges, **now.judged)
     return Simulated(found, sum(map(len, losses.values())), now, losses)
-
-
-def _run(variant: str, seed: int, k: float, ratio: float, loss: float) -> RunResult:
-    return RunResult("", variant, seed, ratio**k, loss, bits_per_byte=loss, initial_loss=loss)

@@ -18,7 +18,15 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     lines = ["", results.verdict, results.scope]
     if not quiet:
         several = len(results.effects) > 1
-        lines += [*_answers(results), "", *(f"  {_line(e, several)}" for e in results.effects)]
+        if results.task and results.accuracies:
+            right = [
+                f"{name} {accuracy(fmean(found))}" for name, found in results.accuracies.items()
+            ]
+            lines += [
+                f"Answers of {results.task.name} that are right: {listed(right)}; "
+                f"{accuracy(results.task.chance)} by guessing."
+            ]
+        lines += ["", *(f"  {_line(e, several)}" for e in results.effects)]
         lines += [f"  {found.sentence}" for found in results.interactions]
         lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
@@ -73,16 +81,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _answers(results: StudyResults) -> list[str]:
-    """Say how many answers of a task each variant has right."""
-    if results.task is None or not results.accuracies:
-        return []
-    shares = [f"{name} {accuracy(fmean(found))}" for name, found in results.accuracies.items()]
-    return [
-        f"Answers of {results.task.name} that are right: {listed(shares)}; {accuracy(results.task.chance)} by guessing."
-    ]
 
 
 def _line(effect: Effect, several: bool) -> str:

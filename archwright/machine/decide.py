@@ -170,11 +170,15 @@ def _check_device(device: str) -> None:
 
 def _decide_threads(found: Decisions) -> None:
     if found.machine.threads == "auto":
-        # This process may be allowed fewer cores than there are; not every system can say.
-        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        cores = min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1)
-        found.decide("threads", cores, "one for each core")
+        found.decide("threads", usable_cores(), "one for each core")
     _use_threads(found.machine.threads)
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may use."""
+    # It may be allowed fewer than there are; not every system can say.
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return int(min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1))
 
 
 def _use_threads(threads: int | str) -> None:

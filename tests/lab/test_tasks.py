@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from archwright.lab.compare import compare
+from archwright.lab.page import study_page
 from archwright.lab.page.csv_files import tables
 from archwright.lab.page.sections import answers_section
-from archwright.lab.page.whole import study_page
 from archwright.lab.results import Effect, StudyResults, TaskFacts, Unit
 from archwright.lab.terminal import print_results
 from archwright.lab.verdict import effects

@@ -10,8 +10,8 @@ import pytest
 from archwright.lab import plan as plans
 from archwright.lab.compare import compare, plan
 from archwright.lab.ngrams import bigram_loss, counted
+from archwright.lab.page import study_page
 from archwright.lab.page.csv_files import tables
-from archwright.lab.page.whole import study_page
 from archwright.lab.results import StudyResults
 from archwright.lab.terminal import as_json, print_results
 from archwright.runs import RunFolder

@@ -44,17 +44,16 @@ def axes(results: StudyResults) -> list[Axis]:
 def curves_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
     """Draw the held-out loss on the way, and its difference to the baseline's."""
     chosen = {name: runs_at_best(results, name) for name in series}
-    losses = {name: _losses(runs) for name, runs in chosen.items()}
+    losses = {name: _spreads(runs, lambda run, p: p.loss) for name, runs in chosen.items()}
     if not any(losses.values()):
         return None
-    trained = {
-        name: _spreads([(point, point.train_loss) for run in runs for point in run.curve])
-        for name, runs in chosen.items()
-    }
-    bits = {name: _in_bits(runs) for name, runs in chosen.items()}
+    trained = {name: _spreads(runs, lambda run, p: p.train_loss) for name, runs in chosen.items()}
+    bits = {name: _spreads(runs, _in_bits) for name, runs in chosen.items()}
     baseline = results.variants[0].name
+    # Paired by seed and tokens.
+    base = {(run.seed, p.tokens): p.loss for run in chosen[baseline] for p in run.curve}
     differences = {
-        name: _differences(runs, chosen[baseline])
+        name: _spreads(runs, lambda run, p: p.loss - base.get((run.seed, p.tokens), math.nan))
         for name, runs in chosen.items()
         if name != baseline
     }
@@ -162,40 +161,20 @@ def _chart(
     )
 
 
-def _losses(runs: Sequence[RunResult]) -> list[Spread]:
-    return _spreads([(point, point.loss) for run in runs for point in run.curve])
+def _in_bits(run: RunResult, point: Point) -> float:
+    """Return a loss in bits per byte, by the factor of the final loss."""
+    return point.loss * (run.bits_per_byte / run.loss if run.loss else math.nan)
 
 
-def _in_bits(runs: Sequence[RunResult]) -> list[Spread]:
-    """Return losses in bits per byte: all by the factor of a run's final loss."""
-    factors = [run.bits_per_byte / run.loss if run.loss else math.nan for run in runs]
-    return _spreads(
-        [
-            (point, point.loss * factor)
-            for run, factor in zip(runs, factors, strict=True)
-            for point in run.curve
-        ]
-    )
-
-
-def _differences(runs: Sequence[RunResult], baseline: Sequence[RunResult]) -> list[Spread]:
-    """Pair evaluations by seed and tokens."""
-    other = {(run.seed, point.tokens): point.loss for run in baseline for point in run.curve}
-    return _spreads(
-        [
-            (point, point.loss - other.get((run.seed, point.tokens), math.nan))
-            for run in runs
-            for point in run.curve
-        ]
-    )
-
-
-def _spreads(found: Sequence[tuple[Point, float]]) -> list[Spread]:
-    """Put together what is known at equal tokens; where seeds differ in time, their mean stands."""
+def _spreads(
+    runs: Sequence[RunResult], value_of: Callable[[RunResult, Point], float]
+) -> list[Spread]:
+    """Put together the finite values at equal tokens; where seeds differ in time, their mean stands."""
     by_tokens: dict[int, list[tuple[Point, float]]] = {}
-    for point, value in found:
-        if math.isfinite(value):
-            by_tokens.setdefault(point.tokens, []).append((point, value))
+    for run in runs:
+        for point in run.curve:
+            if math.isfinite(value := value_of(run, point)):
+                by_tokens.setdefault(point.tokens, []).append((point, value))
     columns = ("step", "tokens", "flops", "seconds")
     return [
         Spread(
