@@ -83,11 +83,12 @@ def matched(
     The widths are hidden_dim; dim, where that is not enough; and last the width of heads. Values at the dotted
     paths `held` stay. Where nothing near enough is found, the nearest is returned.
     """
-    if match == "none" or _miss(spec, target, match, vocab_size) == 0:
+    matching = _Matching(target.of(match), match, vocab_size, frozenset(held))
+    nearest, least = spec, 0.0 if match == "none" else matching.miss(spec)
+    if least == 0:
         return spec, True
-    nearest, least = spec, _miss(spec, target, match, vocab_size)
-    for candidate in _candidates(spec, target, match, vocab_size, frozenset(held)):
-        miss = _miss(candidate, target, match, vocab_size)
+    for candidate in matching.candidates(spec):
+        miss = matching.miss(candidate)
         if miss <= TOLERANCE:
             return candidate, True
         if miss < least:
@@ -100,102 +101,140 @@ def mismatch(counts: Counts, target: Counts, match: Match) -> float:
     return counts.of(match) / target.of(match) - 1
 
 
-def _miss(spec: ModelSpec, target: Counts, match: Match, vocab_size: int) -> float:
-    return abs(mismatch(count(spec, vocab_size), target, match))
+@dataclass(frozen=True)
+class _Matching:
+    """Search for widths at which a model has the wanted size."""
 
+    wanted: float
+    match: Match
+    vocab_size: int
+    held: frozenset[str]
 
-def _candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
-) -> Iterator[ModelSpec]:
-    """Yield the spec with other widths, those first that change least."""
-    if spec.feedforward.hidden_layer and not held & HIDDEN_WIDTHS:
-        excess = count(spec, vocab_size).of(match) / target.of(match)
-        for dim in [spec.dim] if "dim" in held else _dims(spec, excess, held):
-            resized = _with_dim(spec, dim, held)
-            yield from _hidden_candidates(resized, target, match, vocab_size, held)
-    if "dim" not in held:
-        yield from _dim_candidates(spec, target, match, vocab_size, held)
+    def size(self, spec: ModelSpec) -> float:
+        return count(spec, self.vocab_size).of(self.match)
 
+    def miss(self, spec: ModelSpec) -> float:
+        return abs(self.size(spec) / self.wanted - 1)
 
-def _hidden_candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
-) -> Iterator[ModelSpec]:
-    """Yield the spec with the nearest hidden widths; sizes are linear in hidden_dim."""
-    resolved = spec.resolved(vocab_size)
-    layer = resolved.feedforward.hidden_layer
-    assert layer
-    hidden = layer.hidden_dim
-    assert hidden != "auto"
+    def candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
+        """Yield the spec with other widths, those first that change least."""
+        if spec.feedforward.hidden_layer and not self.held & HIDDEN_WIDTHS:
+            for dim in [spec.dim] if "dim" in self.held else self._dims(spec):
+                yield from self._hidden_candidates(self._with_dim(spec, dim))
+        if "dim" not in self.held:
+            yield from self._dim_candidates(spec)
 
-    def size(hidden_dim: int) -> float:
-        changed = _with_hidden(resolved, spec, hidden_dim, held)
-        return count(changed, vocab_size).of(match)
+    def _hidden_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
+        """Yield the spec with the nearest hidden widths; sizes are linear in hidden_dim."""
+        resolved = spec.resolved(self.vocab_size)
+        layer = resolved.feedforward.hidden_layer
+        assert layer
+        hidden = layer.hidden_dim
+        assert hidden != "auto"
 
-    slope = (size(2 * hidden) - size(hidden)) / hidden
-    if slope == 0:  # no layer has the default's feed-forward
-        return
-    exact = hidden + (target.of(match) - size(hidden)) / slope
-    least = RATIOS[0] * spec.dim / getattr(resolved.feedforward, "num_experts", 1)
-    allowed = min(max(exact, least), RATIOS[1] * spec.dim)
-    for multiple in MULTIPLES if allowed == exact else MULTIPLES[-1:]:
-        width = max(multiple, multiple * round(allowed / multiple))
-        yield _with_hidden(resolved, spec, width, held)
+        def size(hidden_dim: int) -> float:
+            return self.size(self._with_hidden(resolved, spec, hidden_dim))
 
+        slope = (size(2 * hidden) - size(hidden)) / hidden
+        if slope == 0:  # no layer has the default's feed-forward
+            return
+        exact = hidden + (self.wanted - size(hidden)) / slope
+        least = RATIOS[0] * spec.dim / getattr(resolved.feedforward, "num_experts", 1)
+        allowed = min(max(exact, least), RATIOS[1] * spec.dim)
+        for multiple in MULTIPLES if allowed == exact else MULTIPLES[-1:]:
+            width = max(multiple, multiple * round(allowed / multiple))
+            yield self._with_hidden(resolved, spec, width)
 
-def _dim_candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
-) -> Iterator[ModelSpec]:
-    """Yield the spec at the nearest widths: first with shared-out heads, then with other heads."""
-    near = _nearest_dims(spec, target, match, vocab_size, held)
-    yield from (_with_dim(spec, dim, held) for dim in near)
-    if type(spec.attention).model_fields.keys() >= HEADS and HEAD_DIM not in held:
-        far = max(_step(spec, held), TRIES // 4)
-        around = sorted(range(near[0] - far, near[0] + far + 1), key=lambda d: abs(d - near[0]))
-        for odd in (0, 1):
-            dims = [dim for dim in around if dim > 0 and dim % 2 == odd][:TRIES]
-            yield from _head_candidates(spec, dims, target, match, vocab_size)
+    def _dim_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
+        """Yield the spec at the nearest widths: first with shared-out heads, then with other heads."""
+        near = self._nearest_dims(spec)
+        yield from (self._with_dim(spec, dim) for dim in near)
+        if type(spec.attention).model_fields.keys() >= HEADS and HEAD_DIM not in self.held:
+            far = max(self._step(spec), TRIES // 4)
+            around = sorted(range(near[0] - far, near[0] + far + 1), key=lambda d: abs(d - near[0]))
+            for odd in (0, 1):
+                dims = [dim for dim in around if dim > 0 and dim % 2 == odd][:TRIES]
+                yield from self._head_candidates(spec, dims)
 
+    def _head_candidates(self, spec: ModelSpec, dims: Sequence[int]) -> list[ModelSpec]:
+        """Return the spec at each width with the nearest head_dim; sizes are linear in head_dim."""
+        num_heads = dict(spec.resolved().attention)["num_heads"]
+        found = []
+        for dim in dims:
+            usual = max(2, 2 * round(dim / num_heads / 2))
+            tried = [_with_heads(spec, dim, num_heads, width) for width in (usual, usual + 2)]
+            if not all(map(_allowed, tried)):
+                continue
+            sizes = [self.size(resized) for resized in tried]
+            exact = usual + 2 * (self.wanted - sizes[0]) / (sizes[1] - sizes[0])
+            allowed = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
+            width = max(2, 2 * round(allowed / 2))
+            found.append((abs(math.log(width / usual)), dim, width))
+        resized = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
+        return [*filter(_allowed, resized)]
 
-def _head_candidates(
-    spec: ModelSpec, dims: Sequence[int], target: Counts, match: Match, vocab_size: int
-) -> list[ModelSpec]:
-    """Return the spec at each width with the nearest head_dim; sizes are linear in head_dim."""
-    num_heads = dict(spec.resolved().attention)["num_heads"]
-    found = []
-    for dim in dims:
-        usual = max(2, 2 * round(dim / num_heads / 2))
-        tried = [_with_heads(spec, dim, num_heads, width) for width in (usual, usual + 2)]
-        if not all(map(_allowed, tried)):
-            continue
-        sizes = [count(resized, vocab_size).of(match) for resized in tried]
-        exact = usual + 2 * (target.of(match) - sizes[0]) / (sizes[1] - sizes[0])
-        allowed = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
-        width = max(2, 2 * round(allowed / 2))
-        found.append((abs(math.log(width / usual)), dim, width))
-    resized = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
-    return [*filter(_allowed, resized)]
+    def _with_hidden(self, resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> ModelSpec:
+        """Return a spec with another hidden width; other layers keep their ratio, or their held width."""
+        layer = resolved.feedforward.hidden_layer
+        assert layer
+        assert layer.hidden_dim != "auto"
+        values = spec.model_dump()
+        _table(values).update(hidden_dim=hidden_dim, ratio="none")
+        for name, partial in values["layer_kinds"].items():
+            own, table = resolved.layers_by_kind[name].feedforward.hidden_layer, _table(partial)
+            if own is None or not {"hidden_dim", "ratio"} & table.keys():
+                continue
+            if not self.held & {f"layer_kinds.{name}.{path}" for path in HIDDEN_WIDTHS}:
+                assert own.hidden_dim != "auto"
+                width = max(1, round(own.hidden_dim * hidden_dim / layer.hidden_dim))
+                table.update(hidden_dim=width, ratio="none")
+            elif table.get("ratio", "none") != "none":
+                table["hidden_dim"] = "auto"
+        return ModelSpec.model_validate(values)
 
+    def _dims(self, spec: ModelSpec) -> list[int]:
+        """Return widths to try: the model's own, then those around the right size, which grows with dim²."""
+        right = spec.dim * (self.size(spec) / self.wanted) ** -0.5
+        near = sorted(self._other_dims(spec), key=lambda dim: abs(math.log(dim / right)))
+        allowed = (dim for dim in near if _allowed(self._with_dim(spec, dim)))
+        return [spec.dim, *islice(allowed, TRIES - 1)]
 
-def _with_hidden(
-    resolved: ModelSpec, spec: ModelSpec, hidden_dim: int, held: frozenset[str]
-) -> ModelSpec:
-    """Return a spec with another hidden width; other layers keep their ratio, or their held width."""
-    layer = resolved.feedforward.hidden_layer
-    assert layer
-    assert layer.hidden_dim != "auto"
-    values = spec.model_dump()
-    _table(values).update(hidden_dim=hidden_dim, ratio="none")
-    for name, partial in values["layer_kinds"].items():
-        own, table = resolved.layers_by_kind[name].feedforward.hidden_layer, _table(partial)
-        if own is None or not {"hidden_dim", "ratio"} & table.keys():
-            continue
-        if not held & {f"layer_kinds.{name}.{path}" for path in HIDDEN_WIDTHS}:
-            assert own.hidden_dim != "auto"
-            width = max(1, round(own.hidden_dim * hidden_dim / layer.hidden_dim))
-            table.update(hidden_dim=width, ratio="none")
-        elif table.get("ratio", "none") != "none":
-            table["hidden_dim"] = "auto"
-    return ModelSpec.model_validate(values)
+    def _nearest_dims(self, spec: ModelSpec) -> list[int]:
+        """Return the few widths at which a model whose other widths stay is nearest to the right size."""
+
+        def size(dim: int) -> float:
+            return self.size(self._with_dim(spec, dim))
+
+        dims = [d for d in self._other_dims(spec) if _allowed(self._with_dim(spec, d))]
+        place = bisect_left(dims, self.wanted, key=size)
+        near = dims[max(0, place - 2) : place + 2]
+        return sorted(near, key=lambda dim: abs(size(dim) / self.wanted - 1))
+
+    def _other_dims(self, spec: ModelSpec) -> list[int]:
+        step = self._step(spec)
+        return [dim for dim in range(step, 4 * spec.dim + 1, step) if dim != spec.dim]
+
+    def _step(self, spec: ModelSpec) -> int:
+        """Return by how much a model's width may change: a whole pair of dimensions for each head that follows it."""
+        if HEAD_DIM in self.held:
+            return 2
+        return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
+
+    def _with_dim(self, spec: ModelSpec, dim: int) -> ModelSpec:
+        if dim == spec.dim:
+            return spec
+        return spec.override(f"dim={dim}", *self._heads_follow(spec))
+
+    def _heads_follow(self, spec: ModelSpec) -> list[str]:
+        """Let the width of heads follow dim where it was dim over their number."""
+        resolved = spec.resolved().attention
+        head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))
+        given = getattr(spec.attention, "head_dim", "auto")
+        field = type(spec.attention).model_fields.get("head_dim")
+        fixed = given == "auto" or HEAD_DIM in self.held or field is None or field.default != "auto"
+        if fixed or head_dim * num_heads != spec.dim:
+            return [f"attention.num_heads={num_heads}"] if num_heads else []
+        return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]
 
 
 def _table(layer: dict[str, Any]) -> dict[str, Any]:
@@ -203,33 +242,6 @@ def _table(layer: dict[str, Any]) -> dict[str, Any]:
     feedforward: dict[str, Any] = layer.get("feedforward", {})
     inner: dict[str, Any] = feedforward.get("expert", feedforward)
     return inner
-
-
-def _dims(spec: ModelSpec, excess: float, held: frozenset[str]) -> list[int]:
-    """Return widths to try: the model's own, then those around the right size, which grows with dim²."""
-    right = spec.dim * excess**-0.5
-    near = sorted(_other_dims(spec, held), key=lambda dim: abs(math.log(dim / right)))
-    allowed = (dim for dim in near if _allowed(_with_dim(spec, dim, held)))
-    return [spec.dim, *islice(allowed, TRIES - 1)]
-
-
-def _nearest_dims(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: frozenset[str]
-) -> list[int]:
-    """Return the few widths at which a model whose other widths stay is nearest to the right size."""
-
-    def size(dim: int) -> float:
-        return count(_with_dim(spec, dim, held), vocab_size).of(match)
-
-    dims = [d for d in _other_dims(spec, held) if _allowed(_with_dim(spec, d, held))]
-    place = bisect_left(dims, target.of(match), key=size)
-    near = dims[max(0, place - 2) : place + 2]
-    return sorted(near, key=lambda dim: abs(size(dim) / target.of(match) - 1))
-
-
-def _other_dims(spec: ModelSpec, held: frozenset[str]) -> list[int]:
-    step = _step(spec, held)
-    return [dim for dim in range(step, 4 * spec.dim + 1, step) if dim != spec.dim]
 
 
 def _allowed(spec: ModelSpec) -> bool:
@@ -241,33 +253,8 @@ def _allowed(spec: ModelSpec) -> bool:
     return True
 
 
-def _step(spec: ModelSpec, held: frozenset[str]) -> int:
-    """Return by how much a model's width may change: a whole pair of dimensions for each head that follows it."""
-    if HEAD_DIM in held:
-        return 2
-    return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
-
-
-def _with_dim(spec: ModelSpec, dim: int, held: frozenset[str]) -> ModelSpec:
-    if dim == spec.dim:
-        return spec
-    return spec.override(f"dim={dim}", *_heads_follow(spec, held))
-
-
 def _with_heads(spec: ModelSpec, dim: int, num_heads: int, head_dim: int) -> ModelSpec:
     """Return a spec of another width with as many heads, of a width of their own."""
     return spec.override(
         f"dim={dim}", f"attention.num_heads={num_heads}", f"attention.head_dim={head_dim}"
     )
-
-
-def _heads_follow(spec: ModelSpec, held: frozenset[str]) -> list[str]:
-    """Let the width of heads follow dim where it was dim over their number."""
-    resolved = spec.resolved().attention
-    head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))
-    given = getattr(spec.attention, "head_dim", "auto")
-    field = type(spec.attention).model_fields.get("head_dim")
-    fixed = given == "auto" or HEAD_DIM in held or field is None or field.default != "auto"
-    if fixed or head_dim * num_heads != spec.dim:
-        return [f"attention.num_heads={num_heads}"] if num_heads else []
-    return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]
