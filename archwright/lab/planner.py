@@ -4,7 +4,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from archwright.checkpoint.started import StartRecord
@@ -67,22 +67,18 @@ WARMUP = 0.1
 """Share of the steps in which the learning rate rises, where a study does not say."""
 
 
+@dataclass
 class Planner:
     """Makes the plan of a study in its folder."""
 
-    def __init__(
-        self,
-        study: StudySpec,
-        folder: RunFolder,
-        workers: Workers,
-        say: Callable[[str], None] = lambda text: None,
-        started: float | None = None,
-        runs: Path | None = None,
-    ) -> None:
-        self.study, self.folder, self.workers, self.say = study, folder, workers, say
-        self.decisions: Decisions
-        self.runs = runs  # where what earlier studies tuned is known
-        self._started = time.monotonic() if started is None else started
+    study: StudySpec
+    folder: RunFolder
+    workers: Workers
+    say: Callable[[str], None] = lambda text: None
+    started: float = field(default_factory=time.monotonic)
+    runs: Path | None = None
+    """Where what earlier studies tuned is known."""
+    decisions: Decisions = field(init=False)
 
     def plan(self) -> Plan:
         """Decide everything.
@@ -92,9 +88,8 @@ class Planner:
         """
         size = self._first_size()
         asked = arms(self.study, size)
-        self._tuning(
-            next(iter(asked.values()))
-        )  # what cannot be done is said before anything is timed
+        # What cannot be done is said before anything is timed.
+        self._tuning(next(iter(asked.values())))
         may_grow = self.study.size == "auto" and size is not None and self.study.wall_seconds
         refuse_identical(self.study, unscaled(self.study) if may_grow else asked)
         found = self._settled(asked)
@@ -125,7 +120,7 @@ class Planner:
     @property
     def _spent(self) -> float:
         """Wall time since the user asked."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     def _left(self) -> float | None:
         """Return the wall time that a budget leaves for runs."""

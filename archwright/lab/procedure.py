@@ -74,23 +74,21 @@ def standing(
     text_error: TextError = lambda variant, pairs: 0.0,
     own_starts: Collection[str] = (),
 ) -> Standing:
-    """Return where a study stands.
+    """Return the state of a study.
 
-    `tuning_seeds` seeds at most sweep the learning rate of each variant, and the vertex of their pooled losses places
-    it. The baseline sweeps first; the others start with rates around its vertex, as far apart as its own. Fresh seeds,
-    paired with the baseline's, are then trained at that rate alone; after a few, some and all of them variants are
-    looked at, and those that are decided are trained no further. Without tuning, every seed is trained at the rate that
-    is given. With `procedure = "sweep"` each seed sweeps for itself and is compared by the lowest point of its
-    parabola.
+    `tuning_seeds` seeds at most sweep the learning rates of each variant, the baseline first; others start around its
+    vertex. Fresh seeds, paired with the baseline's, are trained at the vertex alone. At each look, variants that are
+    decided are trained no further. Without tuning, every seed has the given rate. With `procedure = "sweep"` each seed
+    sweeps for itself and is compared by the lowest point of its parabola.
 
     Args:
-        losses: of each variant, the baseline first, NaN where a run failed.
-        seeds: how many are compared, if time does not allow for all.
+        losses: by variant, the baseline first; NaN if a run failed.
+        seeds: number of compared seeds, if time does not allow for all.
         may_shift: whether time allows a window of learning rates to move for all seeds.
-        fill: whether time is left for those that are decided, too.
-        plateau: of each variant, the loss above which nothing was learnt.
-        text_error: of a variant's mean over so many pairs, from the choice of held-out documents.
-        own_starts: variants whose rates are multiples of another one than the baseline's, which sweep from there.
+        fill: whether there is time for variants that are decided.
+        plateau: by variant, the loss above which nothing was learnt.
+        text_error: error of a variant's mean over so many pairs, from the choice of held-out documents.
+        own_starts: variants that do not start around the baseline's vertex.
     """
     number = len(study.seed_numbers) if seeds is None else seeds
     if study.tune_lr and study.procedure == "sweep":

@@ -64,20 +64,15 @@ def plan_sweep(
     may_shift: bool = True,
     refine: bool = False,
 ) -> Sweep:
-    """Return the window of one variant, and what must run before more can be said.
+    """Return the window of one variant whose seeds all sweep, and its missing runs, by losses alone.
 
-    The window, `grid` neighbours on the lattice around k = 0, is placed by the first seed: while its
-    lowest loss is at an end, the window moves by one that way, MOVES times at most. The other seeds
-    run that window. To `refine`, a window in which the first seed's loss rises by more than RISE to either
-    side of its lowest becomes one of half steps around that: a parabola through whole steps would miss
-    the bottom of so steep a valley by more than what is to be found.
-    Where the mean over all seeds is lowest at an end, it moves by one for all seeds, SLIDES
-    times at most. So every variant has equally many learning rates, placed by one rule, and what is found
-    depends on the losses alone, never on the order in which runs finished.
+    The first seed places the window, `grid` neighbours around k = 0: while its lowest loss is at an end, the window
+    moves by one that way, MOVES times at most. The other seeds run that window. To `refine`, a window in which the
+    first seed's loss rises by more than RISE beside its lowest becomes one of half steps around it. If the mean over
+    all seeds is lowest at an end, the window moves on for all seeds, SLIDES times at most.
 
-    A seed with a failed run in the window does not count; a first seed that fails on its way leaves
-    the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
-    the first seed put it unless it `may_shift`.
+    A seed with a failed run in the window does not count; the next one places it then. The window stays within
+    `limits`, two inclusive powers k, and stays after the first seed unless it `may_shift`.
     """
     window, missing = _final_window(losses, seeds, first_window(grid, limits), limits, refine)
     if missing:
@@ -95,18 +90,16 @@ def pooled_sweep(
     all_seeds: bool = False,
     start: Window | None = None,
 ) -> Sweep:
-    """Return the window in which seeds together tune one variant, and what must run before more can be said.
+    """Return the window in which seeds together tune one variant, and its missing runs.
 
-    The first seed places the window as in `plan_sweep`, from `start` if that is given; where none of its losses is
-    below `plateau`, and that of the lowest rate is no more than RISE above them, on a plateau, the window moves to
-    lower rates. A window of finer than whole steps moves by its own step once, and after that each time by one twice
-    as large, up to a whole one. Then it becomes one of rates half as far apart around the lowest where the loss rises
-    by more than FINER says to either side of it.
+    The first seed places the window as in `plan_sweep`, around `start` if given. On a plateau (no loss below `plateau`,
+    and that of the lowest rate at most RISE above the best), it moves to lower rates. A window of finer than whole
+    steps moves by its own step once, then by one twice as large, up to a whole one. It becomes one of half as large
+    steps if the loss rises by more than FINER beside the lowest.
 
-    The first seed is the only one, unless `all_seeds` are wanted, or it ends with its lowest loss at an end or with
-    quarter steps: where a valley is that steep, or a cliff is near, its bottom is not where one seed has it. Then all
-    run that window, and the mean over them counts. While the lowest is at an end, the window moves on, SLIDES times at
-    most. A seed with a failed run in the window does not count.
+    Only the first seed runs, unless `all_seeds` are wanted, or its lowest loss is at an end or among quarter steps: the
+    bottom of so steep a valley is not where one seed has it. Then all run that window and their mean counts; it moves
+    on while the lowest is at an end, SLIDES times at most. A seed with a failed run does not count.
     """
     first = first_window(grid) if start is None else start
     window, missing = _final_window(losses, seeds, first, None, refine=False, plateau=plateau)
