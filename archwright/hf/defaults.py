@@ -12,8 +12,7 @@ FILE = Path(__file__).with_name("defaults.json")
 
 @cache
 def recorded() -> dict[str, Any]:
-    """Return the file: the release of `transformers` it was made from, and by `model_type` the defaults, and the keys
-    that have other words."""
+    """Return the recorded defaults and key aliases by `model_type`, and the release of `transformers`."""
     table: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
     return table
 

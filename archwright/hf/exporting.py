@@ -102,8 +102,7 @@ def as_computed(spec: ModelSpec) -> ModelSpec:
 
 
 def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
-    """Yield a line for each value of a resolved spec that another has otherwise: path, its own, the other's;
-    but for those that no logit depends on."""
+    """Yield a line for each value that changes logits and differs: path, own value, other value."""
     axes = frozenset(LayerSpec.model_fields)
     yield from _lines(_flat(spec, axes), _flat(back, axes), spec)
     if spec.num_layers != back.num_layers:

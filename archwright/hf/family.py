@@ -13,7 +13,7 @@ from archwright.hf.defaults import class_defaults, class_key_aliases
 from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.hf.weight_map import Constant, Fused, Mapped, Slot, StackKeys, When, slots
-from archwright.spec.embeddings import Head, NoSequenceHead, SequenceHead
+from archwright.spec.embeddings import Head, SequenceHead
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -199,9 +199,8 @@ class Family:
 
     def with_unsaid(self, spec: ModelSpec, own: ModelSpec) -> ModelSpec:
         """Return a spec that was read from a config, with what only tensors tell as another spec has it."""
-        spec = self.biased(spec, own.head.bias)
-        spec = self.judging(spec, own.sequence_head)
-        spec = self.detecting(spec, own.head.predicts == "replaced")
+        replaced = own.head.predicts == "replaced"
+        spec = self.with_heads(spec, own.head.bias, own.sequence_head, replaced)
         return self.tied(spec, own.head.tied) if self.ties_unsaid else spec
 
     @staticmethod
@@ -209,25 +208,23 @@ class Family:
         """Return a spec whose head is the embedding's table, or has one of its own."""
         return spec.model_copy(update={"head": spec.head.model_copy(update={"tied": tied})})
 
-    def biased(self, spec: ModelSpec, bias: bool) -> ModelSpec:
-        """Return a spec that was read from a config, with a bias of logits or without, where only tensors tell."""
-        if not self.logits_bias:
-            return spec
-        return spec.model_copy(update={"head": spec.head.model_copy(update={"bias": bias})})
+    def with_heads(
+        self, spec: ModelSpec, bias: bool, sequence_head: SequenceHead, replaced: bool
+    ) -> ModelSpec:
+        """Return a spec that was read from a config, with the heads that only tensors tell, in families that have them.
 
-    def judging(self, spec: ModelSpec, head: SequenceHead | None) -> ModelSpec:
-        """Return a spec that was read from a config, with a head of rows or without, where only tensors tell."""
-        if not self.sequence_head:
-            return spec
-        return spec.model_copy(update={"sequence_head": head or NoSequenceHead()})
-
-    def detecting(self, spec: ModelSpec, detects: bool) -> ModelSpec:
-        """Return a spec that was read from a config, with a head that finds replaced tokens, or as it is, where only
-        tensors tell."""
-        if not self.replaced_head or not detects:
-            return spec
-        head = self.read_replaced_head({**self.defaults, **self.config(spec)})
-        return spec.model_copy(update={"head": head})
+        Args:
+            bias: whether logits have one.
+            replaced: whether the head finds replaced tokens.
+        """
+        update: dict[str, Any] = {}
+        if self.logits_bias:
+            update["head"] = spec.head.model_copy(update={"bias": bias})
+        if self.sequence_head:
+            update["sequence_head"] = sequence_head
+        if self.replaced_head and replaced:
+            update["head"] = self.read_replaced_head({**self.defaults, **self.config(spec)})
+        return spec.model_copy(update=update)
 
     def ignores(self, name: str, num_layers: int) -> bool:
         """Tell whether a tensor of a file is no part of a model of so many layers."""
@@ -303,8 +300,7 @@ def _numbers(path: str, value: object) -> Iterator[tuple[str, int | float]]:
 
 
 def _stretch(table: Table) -> None:
-    """Let texts be as long as dynamic NTK makes them: its factor times the length that a config says, beyond
-    which alone it acts."""
+    """Set the context length to that of dynamic NTK: its factor times the length of the config."""
     for layer in (table, *table.get("layer_kinds", {}).values()):
         scaling = layer.get("position", {}).get("scaling", {})
         if scaling.get("kind") == "dynamic":

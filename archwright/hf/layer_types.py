@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from archwright.hf.lenses import (
     MISSING,
@@ -35,16 +35,6 @@ class Role:
 
     values: Mapping[str, Any]
     lenses: Sequence[Lens] = ()
-
-
-class MaskPattern(Protocol):
-    """How a config says which layer is of which type."""
-
-    def read(self, config: Config, num_layers: int) -> list[str]:
-        """Return the role of each layer."""
-
-    def write(self, roles: list[str]) -> dict[str, Any]:
-        """Return the config's keys for such layers."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +89,10 @@ class Layers:
 
 @dataclass(frozen=True)
 class Listed:
-    """config[key] names the type of each layer; where it is null, `otherwise` says it.
-
-    Args:
-        names: the config's word for each role, where it is another.
-    """
+    """config[key] names the type of each layer; where it is null, `otherwise` says it."""
 
     key: str = "layer_types"
     otherwise: Callable[[Config, int], list[str]] | None = None
-    names: Mapping[Any, str] | None = None
 
     def read(self, config: Config, num_layers: int) -> list[str]:
         found = config.get(self.key)
@@ -115,40 +100,34 @@ class Listed:
             return self.otherwise(config, num_layers)
         if not isinstance(found, list):
             raise UserError(f"config.json: {self.key}: found {found!r}; expected a list")
-        return [self.names.get(x, str(x)) for x in found] if self.names else [str(x) for x in found]
+        return [str(x) for x in found]
 
     def write(self, roles: list[str]) -> dict[str, Any]:
-        words = {role: word for word, role in (self.names or {}).items()}
-        return {self.key: [words.get(role, role) for role in roles]}
+        return {self.key: roles}
 
 
 @dataclass(frozen=True)
 class CustomPattern:
     """A pattern that takes a function each way."""
 
-    reads: Callable[[Config, int], list[str]]
-    writes: Callable[[list[str]], dict[str, Any]]
-
-    def read(self, config: Config, num_layers: int) -> list[str]:
-        return self.reads(config, num_layers)
-
-    def write(self, roles: list[str]) -> dict[str, Any]:
-        return self.writes(roles)
+    read: Callable[[Config, int], list[str]]
+    write: Callable[[list[str]], dict[str, Any]]
 
 
-def every(number: int, nth: str, others: str) -> Callable[[Config, int], list[str]]:
-    """Return the pattern in which each `number`-th layer, counted from 1, is `nth`."""
+MaskPattern = Listed | CustomPattern
+"""How a config says which layer is of which type: the role of each layer, and the keys for such roles."""
+
+
+def every(number: int) -> Callable[[Config, int], list[str]]:
+    """Return the pattern in which each `number`-th layer, counted from 1, sees all, and others through a window."""
     return lambda config, num_layers: [
-        others if (i + 1) % number else nth for i in range(num_layers)
+        "sliding_attention" if (i + 1) % number else "full_attention" for i in range(num_layers)
     ]
 
 
 def every_by(key: str) -> Callable[[Config, int], list[str]]:
-    """Return the pattern in which each config[key]-th layer, counted from 1, sees all, and others through a
-    window."""
-    return lambda config, num_layers: every(
-        int(config[key]), "full_attention", "sliding_attention"
-    )(config, num_layers)
+    """Return the pattern of `every` with the number of config[key]."""
+    return lambda config, num_layers: every(int(config[key]))(config, num_layers)
 
 
 def first_of(number: int) -> Callable[[Config, int], list[str]]:
@@ -159,8 +138,7 @@ def first_of(number: int) -> Callable[[Config, int], list[str]]:
 
 
 def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None:
-    """Put the tables of all layers, with a name each, into a spec: the most frequent one as the default layer,
-    others as kinds of their own."""
+    """Put the named tables of all layers into a spec, the most frequent as the default layer."""
     default = Counter(names).most_common(1)[0][0]
     kinds: dict[str, Table] = dict(zip(names, tables, strict=True))
     lay(spec, kinds.pop(default))

@@ -6,7 +6,7 @@ numbers. Copying one way reads, copying the other way writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,6 +37,19 @@ class Same:
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         yield foreign, ours[0]
+
+
+@dataclass(frozen=True)
+class View:
+    """A view of our tensor."""
+
+    of: Callable[[Tensor], Tensor]
+
+    def shape(self, ours: Sequence[Tensor]) -> Shape:
+        return tuple(self.of(ours[0]).shape)
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        yield foreign, self.of(ours[0])
 
 
 @dataclass(frozen=True)
@@ -141,83 +154,13 @@ class HalvesSwapped(Same):
 
 @dataclass(frozen=True)
 class FirstRow:
-    """Our vector as the first row of a table, whose other rows mean nothing here.
-
-    Args:
-        rows: how many it has.
-    """
-
-    rows: int = 1
+    """Our vector as the first row of a table, whose other rows mean nothing here."""
 
     def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return (self.rows, *ours[0].shape)
+        return (1, *ours[0].shape)
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         yield foreign[0], ours[0]
-
-
-@dataclass(frozen=True)
-class Member:
-    """One member of our stack, alone."""
-
-    index: int = 0
-
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return tuple(ours[0].shape[1:])
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        yield foreign, ours[0][self.index]
-
-
-@dataclass(frozen=True)
-class Reshaped:
-    """Our tensor in another shape: -1 stands for what is left."""
-
-    to: Shape
-
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return tuple(ours[0].view(self.to).shape)
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        yield foreign, ours[0].view(foreign.shape)
-
-
-@dataclass(frozen=True)
-class AlongAxis:
-    """Our table of two axes with a place for one more before its last: [n, 1, width], or [1, n, width].
-
-    Args:
-        axis: where n stands.
-    """
-
-    axis: int
-
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return tuple(ours[0].unsqueeze(1 - self.axis).shape)
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        yield foreign, ours[0].unsqueeze(1 - self.axis)
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Our matrix with heads on an axis of their own, [dim, heads, head_dim].
-
-    Args:
-        head_dim: width of a head.
-        read: whether the matrix reads the stream, and so is turned; one that writes it is not.
-    """
-
-    head_dim: int
-    read: bool = True
-
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        rows, columns = reversed(ours[0].shape) if self.read else ours[0].shape
-        return (rows, columns // self.head_dim, self.head_dim)
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        flat = foreign.flatten(1)
-        yield flat.mT if self.read else flat, ours[0]
 
 
 @dataclass(frozen=True)

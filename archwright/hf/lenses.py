@@ -22,10 +22,10 @@ MISSING: Any = object()
 class Lens(Protocol):
     """One correspondence between a config and a spec."""
 
-    def read(self, config: Config) -> Table:
+    def read(self, config: Config, /) -> Table:
         """Return what the config says of the spec."""
 
-    def write(self, get: Get) -> dict[str, Any]:
+    def write(self, get: Get, /) -> dict[str, Any]:
         """Return the config's keys for a spec; fewer where it has no such values. What a config cannot
         say is found by reading it back."""
 
@@ -167,15 +167,20 @@ class Computed:
         key: the key of the config that this is all about, if there is one.
     """
 
-    reads: Callable[[Config], Table]
-    writes: Callable[[Get], dict[str, Any]]
+    read: Callable[[Config], Table]
+    write: Callable[[Get], dict[str, Any]]
     key: str | None = None
 
-    def read(self, config: Config) -> Table:
-        return self.reads(config)
 
-    def write(self, get: Get) -> dict[str, Any]:
-        return self.writes(get)
+def converted(
+    key: str, path: str, read: Callable[[Any], Any], write: Callable[[Any], Any]
+) -> Computed:
+    """Return the lens of config[key] and the value at a path, each a function of the other."""
+
+    def write_key(get: Get) -> dict[str, Any]:
+        return {} if (value := get(path)) is MISSING else nested(key, write(value))
+
+    return Computed(lambda config: nested(path, read(lookup(config, key))), write_key, key)
 
 
 PLAIN_ACTIVATIONS: Mapping[str, Table] = {

@@ -23,7 +23,7 @@ from archwright.hf.weights_reader import Store, opened
 from archwright.model.build import build_uninitialized
 from archwright.model.language_model import LanguageModel
 from archwright.progress import Progress
-from archwright.spec.embeddings import PooledHead
+from archwright.spec.embeddings import NoSequenceHead, PooledHead
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import flatten
@@ -90,16 +90,16 @@ def load(
     whole_config = read_config(folder)
     config, wrapper = text_config(whole_config)
     family = family_of(config, str(folder / FILE))
-    files = read_files(folder, _decoder_start(family) | whole_config)
+    # What the decoder of two stacks reads first, where the config does not say it.
+    start = family.defaults.get(DECODER_START) if family.encoder_layers else None
+    files = read_files(folder, ({} if start is None else {DECODER_START: start}) | whole_config)
     with opened(folder) as whole:
         store = whole if wrapper is None else _text_alone(wrapper, whole, folder)
         if wrapper is not None:  # the whole and the text model may differ in what they say of it
             config["tie_word_embeddings"] = "lm_head.weight" not in store.shapes
         spec = spec_of(config, str(folder / FILE), folder.resolve().name)
         _check_sizes(spec, family, store, folder)
-        spec = _biased_as_stored(spec, family, store)
-        spec = _judging_as_stored(spec, family, store)
-        spec = _detecting_as_stored(spec, family, store)
+        spec = _with_stored_heads(spec, family, store)
         spec = _tied_as_stored(spec, family, store, folder)
         assert spec.vocab_size != "auto"
         names = _checked(family, spec, store, folder)
@@ -109,12 +109,6 @@ def load(
         _fill(model, names, store)
     CAME_FROM[model] = Origin(family.model_type, files)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
-
-
-def _decoder_start(family: Family) -> dict[str, object]:
-    """Return what the decoder of two stacks reads first where a config does not say it."""
-    start = family.defaults.get(DECODER_START) if family.encoder_layers else None
-    return {} if start is None else {DECODER_START: start}
 
 
 def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:
@@ -152,21 +146,13 @@ def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
         raise UserError(f"{folder / FILE}: too large to be built: {first_line(error)}") from None
 
 
-def _biased_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
-    """Return the spec, with a bias of logits where the file has one that is not zero."""
-    name = _aliases(family, store).get(family.logits_bias)
-    return family.biased(spec, name is not None and bool(store.read(name).any()))
-
-
-def _judging_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
-    """Return the spec, with a head of rows where the file has one."""
-    has_head = family.sequence_head in _aliases(family, store)
-    return family.judging(spec, PooledHead() if has_head else None)
-
-
-def _detecting_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
-    """Return the spec, with a head that finds replaced tokens where the file has one."""
-    return family.detecting(spec, family.replaced_head in _aliases(family, store))
+def _with_stored_heads(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
+    """Return the spec with the heads that the file has, and a bias of logits where one there is not zero."""
+    in_file = _aliases(family, store)
+    bias = in_file.get(family.logits_bias)
+    has_bias = bias is not None and bool(store.read(bias).any())
+    sequence_head = PooledHead() if family.sequence_head in in_file else NoSequenceHead()
+    return family.with_heads(spec, has_bias, sequence_head, family.replaced_head in in_file)
 
 
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:
@@ -198,14 +184,12 @@ def _checked(
     in_file = _aliases(family, store)
     lines = []
     if missing := [n for n, slot in slots.items() if n not in in_file and slot.ours]:
-        lines.append(f"{folder}: {_few(missing, 'tensor')} missing")
+        lines.append(f"{folder}: {_few(missing)} missing")
     known = {*slots, *_repeated(family, spec)}
     if extra := [
         name for name in in_file if name not in known and not family.ignores(name, spec.num_layers)
     ]:
-        lines.append(
-            f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture_of(spec)} like this"
-        )
+        lines.append(f"{folder}: {_few(extra)} not of a {family.architecture_of(spec)} like this")
     for name, slot in slots.items():
         if name in in_file and not slot.fits(found := store.shapes[in_file[name]], tensors):
             wanted = list(slot.shape(tensors))
@@ -274,6 +258,6 @@ def _dtype(wanted: torch.dtype | str, store: Store) -> torch.dtype:
     return known.get(most, torch.float32)
 
 
-def _few(names: list[str], noun: str) -> str:
+def _few(names: list[str]) -> str:
     shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if names[NAMED:] else "")
-    return f"{len(names)} {noun}{'s' if names[1:] else ''} ({shown})"
+    return f"{len(names)} tensor{'s' if names[1:] else ''} ({shown})"

@@ -47,8 +47,7 @@ class Wrapper:
         return {**shared, **text} | ({"model_type": self.family} if self.family else {})
 
     def tensors(self, whole: Store) -> tuple[Store, list[str]]:
-        """Return the tensors of the text model, named as in a folder of its own, and which models are left
-        aside."""
+        """Return the tensors of the text model under its own names, and the models left aside."""
         names, aside = dict[str, str](), dict[str, None]()
         for name in whole.shapes:
             other = name.removeprefix("model.").split(".")[0]

@@ -17,8 +17,7 @@ ENCODER_AXES = frozenset(LayerSpec.model_fields) - {"cross_attention"}
 
 @dataclass(frozen=True)
 class InBoth:
-    """What a lens says of the layers of the decoder, said of those of the encoder too. What a model has that differs
-    there, a config cannot say."""
+    """A lens whose values hold for the layers of both stacks; a config cannot say otherwise."""
 
     lens: Lens
 

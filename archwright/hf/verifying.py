@@ -151,11 +151,12 @@ def _compare(
         if own.spec.encoder_model is None:
             found = own.model(tokens, padding_mask=real), theirs(tokens, **arguments)
         else:  # each text is the source of the other
-            read = _in_steps if family.in_steps else _at_once
-            found = (
-                own.model(tokens, tokens.flip(0), padding_mask=real),
-                read(theirs, tokens, tokens.flip(0), arguments),
-            )
+            targets = tokens.flip(0)
+            if family.in_steps:
+                out = _in_steps(theirs, tokens, targets, arguments)
+            else:
+                out = theirs(tokens, decoder_input_ids=targets, use_cache=False, **arguments)
+            found = own.model(tokens, targets, padding_mask=real), out
         logits = [getattr(out, "prediction_logits", None) for out in found]
     ours, expected = (
         _whole(out.logits if of_tokens is None else of_tokens, real).double()
@@ -178,12 +179,6 @@ def _compare(
         relative <= TOLERANCE if exact is None else rounding <= ROUNDING,
     )
     return comparison, expected
-
-
-def _at_once(
-    theirs: nn.Module, tokens: Tensor, decoder_tokens: Tensor, given: Mapping[str, Tensor]
-) -> Any:
-    return theirs(tokens, decoder_input_ids=decoder_tokens, use_cache=False, **given)
 
 
 def _in_steps(

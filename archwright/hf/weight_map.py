@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from archwright.hf.layer_types import follow
-from archwright.hf.layouts import FirstRow, Layout, Member, Same, Shape
+from archwright.hf.layouts import FirstRow, Layout, Same, Shape, View
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _slots(
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:
             for e in range(len(tensors[ours[0]])):
-                found[foreign.format(e=e) + suffix] = Slot(ours, Member(e))
+                found[foreign.format(e=e) + suffix] = Slot(ours, View(itemgetter(e)))
         else:
             layout = held.layout(layer) if callable(held.layout) else held.layout
             found[foreign + suffix] = Slot(ours, layout)

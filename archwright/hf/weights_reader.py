@@ -68,18 +68,8 @@ class Store:
         width = WIDTHS.get(self.dtypes[name].removeprefix("torch."), 4)
         return math.prod(self.shapes[name]) * width
 
-    def add_safetensors(self, path: Path, file: Any) -> None:
-        """Take the tensors of an open safetensors file."""
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            self._add(path, name, tuple(part.get_shape()), part.get_dtype(), file)
-
-    def add_pickled(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Take the tensors of an old file."""
-        for name, tensor in tensors.items():
-            self._add(path, name, tuple(tensor.shape), str(tensor.dtype), tensors)
-
-    def _add(self, path: Path, name: str, shape: Shape, dtype: str, file: object) -> None:
+    def add(self, path: Path, name: str, shape: Shape, dtype: str, file: object) -> None:
+        """Take a tensor of an open file, or of a table of tensors."""
         if name in self.shapes:
             raise UserError(f"{path}: {name}: found in another file, too")
         self.shapes[name], self.dtypes[name], self._files[name] = shape, dtype, (file, name)
@@ -98,9 +88,14 @@ def opened(folder: Path) -> Iterator[Store]:
             if kind := irregular(path):
                 raise UserError(f"{path}: found {kind}; expected a file of tensors")
             if path.suffix == ".bin":
-                store.add_pickled(path, _unpickled(path))
-            else:
-                store.add_safetensors(path, files.enter_context(_open(path)))
+                tensors = _unpickled(path)
+                for name, tensor in tensors.items():
+                    store.add(path, name, tuple(tensor.shape), str(tensor.dtype), tensors)
+                continue
+            file = files.enter_context(_open(path))
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                store.add(path, name, tuple(part.get_shape()), part.get_dtype(), file)
         yield store
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from archwright.hf.families.common import ALL_BIASES, DROPOUT, LAYER_NORM, TIED
+from archwright.hf.families.common import ALL_BIASES, DROPOUT, LAYER_NORM, TIED, attention_names
 from archwright.hf.families.fairseq import EMBEDDING_SCALE, LAYER_KEYS
 from archwright.hf.family import Family
-from archwright.hf.layouts import Reshaped
+from archwright.hf.layouts import View
 from archwright.hf.lenses import (
     Activation,
     Computed,
@@ -32,10 +32,7 @@ CROSS_BIASES = {f"cross_attention.bias.{part}": True for part in ("query", "key"
 DECODER_KEYS = {
     **LAYER_KEYS,
     "encoder_attn_layer_norm": "residual.norms.cross_attention",
-    "encoder_attn.q_proj": "cross_attention.query",
-    "encoder_attn.k_proj": "cross_attention.key",
-    "encoder_attn.v_proj": "cross_attention.value",
-    "encoder_attn.out_proj": "cross_attention.out",
+    **attention_names("encoder_attn", "cross_attention"),
 }
 LAYERS: dict[str, Any] = {
     "layers": "model.decoder.layers.{i}.",
@@ -47,7 +44,7 @@ LOGITS_BIAS = "final_logits_bias"
 """What is added to logits: a buffer, which the library never trains, and which most files have at zero."""
 BIASES: dict[str, Mapped] = {
     LOGITS_BIAS: (
-        When("head.bias", True, Fused(("head.bias",), Reshaped((1, -1)))),
+        When("head.bias", True, Fused(("head.bias",), View(lambda bias: bias[None]))),
         When("head.bias", False, filled(0.0, lambda spec: (1, int(spec.vocab_size)))),
     ),
 }
@@ -83,14 +80,8 @@ SAVED_SINES: dict[str, Mapped] = {
     for stack in ("encoder", "decoder")
 }
 
-KIN: tuple[Lens, ...] = (
+STACKS: tuple[Lens, ...] = (
     Set({"encoder.kind": "stack", "cross_attention.kind": "softmax", **CROSS_BIASES}),
-    Field("max_position_embeddings", "context_length"),
-    Field("d_model", "dim"),
-    Field("encoder_layers", "encoder.num_layers"),
-    Field("decoder_layers", "num_layers"),
-    Field("encoder_attention_heads", "encoder.attention.num_heads"),
-    Field("decoder_attention_heads", ("attention.num_heads", "cross_attention.num_heads")),
     Field("encoder_ffn_dim", "encoder.feedforward.hidden_dim"),
     Field("decoder_ffn_dim", "feedforward.hidden_dim"),
     Field("dropout", "embedding.dropout"),
@@ -102,6 +93,16 @@ KIN: tuple[Lens, ...] = (
         Field("activation_dropout", "feedforward.dropout"),
         DROPOUT,
     ),
+)
+"""Lenses that ProphetNet shares, too."""
+KIN: tuple[Lens, ...] = (
+    *STACKS,
+    Field("max_position_embeddings", "context_length"),
+    Field("d_model", "dim"),
+    Field("encoder_layers", "encoder.num_layers"),
+    Field("decoder_layers", "num_layers"),
+    Field("encoder_attention_heads", "encoder.attention.num_heads"),
+    Field("decoder_attention_heads", ("attention.num_heads", "cross_attention.num_heads")),
     EMBEDDING_SCALE,
 )
 """Lenses that all of them share; each adds its tables, its wiring, the norm of its embedding, and its positions."""

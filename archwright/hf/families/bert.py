@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from archwright.hf.families.blocks import has_sparse_blocks, sparse_blocks
-from archwright.hf.families.common import ALL_BIASES, HIDDEN, LAYER_NORM, SIZES, TIED, flag
+from archwright.hf.families.common import (
+    ALL_BIASES,
+    HIDDEN,
+    LAYER_NORM,
+    SIZES,
+    TIED,
+    attention_names,
+    attention_size,
+    flag,
+)
 from archwright.hf.families.global_tokens import (
     NUM_GLOBAL,
     PARTS,
@@ -18,7 +27,7 @@ from archwright.hf.families.global_tokens import (
     windows,
 )
 from archwright.hf.family import Family
-from archwright.hf.layouts import FirstRow, Heads, Reshaped
+from archwright.hf.layouts import FirstRow, View
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -33,7 +42,6 @@ from archwright.hf.lenses import (
     refused,
 )
 from archwright.hf.weight_map import Constant, Fused, When, filled
-from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.embeddings import Head
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
@@ -210,10 +218,7 @@ DISTILBERT = BERT.derive(
     masked_architecture="",
     layers="distilbert.transformer.layer.{i}.",
     layer_keys={
-        "attention.q_lin": "attention.query",
-        "attention.k_lin": "attention.key",
-        "attention.v_lin": "attention.value",
-        "attention.out_lin": "attention.out",
+        **attention_names("attention", maps=("q_lin", "k_lin", "v_lin", "out_lin")),
         "sa_layer_norm": "residual.norms.attention",
         "ffn.lin1": "feedforward.up",
         "ffn.lin2": "feedforward.down",
@@ -269,7 +274,7 @@ def _read_own_width(config: Config) -> Table:
 ALBERT = BERT.derive(
     "albert",
     "AlbertForMaskedLM",
-    Computed(_read_own_width, FACTORS.writes, "embedding_size"),
+    Computed(_read_own_width, FACTORS.write, "embedding_size"),
     Set({"attention.mask.kind": "full", "layers.shared": True}),
     Refuse("num_hidden_groups", (1,)),
     Refuse("inner_group_num", (1,)),
@@ -278,10 +283,7 @@ ALBERT = BERT.derive(
     sequence_head="sop_classifier.classifier.weight",
     layers="albert.encoder.albert_layer_groups.{i}.albert_layers.0.",
     layer_keys={
-        "attention.query": "attention.query",
-        "attention.key": "attention.key",
-        "attention.value": "attention.value",
-        "attention.dense": "attention.out",
+        **attention_names("attention", maps=("query", "key", "value", "dense")),
         "attention.LayerNorm": "residual.norms.attention",
         "ffn": "feedforward.up",
         "ffn_output": "feedforward.down",
@@ -352,13 +354,11 @@ def _read_width(config: Config) -> Table:
 
 def _sines(spec: ModelSpec) -> Tensor:
     """Return the table of sines and cosines that RoFormer's files hold, [context_length, head_dim]."""
-    attention = spec.layers_by_kind["default"].attention
-    assert isinstance(attention, SoftmaxAttention)
-    assert attention.head_dim != "auto"
-    import torch
+    import torch  # configs are read without it
 
-    pairs = torch.arange(0, attention.head_dim, 2, dtype=torch.float64)
-    angles = torch.arange(spec.context_length)[:, None] * 10_000.0 ** (-pairs / attention.head_dim)
+    width = attention_size(spec, "head_dim")
+    pairs = torch.arange(0, width, 2, dtype=torch.float64)
+    angles = torch.arange(spec.context_length)[:, None] * 10_000.0 ** (-pairs / width)
     return torch.cat((angles.sin(), angles.cos()), -1).float()
 
 
@@ -374,29 +374,25 @@ ROFORMER = BERT.derive(
 )
 
 
-def _heads(layer: LayerSpec) -> Heads:
-    assert isinstance(layer.attention, SoftmaxAttention)
-    assert layer.attention.head_dim != "auto"
-    return Heads(layer.attention.head_dim)
+def _reading(layer: LayerSpec) -> View:
+    """Return the layout [dim, heads, head_dim] of a map from the stream."""
+    return View(lambda weight: weight.mT.unflatten(1, (-1, attention_size(layer, "head_dim"))))
 
 
-def _out(layer: LayerSpec) -> Heads:
-    return Heads(_heads(layer).head_dim, read=False)
+def _writing(layer: LayerSpec) -> View:
+    """Return the same layout of a map to the stream."""
+    return View(lambda weight: weight.unflatten(1, (-1, attention_size(layer, "head_dim"))))
 
 
-def _by_heads(layer: LayerSpec) -> Reshaped:
-    return Reshaped((-1, _heads(layer).head_dim))
+def _by_heads(layer: LayerSpec) -> View:
+    return View(lambda bias: bias.unflatten(0, (-1, attention_size(layer, "head_dim"))))
 
 
 def _unread(*before: int) -> Constant:
     """Return what only texts of several segments read."""
 
     def shape(spec: ModelSpec) -> tuple[int, ...]:
-        attention = spec.layers_by_kind["default"].attention
-        assert isinstance(attention, SoftmaxAttention)
-        assert attention.num_heads != "auto"
-        assert attention.head_dim != "auto"
-        return (*before, attention.num_heads, attention.head_dim)
+        return (*before, *(attention_size(spec, option) for option in ("num_heads", "head_dim")))
 
     return filled(0.0, shape, read=False)
 
@@ -428,11 +424,11 @@ XLNET = Family(
     ),
     layers="transformer.layer.{i}.",
     layer_keys={
-        "rel_attn.q": Fused(("attention.query.weight",), _heads),
-        "rel_attn.k": Fused(("attention.key.weight",), _heads),
-        "rel_attn.v": Fused(("attention.value.weight",), _heads),
-        "rel_attn.o": Fused(("attention.out.weight",), _out),
-        "rel_attn.r": Fused(("attention.position.distance.weight",), _heads),
+        "rel_attn.q": Fused(("attention.query.weight",), _reading),
+        "rel_attn.k": Fused(("attention.key.weight",), _reading),
+        "rel_attn.v": Fused(("attention.value.weight",), _reading),
+        "rel_attn.o": Fused(("attention.out.weight",), _writing),
+        "rel_attn.r": Fused(("attention.position.distance.weight",), _reading),
         "rel_attn.r_w_bias": Fused(("attention.position.content_bias",), _by_heads),
         "rel_attn.r_r_bias": Fused(("attention.position.distance_bias",), _by_heads),
         "rel_attn.r_s_bias": _unread(),

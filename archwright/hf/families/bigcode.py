@@ -7,6 +7,7 @@ from archwright.hf.families.common import (
     LAYER_NORM,
     QKV,
     ROLES,
+    attention_size,
     by_head,
     flag,
 )
@@ -16,13 +17,11 @@ from archwright.hf.layer_types import Layers
 from archwright.hf.layouts import Layout, Rows
 from archwright.hf.lenses import Activation, Either, Field, Set, Write
 from archwright.hf.weight_map import Fused
-from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.model_spec import LayerSpec
 
 
 def _one_or_by_head(layer: LayerSpec) -> Layout:
-    assert isinstance(layer.attention, SoftmaxAttention)
-    return Rows() if layer.attention.num_kv_heads == 1 else by_head(layer)
+    return Rows() if attention_size(layer, "num_kv_heads") == 1 else by_head(layer)
 
 
 GPT_BIGCODE = GPT2.derive(

@@ -50,7 +50,7 @@ def _read_types(config: Config, n: int) -> list[str]:
     step = config["prefix_dense_sliding_window_pattern"]
     kinds = config["mlp_layer_types"] or ["dense" if i < first else "sparse" for i in range(n)]
     sees = config["layer_types"] or [
-        *every(step, "full_attention", "sliding_attention")(config, first),
+        *every(step)(config, first),
         *every_by("sliding_window_pattern")(config, n - first),
     ]
     if len(kinds) != len(sees):
@@ -108,18 +108,17 @@ DENSE = (
 
 def _roles() -> dict[str, Role]:
     """Return all types: what sees a window knows positions, and dense layers that see all may."""
-    rope = Rope(pairing="interleaved", fraction="")
     mixed, turned, still = (
         {"feedforward.kind": "experts"},
         {"position.kind": "rope"},
         {"position.kind": "none"},
     )
-    near, near_values = (*WINDOW.lenses, rope), {**WINDOW.values, **turned}
+    near, near_values = (*WINDOW.lenses, INTERLEAVED), {**WINDOW.values, **turned}
     return {
         "sliding_attention_sparse": Role({**near_values, **mixed}, (*near, *MIXTURE)),
         "full_attention_sparse": Role({**CAUSAL.values, **still, **mixed}, MIXTURE),
         "sliding_attention_dense": Role(near_values, (*near, *DENSE)),
-        f"turned_{FULL_DENSE}": Role({**CAUSAL.values, **turned}, (rope, *DENSE)),
+        f"turned_{FULL_DENSE}": Role({**CAUSAL.values, **turned}, (INTERLEAVED, *DENSE)),
         FULL_DENSE: Role({**CAUSAL.values, **still}, DENSE),
     }
 

@@ -1,6 +1,6 @@
 """Lenses, patterns of layers and names of tensors that families of several vendors share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, MaskPattern, Role
@@ -22,7 +22,6 @@ from archwright.hf.lenses import (
 )
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused, Mapped
-from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.model_spec import LayerSpec
 
 SIZES = (
@@ -38,8 +37,7 @@ ROPE = Rope(fraction="")
 
 
 def rope_in_some(without: str) -> CustomPattern:
-    """Return the pattern in which layers named `without` have no positions: 0 in a list, or each
-    `no_rope_layer_interval`-th."""
+    """Return the pattern of layers without positions: 0 in a list, or each `no_rope_layer_interval`-th."""
 
     def read(config: Config, n: int) -> list[str]:
         listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]
@@ -129,8 +127,7 @@ def layer_qk_norm(key: str, over: str, *, bias: bool = False) -> Switch:
 def experts(
     number: str, hidden: str, top_k: str = "num_experts_per_tok", routing: str = "", **fixed: Any
 ) -> tuple[Lens, ...]:
-    """Return the lenses of a mixture, by the keys of how many experts there are, how wide each is, and how
-    many of them a token goes through."""
+    """Return the lenses of a mixture, by the keys of the number of experts, their width and the top k."""
     fixed |= {"routing.kind": routing} if routing else {}
     return (
         Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
@@ -142,8 +139,7 @@ def experts(
 
 
 def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok") -> Lens:
-    """Return the lens of the balance loss, which is of all layers together, and whose f_e adds up to top_k
-    there and to 1 here."""
+    """Return the lens of the balance loss of all layers, whose f_e add up to top_k there and to 1 here."""
 
     def read(config: Config) -> Table:
         loss = lookup(config, key) * lookup(config, top_k)
@@ -178,15 +174,25 @@ def listed(
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
 
 
+def attention_names(
+    prefix: str,
+    ours: str = "attention",
+    maps: Sequence[str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
+) -> dict[str, Mapped]:
+    """Return the names of the maps of queries, keys, values and output."""
+    own = ("query", "key", "value", "out")
+    return {f"{prefix}.{name}": f"{ours}.{o}" for name, o in zip(maps, own, strict=True)}
+
+
 def gated(prefix: str, ours: str) -> dict[str, Mapped]:
     """Return the names of one gated feed-forward."""
     return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
 
 
-def switched(pattern: Listed) -> CustomPattern:
+def switched(read: Callable[[Config, int], list[str]]) -> CustomPattern:
     """Return a pattern that says in a key of its own whether there is any window."""
     return CustomPattern(
-        pattern.read,
+        read,
         lambda roles: {"layer_types": roles, "use_sliding_window": "sliding_attention" in roles},
     )
 
@@ -230,11 +236,15 @@ def conv1d(*ours: str) -> Fused:
     return Fused(ours, Transposed(Rows()))
 
 
+def attention_size(layer: LayerSpec, option: str) -> int:
+    """Return an option of a resolved attention, such as the number of its heads."""
+    size: int = dict(layer.attention)[option]
+    return size
+
+
 def by_head(layer: LayerSpec) -> ByGroup:
     """Return the layout of a matrix in which each key-value head has its queries, key and value together."""
-    assert isinstance(layer.attention, SoftmaxAttention)
-    assert layer.attention.head_dim != "auto"
-    return ByGroup(head_dim=layer.attention.head_dim)
+    return ByGroup(head_dim=attention_size(layer, "head_dim"))
 
 
 def hidden(key: str, dim: str) -> Either:

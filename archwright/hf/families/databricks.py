@@ -73,9 +73,7 @@ DBRX = Family(
     layer_keys={
         "norm_attn_norm.norm_1": "residual.norms.attention",
         "norm_attn_norm.norm_2": "residual.norms.feedforward",
-        "norm_attn_norm.attn.Wqkv": Fused(
-            ("attention.query", "attention.key", "attention.value"), Rows()
-        ),
+        "norm_attn_norm.attn.Wqkv": Fused(QKV, Rows()),
         "norm_attn_norm.attn.out_proj": "attention.out",
         "ffn.router.layer": "feedforward.router",
         "ffn.experts.mlp.w1": Fused(("feedforward.experts.gate.weight",), Flattened()),

@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from archwright.hf.families.bert import BERT, TOKEN_TYPES
-from archwright.hf.families.common import ALL_BIASES, flag
-from archwright.hf.layouts import ByGroup
+from archwright.hf.families.common import ALL_BIASES, by_head, flag
 from archwright.hf.lenses import (
     MISSING,
     Computed,
@@ -21,12 +20,11 @@ from archwright.hf.lenses import (
     Switch,
     Table,
     Write,
+    converted,
     refused,
 )
 from archwright.hf.weight_map import Fused
-from archwright.spec.attention import DisentangledAttention, SoftmaxAttention
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import LayerSpec
 
 TERMS = {
     ("c2p", "p2c"): "both",
@@ -69,16 +67,6 @@ def _read_distances(config: Config) -> Table:
     """Read how far distances reach; where no number is given, as far as texts."""
     far = config["max_relative_positions"]
     return {"attention": {"max_distance": far if far > 0 else config["max_position_embeddings"]}}
-
-
-def _read_buckets(config: Config) -> Table:
-    number = config["position_buckets"]
-    return {"attention": {"num_buckets": number if number > 0 else "none"}}
-
-
-def _write_buckets(get: Get) -> dict[str, Any]:
-    number = get("attention.num_buckets")
-    return {"position_buckets": -1 if number == "none" else number}
 
 
 def _only(key: str, derived: Callable[[Config], int]) -> Computed:
@@ -134,13 +122,6 @@ LEGACY = {
 TABLE = "relatives.distances_0"
 
 
-def _in_proj(layer: LayerSpec) -> ByGroup:
-    """Return the layout of a matrix in which each head has its query, key and value together."""
-    assert isinstance(layer.attention, DisentangledAttention | SoftmaxAttention)
-    assert layer.attention.head_dim != "auto"
-    return ByGroup(head_dim=layer.attention.head_dim)
-
-
 _NORM: Mapping[Hashable, Lens | Sequence[Lens]] = {
     "layer_norm": (
         Set({"attention.distance_norm.kind": "layer"}),
@@ -160,7 +141,12 @@ DEBERTA_V2 = BERT.derive(
             False: (*WITHOUT, SEEN, *HEADS, Set(BIASES)),
             True: (
                 *(WITH, SEEN, *HEADS, Set(BIASES), *FURTHER),
-                Computed(_read_buckets, _write_buckets),
+                converted(
+                    "position_buckets",
+                    "attention.num_buckets",
+                    lambda number: number if number > 0 else "none",
+                    lambda number: -1 if number == "none" else number,
+                ),
                 Switch("norm_rel_ebd", _NORM),
                 Switch(
                     "share_att_key",
@@ -227,7 +213,7 @@ DEBERTA = DEBERTA_V2.derive(
     Refuse("talking_head", (False,)),
     layer_keys={
         "attention.self.in_proj.weight": Fused(
-            ("attention.query.weight", "attention.key.weight", "attention.value.weight"), _in_proj
+            ("attention.query.weight", "attention.key.weight", "attention.value.weight"), by_head
         ),
         "attention.self.q_bias": "attention.query.bias",
         "attention.self.v_bias": "attention.value.bias",

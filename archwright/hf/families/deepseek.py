@@ -9,6 +9,7 @@ from archwright.hf.families.common import (
     FIRST_DENSE,
     FURTHER,
     ROUTED,
+    attention_size,
     experts,
     flag,
     shared,
@@ -19,7 +20,6 @@ from archwright.hf.layouts import ByGroup, Rows
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Refuse, Set, Switch, Table
 from archwright.hf.rope import mscale
 from archwright.hf.weight_map import Fused, Mapped
-from archwright.spec.attention import LatentAttention
 from archwright.spec.model_spec import LayerSpec
 
 BIASES = tuple(f"attention.bias.{part}" for part in ("query_down", "latent", "rope_key", "out"))
@@ -27,9 +27,7 @@ BIASES = tuple(f"attention.bias.{part}" for part in ("query_down", "latent", "ro
 
 def _heads_apart(layer: LayerSpec) -> ByGroup:
     """Return the layout of keys and values that take turns by head."""
-    assert isinstance(layer.attention, LatentAttention)
-    assert layer.attention.num_heads != "auto"
-    return ByGroup(groups=layer.attention.num_heads)
+    return ByGroup(groups=attention_size(layer, "num_heads"))
 
 
 def _read_scale(config: Config) -> Table:

@@ -14,7 +14,7 @@ from archwright.hf.families.common import (
 )
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern
-from archwright.hf.layouts import Reshaped
+from archwright.hf.layouts import View
 from archwright.hf.lenses import Config, Field, Refuse, Set
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused
@@ -67,7 +67,7 @@ ERNIE4_5_MOE = LLAMA.derive(
     layer_keys={
         "mlp.gate": "feedforward.router",
         "mlp.moe_statics.e_score_correction_bias": Fused(
-            ("feedforward.selection_bias",), Reshaped((1, -1))
+            ("feedforward.selection_bias",), View(lambda bias: bias[None])
         ),
         **EXPERTS,
         **gated("mlp.shared_experts", "feedforward.shared"),

@@ -21,7 +21,7 @@ def _exaone_layers(config: Config, num_layers: int) -> list[str]:
     """Full layers have positions where no layer has a window, and none otherwise."""
     pattern = config["sliding_window_pattern"]
     whole = config["sliding_window"] is None or not pattern
-    derived = every(num_layers + 1 if whole else pattern, "full_attention", "sliding_attention")
+    derived = every(num_layers + 1 if whole else pattern)
     names = config.get("layer_types") or derived(config, num_layers)
     turns = config["sliding_window"] is None
     return ["full_rope" if turns and name == "full_attention" else name for name in names]
@@ -60,7 +60,7 @@ EXAONE_MOE = LLAMA.derive(
     groups=(
         Layers(Listed(otherwise=every_by("sliding_window_pattern")), rope_in_windows(ROPE)),
         sparse(
-            Listed("mlp_layer_types", FIRST_DENSE.reads),
+            Listed("mlp_layer_types", FIRST_DENSE.read),
             *routed("num_experts", shared("num_shared_experts")),
         ),
     ),

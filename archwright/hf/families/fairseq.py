@@ -1,6 +1,15 @@
 """Families that grew in fairseq: OPT and XGLM of Meta, BioGPT of Microsoft."""
 
-from archwright.hf.families.common import ALL_BIASES, DROPOUT, HIDDEN, LAYER_NORM, SIZES, TIED, flag
+from archwright.hf.families.common import (
+    ALL_BIASES,
+    DROPOUT,
+    HIDDEN,
+    LAYER_NORM,
+    SIZES,
+    TIED,
+    attention_names,
+    flag,
+)
 from archwright.hf.family import Family
 from archwright.hf.lenses import Activation, Field, Refuse, Set
 
@@ -10,10 +19,7 @@ EMBEDDING_SCALE = flag(
 LAYER_KEYS = {
     "self_attn_layer_norm": "residual.norms.attention",
     "final_layer_norm": "residual.norms.feedforward",
-    "self_attn.q_proj": "attention.query",
-    "self_attn.k_proj": "attention.key",
-    "self_attn.v_proj": "attention.value",
-    "self_attn.out_proj": "attention.out",
+    **attention_names("self_attn"),
     "fc1": "feedforward.up",
     "fc2": "feedforward.down",
 }

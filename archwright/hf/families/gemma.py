@@ -10,7 +10,7 @@ from archwright.hf.rope import Rope
 TANH = {"kind": "geglu", "approximate": "tanh"}
 NORM = {"norm.weight": "unit_offset", "norm.scale_in": "float32"}
 TWO_WAY = Refuse("use_bidirectional_attention", (None, False))
-EVERY_SECOND = Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES)
+EVERY_SECOND = Layers(Listed(otherwise=every(2)), ROLES)
 GEMMA = LLAMA.derive(
     "gemma",
     "GemmaForCausalLM",

@@ -108,7 +108,7 @@ GPT_OSS = LLAMA.derive(
     Field("swiglu_alpha", "feedforward.expert.sharpness"),
     Field("swiglu_limit", "feedforward.expert.limit"),
     balance(),
-    groups=(Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES),),
+    groups=(Layers(Listed(otherwise=every(2)), ROLES),),
     layer_keys={
         "self_attn.sinks": "attention.sinks",
         "mlp.router": "feedforward.router",

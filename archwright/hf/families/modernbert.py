@@ -1,7 +1,5 @@
 """ModernBERT and its decoder: LayerNorm, a head with a map of its own, and RoPE of another base in windows."""
 
-from typing import Any
-
 from archwright.hf.families.bert import HEAD_ACTIVATIONS
 from archwright.hf.families.common import (
     ATTENTION_BIAS,
@@ -13,22 +11,13 @@ from archwright.hf.families.common import (
     SIZES,
     SOFTMAX,
     TIED,
+    attention_names,
     by_type,
 )
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
 from archwright.hf.layouts import Rows
-from archwright.hf.lenses import (
-    MISSING,
-    Activation,
-    Computed,
-    Field,
-    Get,
-    Set,
-    Switch,
-    Write,
-    nested,
-)
+from archwright.hf.lenses import Activation, Computed, Field, Set, Switch, Write, converted
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused
 
@@ -52,12 +41,7 @@ LOCAL_ROPE = Rope(fraction="", theta="local_rope_theta", layer_type="sliding_att
 def _local(option: str) -> Computed:
     """Return the lens of how far a window reaches, half of what the key says, as an option of its mask."""
     path = f"attention.mask.{option}"
-
-    def write(get: Get) -> dict[str, Any]:
-        reach = get(path)
-        return {} if reach is MISSING else {"local_attention": reach * 2}
-
-    return Computed(lambda config: nested(path, config["local_attention"] // 2), write)
+    return converted("local_attention", path, lambda width: width // 2, lambda reach: reach * 2)
 
 
 MODERNBERT_DECODER = Family(
@@ -91,10 +75,7 @@ MODERNBERT_DECODER = Family(
     layer_keys={
         "attn_norm": "residual.norms.attention",
         "mlp_norm": "residual.norms.feedforward",
-        "attn.q_proj": "attention.query",
-        "attn.k_proj": "attention.key",
-        "attn.v_proj": "attention.value",
-        "attn.Wo": "attention.out",
+        **attention_names("attn", maps=("q_proj", "k_proj", "v_proj", "Wo")),
         "mlp.Wi": GATE_UP,
         "mlp.Wo": "feedforward.down",
     },

@@ -7,6 +7,11 @@ from archwright.hf.lenses import Field, Refuse, Set
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Mapped
 
+OUTPUT_NORM_NAMES: dict[str, Mapped] = {
+    "post_attention_layernorm": "residual.norms.attention",
+    "post_feedforward_layernorm": "residual.norms.feedforward",
+}
+
 OLMOE = LLAMA.derive(
     "olmoe",
     "OlmoeForCausalLM",
@@ -28,11 +33,7 @@ FLEX_OLMO = LLAMA.derive(
     *experts("num_experts", "intermediate_size"),
     Field("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
-    layer_keys={
-        "post_attention_layernorm": "residual.norms.attention",
-        "post_feedforward_layernorm": "residual.norms.feedforward",
-        **EXPERTS,
-    },
+    layer_keys=OUTPUT_NORM_NAMES | EXPERTS,
 )
 
 OLMO = LLAMA.derive(
@@ -42,11 +43,6 @@ OLMO = LLAMA.derive(
     Set({"norm.weight": "none", "norm.bias": False}),
     Field("clip_qkv", "attention.qkv_clip", or_none=True),
 )
-
-OUTPUT_NORM_NAMES: dict[str, Mapped] = {
-    "post_attention_layernorm": "residual.norms.attention",
-    "post_feedforward_layernorm": "residual.norms.feedforward",
-}
 
 OLMO2 = LLAMA.derive(
     "olmo2",
@@ -61,7 +57,7 @@ OLMO3 = OLMO2.derive(
     "Olmo3ForCausalLM",
     groups=(
         Layers(
-            Listed(otherwise=every(4, "full_attention", "sliding_attention")),
+            Listed(otherwise=every(4)),
             by_type(
                 (Rope(fraction="", layer_type="full_attention"),),
                 (Rope(fraction="", layer_type="sliding_attention", scaled=False),),

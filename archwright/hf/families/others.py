@@ -18,6 +18,7 @@ from archwright.hf.families.common import (
     ROUTED,
     SIGMOID,
     W_EXPERTS,
+    attention_size,
     balance,
     by_head,
     by_type,
@@ -92,7 +93,7 @@ SMOLLM3 = LLAMA.derive(
                 "nope": Role({"position.kind": "none"}),
             },
         ),
-        Layers(switched(Listed(otherwise=_windows)), ROLES),
+        Layers(switched(Listed(otherwise=_windows).read), ROLES),
     ),
 )
 
@@ -312,7 +313,7 @@ APERTUS = ARCEE.derive(
 
 
 def _swapped(layer: LayerSpec) -> HalvesSwapped:
-    return HalvesSwapped(layer.attention.model_dump()["head_dim"])
+    return HalvesSwapped(attention_size(layer, "head_dim"))
 
 
 NANOCHAT = ARCEE.derive(

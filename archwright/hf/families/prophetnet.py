@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from archwright.hf.families.bart import CROSS_BIASES, NORMED_EMBEDDING, POST_NORM
-from archwright.hf.families.common import ALL_BIASES, DROPOUT, LAYER_NORM, TIED
+from archwright.hf.families.bart import NORMED_EMBEDDING, POST_NORM, STACKS
+from archwright.hf.families.common import (
+    TIED,
+    attention_names,
+    attention_size,
+)
 from archwright.hf.family import Family
 from archwright.hf.layouts import FirstRowLast, TurnsSwapped
-from archwright.hf.lenses import Activation, Computed, Config, Field, Get, Refuse, Set, Table
+from archwright.hf.lenses import Computed, Config, Field, Get, Refuse, Set, Table
 from archwright.hf.two_stacks import in_both
 from archwright.hf.weight_map import Fused, Mapped
-from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec
 
@@ -51,17 +54,13 @@ def _write_positions(get: Get) -> dict[str, Any]:
 
 def _buckets_first(layer: LayerSpec) -> TurnsSwapped:
     """Return the layout of a map whose numbers for each bucket stand together, and here those for each head."""
-    assert isinstance(layer.attention, SoftmaxAttention)
-    return TurnsSwapped(groups=int(layer.attention.num_heads))
+    return TurnsSwapped(groups=attention_size(layer, "num_heads"))
 
 
 LAYER_KEYS: dict[str, Mapped] = {
     "self_attn_layer_norm": "residual.norms.attention",
     "feed_forward_layer_norm": "residual.norms.feedforward",
-    "self_attn.query_proj": "attention.query",
-    "self_attn.key_proj": "attention.key",
-    "self_attn.value_proj": "attention.value",
-    "self_attn.out_proj": "attention.out",
+    **attention_names("self_attn", maps=("query_proj", "key_proj", "value_proj", "out_proj")),
     "feed_forward.intermediate": "feedforward.up",
     "feed_forward.output": "feedforward.down",
 }
@@ -70,25 +69,14 @@ PROPHETNET = Family(
     "prophetnet",
     "ProphetNetForConditionalGeneration",
     lenses=(
-        Set({"encoder.kind": "stack", "cross_attention.kind": "softmax", **CROSS_BIASES}),
+        *STACKS,
         Field("vocab_size", "vocab_size"),
         Field("hidden_size", "dim"),
         Field("num_encoder_layers", "encoder.num_layers"),
         Field("num_decoder_layers", "num_layers"),
         Field("num_encoder_attention_heads", "encoder.attention.num_heads"),
         Field("num_decoder_attention_heads", ("attention.num_heads", "cross_attention.num_heads")),
-        Field("encoder_ffn_dim", "encoder.feedforward.hidden_dim"),
-        Field("decoder_ffn_dim", "feedforward.hidden_dim"),
-        Field("dropout", "embedding.dropout"),
-        Field("attention_dropout", "cross_attention.dropout"),
-        *in_both(
-            Set({"attention.kind": "softmax", **LAYER_NORM, "norm.eps": 1e-5, **ALL_BIASES}),
-            Set({"position.kind": "learned"}),
-            Activation("activation_function", gated=False),
-            Field("dropout", "residual.dropout"),
-            Field("activation_dropout", "feedforward.dropout"),
-            DROPOUT,
-        ),
+        *in_both(Set({"position.kind": "learned"})),
         *POST_NORM,
         NORMED_EMBEDDING,
         Computed(_read_positions, _write_positions, ROWS),
@@ -103,10 +91,9 @@ PROPHETNET = Family(
     layer_keys={
         **LAYER_KEYS,
         "cross_attn_layer_norm": "residual.norms.cross_attention",
-        "cross_attn.query_proj": "cross_attention.query",
-        "cross_attn.key_proj": "cross_attention.key",
-        "cross_attn.value_proj": "cross_attention.value",
-        "cross_attn.out_proj": "cross_attention.out",
+        **attention_names(
+            "cross_attn", "cross_attention", ("query_proj", "key_proj", "value_proj", "out_proj")
+        ),
         "self_attn.relative_pos_embeddings": Fused(
             ("attention.distance_scores.map",), _buckets_first
         ),

@@ -46,16 +46,7 @@ QWEN2_MOE = LLAMA.derive(
     "Qwen2MoeForCausalLM",
     flag("qkv_bias", QKV_BIASES),
     groups=(
-        Layers(
-            CustomPattern(
-                _alternating,
-                lambda roles: {
-                    "layer_types": roles,
-                    "use_sliding_window": "sliding_attention" in roles,
-                },
-            ),
-            ROLES,
-        ),
+        Layers(switched(_alternating), ROLES),
         sparse(
             STEPPED,
             *experts("num_experts", "moe_intermediate_size", shared="gated"),
@@ -109,7 +100,7 @@ def _upper_layers(config: Config, num_layers: int) -> list[str]:
     return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
 
 
-UPPER_LAYERS = switched(Listed(otherwise=_upper_layers))
+UPPER_LAYERS = switched(Listed(otherwise=_upper_layers).read)
 """Windows from layer `max_window_layers` on, if they are switched on."""
 
 QWEN2 = LLAMA.derive(

@@ -10,64 +10,18 @@ from typing import Any
 from archwright.hf.families.common import FEEDFORWARD_BIASES, LAYER_NORM, flag
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Role
-from archwright.hf.layouts import AlongAxis
-from archwright.hf.lenses import (
-    MISSING,
-    Activation,
-    Computed,
-    Config,
-    Field,
-    Get,
-    Refuse,
-    Set,
-    Switch,
-    Table,
-    nested,
-)
+from archwright.hf.layouts import View
+from archwright.hf.lenses import Activation, Computed, Field, Refuse, Set, Switch, converted
 from archwright.hf.weight_map import Fused, filled
 
 
-def _number_of_layers(config: Config) -> Table:
-    return {"num_layers": len(config["attn_layers"])}
+def _read_buckets(number: Any) -> Any:
+    """Return a number of buckets, a list of factors as a tuple; null follows from the length."""
+    return "auto" if number is None else tuple(number) if isinstance(number, list) else number
 
 
-def _buckets() -> Computed:
-    """Return the lens of a number of buckets, which is a list where it is a product, and null where it follows."""
-    path = "attention.num_buckets"
-
-    def read(config: Config) -> Table:
-        found = config["num_buckets"]
-        found = tuple(found) if isinstance(found, list) else found
-        return nested(path, "auto" if found is None else found)
-
-    def write(get: Get) -> dict[str, Any]:
-        found = get(path)
-        if found is MISSING:
-            return {}
-        return {"num_buckets": [*found] if isinstance(found, tuple) else found}
-
-    return Computed(read, write, "num_buckets")
-
-
-def _seed() -> Computed:
-    """Return the lens of the seed of rotations; those that the library draws anew in each pass are drawn once here."""
-    path = "attention.hash_seed"
-
-    def write(get: Get) -> dict[str, Any]:
-        seed = get(path)
-        return {} if seed is MISSING else {"hash_seed": seed}
-
-    return Computed(lambda config: nested(path, config["hash_seed"] or 0), write, "hash_seed")
-
-
-def _grid(key: str, path: str) -> Computed:
-    """Return the lens of a list of numbers."""
-
-    def write(get: Get) -> dict[str, Any]:
-        found = get(path)
-        return {} if found is MISSING else {key: [*found]}
-
-    return Computed(lambda config: nested(path, tuple(config[key])), write, key)
+def _write_buckets(number: Any) -> Any:
+    return [*number] if isinstance(number, tuple) else number
 
 
 HEADS = (
@@ -96,8 +50,9 @@ LSH = Role(
         Field("lsh_num_chunks_after", "attention.chunks_after"),
         Field("lsh_attention_probs_dropout_prob", "attention.dropout"),
         Field("num_hashes", "attention.num_hashes"),
-        _buckets(),
-        _seed(),
+        converted("num_buckets", "attention.num_buckets", _read_buckets, _write_buckets),
+        # Rotations that the library draws anew in each pass are drawn once here.
+        converted("hash_seed", "attention.hash_seed", lambda seed: seed or 0, int),
     ),
 )
 
@@ -108,7 +63,11 @@ REFORMER = Family(
     lenses=(
         Field("vocab_size", "vocab_size"),
         Field("hidden_size", "dim"),
-        Computed(_number_of_layers, lambda get: {}, "num_hidden_layers"),
+        Computed(
+            lambda config: {"num_layers": len(config["attn_layers"])},
+            lambda get: {},
+            "num_hidden_layers",
+        ),
         Field("max_position_embeddings", "context_length"),
         Set({"residual.kind": "reversible", "residual.join": "concat", **LAYER_NORM}),
         Field("layer_norm_eps", "norm.eps"),
@@ -123,8 +82,8 @@ REFORMER = Family(
             {
                 True: (
                     Set({"position.kind": "axial"}),
-                    _grid("axial_pos_shape", "position.shape"),
-                    _grid("axial_pos_embds_dim", "position.dims"),
+                    converted("axial_pos_shape", "position.shape", tuple, list),
+                    converted("axial_pos_embds_dim", "position.dims", tuple, list),
                 ),
                 False: Set({"position.kind": "learned"}),
             },
@@ -146,11 +105,12 @@ REFORMER = Family(
     model_keys={
         "reformer.embeddings.word_embeddings": "embedding",
         "reformer.embeddings.position_embeddings.embedding": "position.table",
+        # [rows, 1, width] and [1, columns, width]
         "reformer.embeddings.position_embeddings.weights.0": Fused(
-            ("position.tables.0.weight",), AlongAxis(0)
+            ("position.tables.0.weight",), View(lambda table: table[:, None])
         ),
         "reformer.embeddings.position_embeddings.weights.1": Fused(
-            ("position.tables.1.weight",), AlongAxis(1)
+            ("position.tables.1.weight",), View(lambda table: table[None])
         ),
         "reformer.encoder.layer_norm": "norm",
         "lm_head.decoder": "head",

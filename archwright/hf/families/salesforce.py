@@ -1,6 +1,6 @@
 """Salesforce: CTRL with positions of its kind, and CodeGen."""
 
-from archwright.hf.families.common import ALL_BIASES, GPT_SIZES, LAYER_NORM, TIED
+from archwright.hf.families.common import ALL_BIASES, GPT_SIZES, LAYER_NORM, TIED, attention_names
 from archwright.hf.families.eleuther import GPT_J
 from archwright.hf.family import Family
 from archwright.hf.layouts import ByGroup
@@ -37,10 +37,7 @@ CTRL = Family(
     layer_keys={
         "layernorm1": "residual.norms.attention",
         "layernorm2": "residual.norms.feedforward",
-        "multi_head_attention.Wq": "attention.query",
-        "multi_head_attention.Wk": "attention.key",
-        "multi_head_attention.Wv": "attention.value",
-        "multi_head_attention.dense": "attention.out",
+        **attention_names("multi_head_attention", maps=("Wq", "Wk", "Wv", "dense")),
         "ffn.0": "feedforward.up",
         "ffn.2": "feedforward.down",
     },

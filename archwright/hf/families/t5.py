@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from archwright.hf.families.common import TIED, flag
+from archwright.hf.families.common import TIED, attention_names, flag
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.lenses import (
@@ -62,11 +62,6 @@ def _bias(attention: str = SELF) -> str:
     return f"layer.0.{attention}.relative_attention_bias"
 
 
-def _attention(layer: str, ours: str) -> dict[str, Mapped]:
-    maps = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    return {f"{layer}.{name}": f"{ours}.{map_}" for name, map_ in maps.items()}
-
-
 def _layer(
     feedforward: str, attention: str = SELF, inner: str = "DenseReluDense"
 ) -> dict[str, Mapped]:
@@ -74,7 +69,7 @@ def _layer(
     inner = f"{feedforward}.{inner}"
     return {
         "layer.0.layer_norm": "residual.norms.attention",
-        **_attention(f"layer.0.{attention}", "attention"),
+        **attention_names(f"layer.0.{attention}", maps="qkvo"),
         _bias(attention): "attention.position.table",
         f"{feedforward}.layer_norm": "residual.norms.feedforward",
         f"{inner}.wi": When("feedforward.gated", False, "feedforward.up"),
@@ -87,7 +82,7 @@ def _layer(
 ENCODER = _layer("layer.1")
 CROSS_ATTENTION = {
     "layer.1.layer_norm": "residual.norms.cross_attention",
-    **_attention("layer.1.EncDecAttention", "cross_attention"),
+    **attention_names("layer.1.EncDecAttention", "cross_attention", maps="qkvo"),
 }
 DECODER = {**_layer("layer.2"), **CROSS_ATTENTION}
 
@@ -157,8 +152,7 @@ UMT5 = T5.derive(
 
 
 def _sparse(number: str) -> CustomPattern:
-    """Return the pattern in which config[number] of the layers have experts: the second of each group of layers, and
-    one at least."""
+    """Return the pattern of config[number] layers with experts: the second of each group of layers."""
 
     def read(config: Config, num_layers: int) -> list[str]:
         return _roles(num_layers, config[number])
@@ -231,10 +225,9 @@ LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
 
 
 def _read_scale(config: Config) -> Table:
-    """Return the head: the key only tells whether logits are scaled. Published files deny it, and the code that trained
-    them has a head of its own; the library ties it unless the file has both. So tensors decide."""
-    scaled = config.get("scale_decoder_outputs", config["tie_word_embeddings"] is not False)
-    return {"head": {"tied": True, **(_scaled(config) if scaled else {})}}
+    """Return a tied head. Published files deny that, but the key only tells whether logits are scaled. Tensors decide
+    whether the head is tied; the library ties it unless a file has both tables."""
+    return {"head": _read_head(config)["head"] | {"tied": True}}
 
 
 def _write_scale(get: Get) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from archwright.hf.families.common import (
     ROPE,
     TIED,
     WINDOW,
+    attention_names,
     flag,
     gated,
 )
@@ -51,7 +52,7 @@ CROSS: tuple[Lens, ...] = (
 )
 """What the decoder's table says besides."""
 
-TYPES = Listed(otherwise=every(2, "full_attention", "sliding_attention"))
+TYPES = Listed(otherwise=every(2))
 BOTH_WAYS = {
     "full_attention": Role({"attention.mask.kind": "full"}),
     "sliding_attention": Role(
@@ -62,11 +63,10 @@ BOTH_WAYS = {
 
 
 def _attention(theirs: str, ours: str) -> dict[str, Mapped]:
-    maps = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
     return {
         f"pre_{theirs}_layernorm": f"residual.norms.{ours}",
         f"post_{theirs}_layernorm": f"residual.out_norms.{ours}",
-        **{f"{theirs}.{name}": f"{ours}.{map_}" for name, map_ in maps.items()},
+        **attention_names(theirs, ours, ("q_proj", "k_proj", "v_proj", "o_proj")),
     }
 
 
