@@ -112,8 +112,7 @@ def _same_tokenizer(one: History, other: History) -> bool:
 
 
 def _same_text(one: History, other: History, part: str) -> bool:
-    """Tell whether two runs have the same text: as many bytes and documents, or where these were not recorded, the same
-    settings."""
+    """Tell whether two runs have texts of the same size or, if no sizes were recorded, the same settings."""
     sizes = [_size(history, part) for history in (one, other)]
     if all(sizes):
         return sizes[0] == sizes[1]

@@ -18,7 +18,6 @@ from archwright.reporting.document import (
     Page,
     Row,
     Section,
-    Symbol,
     Table,
     Text,
 )
@@ -39,14 +38,13 @@ from archwright.reporting.plan_rows import (
     strategy_rows,
     training_rows,
 )
+from archwright.reporting.styles import DASHES, SYMBOLS
 
 MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
     "training": ("training", "circle-open", "$series-1", 16),
     "prefill": ("prefill", "square", "$series-3", 8),
     "decode": ("decode", "triangle-up", "$series-2", 10),
 }
-DASHES = ("solid", "dash", "dot", "dashdot")
-SYMBOLS: tuple[Symbol, ...] = ("circle", "square", "diamond", "triangle-up")
 FROM_ZERO = {"rangemode": "tozero"}
 INTENSITY = {"type": "log", "dtick": 1}
 SHORT = 100
@@ -355,8 +353,7 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
 
 
 def _log_axis(traces: Iterable[Mapping[str, Any]], axis: str) -> dict[str, Any]:
-    """Return an axis with ticks at powers of ten, or at 1, 2 and 5 times these where it is short: those of Plotly
-    are single digits there, or none."""
+    """Return a logarithmic axis with ticks at powers of ten; if it is short, also at 2 and 5 times these."""
     values = [value for trace in traces for value in trace[axis]]
     low, high = min(values), max(values)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -4,7 +4,6 @@ import csv
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
 
 from archwright.files import atomic_write, clear_errors
 from archwright.reporting.history import MEASURED
@@ -40,12 +39,6 @@ class CsvLog:
                 lines[record["kind"]].append(_row(record))
         for kind, rows in lines.items():
             atomic_write(self._file(kind), "".join(rows))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def write(self, record: Record) -> None:
         """Add a record's row, if its kind has a file."""

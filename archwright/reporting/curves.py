@@ -16,10 +16,12 @@ from archwright.reporting.thinning import BUCKETS, Values, smoothed, thin
 Trace = dict[str, Any]
 
 
-def axes(history: History) -> list[Axis]:
-    """Return what a run's curves can be drawn against."""
-    found = axes_up_to(float(history.train["seconds"].max(initial=0)), "training time")
-    return [axis for axis in found if axis.column != "flops" or history.flops_per_token]
+def axes(histories: Sequence[History]) -> list[Axis]:
+    """Return what the curves of all of some runs can be drawn against."""
+    longest = max(float(history.train["seconds"].max(initial=0)) for history in histories)
+    found = axes_up_to(longest, "training time")
+    counted = all(history.flops_per_token for history in histories)
+    return [axis for axis in found if axis.column != "flops" or counted]
 
 
 def axes_up_to(seconds: float, time: str) -> list[Axis]:
@@ -37,11 +39,11 @@ def axes_up_to(seconds: float, time: str) -> list[Axis]:
 
 def loss_chart(history: History) -> Chart:
     """Return training and held-out loss with compressors as levels and events as marks."""
-    traces = [
-        *step_traces(history, "loss", "training", "$training", ".4f"),
-        *_held_out(history),
-        *_spikes(history),
-    ]
+    traces = step_traces(history, "loss", "training", "$training", ".4f")
+    if history.evals:
+        losses = [line["nats_per_token"] for line in history.evals]
+        traces.append(_evaluated(history.evals, losses, history))
+    traces += _spikes(history)
     # Where the run was resumed or stopped.
     lines = [
         event
@@ -166,7 +168,7 @@ def is_drawn(values: Values) -> bool:
 
 def along(history: History, index: NDArray[np.int64]) -> Trace:
     """Return the columns that a curve can be drawn against, at some of the steps."""
-    columns = {name: history.train[name][index] for name in ("step", "tokens", "seconds")}
+    columns = {name: history.train[name][index] for name in _ALONG}
     return _with_flops(columns, history)
 
 
@@ -233,31 +235,24 @@ def step_traces(
     return [trace | {"raw": True}, *means]
 
 
-def _held_out(history: History) -> list[Trace]:
-    if not history.evals:
-        return []
-    return [_evaluated(history.evals, [line["nats_per_token"] for line in history.evals], history)]
-
-
 def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History) -> Trace:
     """Draw what evaluations found."""
+    bits = [line.get("bits_per_byte") for line in lines]
+    shown = ["" if b is None else f"{fmt.decimal(b)} bits per byte, " for b in bits]
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": "held out",
         "along": evaluated_along(lines, history),
         "y": values,
-        "customdata": [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in lines],
+        "customdata": [
+            f"{text}at step {fmt.exact(line['step'])}"
+            for text, line in zip(shown, lines, strict=True)
+        ],
         "line": {"width": 2, "color": "$held-out"},
         "marker": {"size": 7, "color": "$held-out"},
         "hovertemplate": "%{y:.4f}, %{customdata}",
     }
-
-
-def _bits(line: Line) -> str:
-    """Return an evaluation's bits per byte in words, where they are defined."""
-    bits = line.get("bits_per_byte")
-    return "" if bits is None else f"{fmt.decimal(bits)} bits per byte, "
 
 
 def _spikes(history: History) -> list[Trace]:
@@ -282,8 +277,7 @@ def _spikes(history: History) -> list[Trace]:
 
 
 def _levels(history: History) -> list[dict[str, Any]]:
-    """Draw what the compressors reach as dotted levels, in nats per token of the held-out text, or the least loss of
-    a task."""
+    """Draw the losses of the compressors, or the least loss of a task, as dotted levels."""
     if not history.evals:
         return []
     if history.task and history.task["floor"]:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from typing import Protocol
 
@@ -14,14 +14,14 @@ from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 
 
-class Logger(AbstractContextManager["Logger"], Protocol):
-    """Takes the records of a run, one by one; on leaving, it writes what it still holds back."""
+class Logger(Protocol):
+    """Takes the records of a run, one by one."""
 
     def write(self, record: Record, /) -> None:
         """Take a record."""
 
 
-def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> Logger:
+def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> TensorBoardLog:
     """Write all records again, as the metrics may have been cut back."""
     events = folder.path / "tensorboard"
     shutil.rmtree(events, ignore_errors=True)
@@ -31,8 +31,9 @@ def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> Logger:
     return log
 
 
-LOGGERS: dict[str, Callable[[RunFolder, Sequence[Record]], Logger]] = {
-    "csv": lambda folder, sent: CsvLog(folder.path / "csv", folder.metrics()),
+Opened = AbstractContextManager[Logger]
+LOGGERS: dict[str, Callable[[RunFolder, Sequence[Record]], Opened]] = {
+    "csv": lambda folder, sent: nullcontext(CsvLog(folder.path / "csv", folder.metrics())),
     "tensorboard": _tensorboard,
     "wandb": WandbLog,
 }

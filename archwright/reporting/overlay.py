@@ -7,7 +7,7 @@ from pathlib import Path
 
 from archwright import format as fmt
 from archwright.reporting.comparability import Compared, compared
-from archwright.reporting.curves import axes_up_to
+from archwright.reporting.curves import axes
 from archwright.reporting.document import (
     HEADLINE_WORDS,
     MADE_BY,
@@ -57,10 +57,6 @@ def overlay_page(histories: Sequence[History]) -> Page:
     found = compared(histories)
     styles = _styles([*found.runs])
     head, rest = _verdict(found)
-    longest = max(float(h.train["seconds"].max(initial=0)) for h in histories)
-    axes = axes_up_to(longest, "training time")
-    if not all(h.flops_per_token for h in histories):
-        axes = [axis for axis in axes if axis.column != "flops"]
     curves: list[Block] = [Key([*styles.values()]), *charts(found, styles)]
     return Page(
         title=f"{', '.join(found.runs)}: {head}",
@@ -69,7 +65,7 @@ def overlay_page(histories: Sequence[History]) -> Page:
         verdict_rest=rest,
         notice=" ".join(_unfinished(found.runs)),
         notes=found.notes,
-        axes=axes,
+        axes=axes(histories),
         smoothing=smoothing_of(max(len(h.train["step"]) for h in histories)),
         sections=[
             Section("Runs", [_runs(found)]),

@@ -1,7 +1,8 @@
 """Curves of several runs over each other, in the units in which they can be compared."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,6 @@ from archwright.reporting.curves import (
     step_traces,
 )
 from archwright.reporting.document import Chart, Series
-from archwright.reporting.history import History
 from archwright.reporting.styles import short_names, trace
 from archwright.reporting.thinning import BUCKETS
 
@@ -27,37 +27,20 @@ Styles = Mapping[str, Series]
 
 def charts(compared: Compared, styles: Styles) -> list[Chart]:
     """Return a chart for each quantity that at least one of the runs recorded."""
-    made = (
-        _held_out_chart(compared, styles),
-        _training_chart(compared, styles),
-        _bits_chart(compared, styles),
-        _accuracy_chart(compared, styles),
-        *_step_charts(compared, styles),
-    )
-    return [chart for chart in made if chart]
-
-
-def _held_out_chart(compared: Compared, styles: Styles) -> Chart | None:
-    column = "bits_per_byte" if compared.in_bits else "nats_per_token"
-    return _evaluations(
-        compared, styles, column, "held-out", "Held-out loss", compared.unit, full_width=True
-    )
-
-
-def _bits_chart(compared: Compared, styles: Styles) -> Chart | None:
-    if compared.in_bits:
-        return None
-    unit = "of held-out text"
-    return _evaluations(compared, styles, "bits_per_byte", "bits-per-byte", "Bits per byte", unit)
-
-
-def _accuracy_chart(compared: Compared, styles: Styles) -> Chart | None:
     first = next(iter(compared.runs.values()))
-    if not first.task:
-        return None
-    unit = "share of held-out answers"
-    axis = {"range": [0, 1.05], "tickformat": ".0%"}
-    return _evaluations(compared, styles, "accuracy", "accuracy", "Accuracy", unit, yaxis=axis)
+    column = "bits_per_byte" if compared.in_bits else "nats_per_token"
+    evaluated = partial(_evaluations, compared, styles)
+    made = [
+        evaluated(column, "held-out", "Held-out loss", compared.unit, full_width=True),
+        _training_chart(compared, styles),
+    ]
+    if not compared.in_bits:
+        unit = "of held-out text"
+        made.append(evaluated("bits_per_byte", "bits-per-byte", "Bits per byte", unit))
+    if first.task:
+        unit, axis = "share of held-out answers", {"range": [0, 1.05], "tickformat": ".0%"}
+        made.append(evaluated("accuracy", "accuracy", "Accuracy", unit, yaxis=axis))
+    return [chart for chart in (*made, *_step_charts(compared, styles)) if chart]
 
 
 def _training_chart(compared: Compared, styles: Styles) -> Chart | None:
@@ -92,6 +75,7 @@ def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
         if not drawn:
             continue
         made = (_traces(compared, styles, name, column, shown) for name in drawn)
+        ends = {name: fmt.significant(h.train[column][-1], 4) for name, h in drawn.items()}
         bounds = {h.spec.max_grad_norm for h in drawn.values()}
         layout = column_layout(first, column)
         if len(bounds) > 1:
@@ -100,7 +84,7 @@ def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
             Chart(
                 name=column.replace("_", "-"),
                 title=title,
-                summary=" ".join(_ends(drawn, column)),
+                summary=" ".join(f"{name} ends at {end}." for name, end in ends.items()),
                 traces=[*chain.from_iterable(made)],
                 layout=layout,
                 unit=unit,
@@ -168,9 +152,3 @@ def _evaluations(
         unit=unit,
         full_width=full_width,
     )
-
-
-def _ends(runs: Mapping[str, History], column: str) -> Sequence[str]:
-    """Return where the curve of each run ends, in words."""
-    last = {name: history.train[column] for name, history in runs.items()}
-    return [f"{name} ends at {fmt.significant(values[-1], 4)}." for name, values in last.items()]

@@ -59,7 +59,7 @@ def run_page(history: History) -> Page:
         verdict_rest=_TOGETHER.sub(_unbroken, rest),
         notice=notice(history, result),
         opening=_bars(history, result),
-        axes=curves.axes(history),
+        axes=curves.axes([history]),
         smoothing=smoothing_of(len(history.train["step"])),
         sections=[section for make in SECTIONS if (section := make(history, result))],
         footer=f"{MADE_BY} from {history.folder}. One file, which requests nothing.",

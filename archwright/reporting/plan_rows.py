@@ -241,8 +241,7 @@ def about_strategies(found: Plan) -> str:
 
 
 def strategy_rows(found: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
-    """Yield each parallelism strategy in the columns of `STRATEGIES`: bytes on the device with most, what a device
-    sends, and whether it fits."""
+    """Yield each parallelism strategy in the columns of `STRATEGIES`, for the device with most memory in use."""
     for way in found.ways:
         memory, sent = way.memory, sum(way.exchange.values())
         state = memory.weights + memory.gradients + memory.optimizer

@@ -110,28 +110,21 @@ def right_answers(evaluation: Line, task: Line) -> tuple[str, str]:
 
 
 def second_task(evaluation: Line, history: History) -> list[tuple[str, str, str]]:
-    """Return the loss and the accuracy of what is learned beside tokens, with those of tokens: a name, a value, and
-    what it is of. Nothing where that is all."""
+    """Return the results of a second task, with the accuracy on tokens: name, value and unit; else nothing."""
     if "second_loss" not in evaluation:
         return []
     name, case = history.spec.second_task, history.spec.second_cases
-    right = ("rows right", f"{name}, half by guessing")
-    if case == "token":
-        right = ("judged right", "of tokens, as replaced or not")
-    if case == "further token":
-        right = ("right further ahead", "of what further streams predict")
+    right, of = {
+        "token": ("judged right", "of tokens, as replaced or not"),
+        "further token": ("right further ahead", "of what further streams predict"),
+    }.get(case, ("rows right", f"{name}, half by guessing"))
+    first, second = (
+        fmt.accuracy(evaluation.get(f"{task}_accuracy", math.nan)) for task in ("token", "second")
+    )
     return [
-        (
-            "tokens right",
-            fmt.accuracy(evaluation.get("token_accuracy", math.nan)),
-            "of those predicted",
-        ),
+        ("tokens right", first, "of those predicted"),
         (name, fmt.loss(evaluation["second_loss"]), f"nats per {case}"),
-        (
-            right[0],
-            fmt.accuracy(evaluation.get("second_accuracy", math.nan)),
-            right[1],
-        ),
+        (right, second, of),
     ]
 
 

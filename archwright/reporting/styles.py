@@ -20,8 +20,7 @@ LINE = 22
 
 
 def series_of(names: Sequence[str], group: str = "variant") -> dict[str, Series]:
-    """Return how each of several curves is drawn; sixteen differ even without colour. The legend hides one by its
-    `group` and number."""
+    """Return the style of each curve: sixteen differ even without colour. The legend hides one by its group."""
     return {
         name: Series(
             label=name,

@@ -51,8 +51,7 @@ class TensorBoardLog:
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a metrics line by the names that loggers know them by, such as `held_out/perplexity`;
-    an event has none."""
+    """Return the numbers of a metrics line by tag, such as `held_out/perplexity`; an event has none."""
     if line["kind"] == "event":
         return {}
     group = PREFIXES.get(line["kind"], line["kind"])

@@ -13,7 +13,7 @@ from archwright.reporting.thinning import smoothed
 
 def test_curves_can_be_drawn_against_tokens_steps_flops_and_time(made: Any) -> None:
     history = read_history(made.finished(100))
-    assert [axis.column for axis in curves.axes(history)] == ["tokens", "step", "flops", "seconds"]
+    assert [axis.column for axis in curves.axes([history])] == ["tokens", "step", "flops", "seconds"]
     for chart in (
         curves.loss_chart(history),
         *curves.bits_charts(history),
@@ -28,7 +28,7 @@ def test_curves_can_be_drawn_against_tokens_steps_flops_and_time(made: Any) -> N
 
 def test_without_a_flop_count_there_is_no_such_axis(made: Any) -> None:
     history = read_history(made.finished(30, environment={}))
-    assert [axis.column for axis in curves.axes(history)] == ["tokens", "step", "seconds"]
+    assert [axis.column for axis in curves.axes([history])] == ["tokens", "step", "seconds"]
     assert "flops" not in curves.loss_chart(history).traces[0]["along"]
 
 
