@@ -64,8 +64,7 @@ def print_architectures(
 
 
 def table(records: Sequence[Record], names: Sequence[str]) -> str:
-    """Return models as a table in Markdown, whose columns have these names; the last, what is unpublished, stands
-    beside the model's."""
+    """Return models as a table in Markdown; the last column, "unpublished", is a mark beside the name."""
     names = names[:-1]
     lines = [[*(name.replace("_", " ") for name in names)], ["---"] * len(names)]
     for record in records:
@@ -83,8 +82,7 @@ def _short(record: Record) -> Record:
 
 
 def fitting(rows: list[list[str]], width: int) -> tuple[list[list[str]], list[str]]:
-    """Return the columns of a table that fit into a width, at least LEAST_WIDTH, and the heads of those that are left
-    out, from the right."""
+    """Return the columns that fit into a width of at least LEAST_WIDTH, and the heads of all others."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     number = len(widths)
     while number > 1 and sum(widths[:number]) + 2 * (number - 1) > max(width, LEAST_WIDTH):

@@ -117,8 +117,7 @@ def _around(spec: ModelSpec) -> dict[str, str]:
 
 
 def _sources(blame: Mapping[str, Origin], file: str) -> dict[str, str]:
-    """Return the sources that are stated for single values, by the path that they are stated for, with the
-    base that states them."""
+    """Return the sources stated for single values, by path, with the base that states them."""
     found = {}
     for origin in blame.values():
         kind = blame.get(f"{origin.stated_for}.kind")

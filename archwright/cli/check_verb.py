@@ -3,13 +3,10 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from archwright.cli.parser import Parser, print_table
 from archwright.spec.errors import UserError
-
-if TYPE_CHECKING:
-    from archwright.inspection.laws import Checked
 
 ABOUT = """\
 Check files, and say all at once what is wrong in them and what to do.
@@ -53,7 +50,7 @@ def run(words: Sequence[str]) -> int:
 def _check_spec(file: str) -> dict[str, Any]:
     """Return what is wrong or doubtful in a model, a run or a study."""
     from archwright.spec.checking import checked
-    from archwright.spec.read import given_model, is_study, study_names
+    from archwright.spec.read import given_model, is_study, load_study, study_names
     from archwright.spec.rules import suspicions
     from archwright.spec.toml import read_toml
 
@@ -61,7 +58,9 @@ def _check_spec(file: str) -> dict[str, Any]:
     try:
         _refuse_others(file)
         if file in study_names() or (Path(file).is_file() and is_study(read_toml(Path(file)))):
-            _check_study(file)
+            from archwright.lab.variants import arms
+
+            arms(load_study(file), None)  # and the models that it names
         else:
             run = checked(file)
             doubts += suspicions(run.model, given_model(file))
@@ -90,14 +89,6 @@ def _refuse_others(file: str) -> None:
     )
 
 
-def _check_study(file: str) -> None:
-    """Raise a UserError with what is wrong in a study and in the models that it names."""
-    from archwright.lab.variants import arms
-    from archwright.spec.read import load_study
-
-    arms(load_study(file), None)
-
-
 def _check_choices(file: str) -> dict[str, Any]:
     """Return what came of holding the choices of a file against the laws of their axes."""
     from archwright.inspection.laws import check_file
@@ -107,14 +98,17 @@ def _check_choices(file: str) -> dict[str, Any]:
     except UserError as error:
         mistakes = [line.removeprefix("--parts ") for line in error.lines]
         return {"file": file, "good": False, "mistakes": mistakes, "choices": []}
-    choices = [_record(checked) for checked in found]
+    choices = [
+        {
+            "axis": checked.axis,
+            "kind": checked.kind,
+            "good": checked.good,
+            "laws": [finding.record() for finding in checked.findings],
+        }
+        for checked in found
+    ]
     good = all(checked.good for checked in found)
     return {"file": file, "good": good, "mistakes": [], "choices": choices}
-
-
-def _record(checked: "Checked") -> dict[str, Any]:
-    laws = [finding.record() for finding in checked.findings]
-    return {"axis": checked.axis, "kind": checked.kind, "good": checked.good, "laws": laws}
 
 
 def _print(record: dict[str, Any]) -> None:

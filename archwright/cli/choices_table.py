@@ -38,14 +38,14 @@ def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]
     """Return the sections of that name with all their kinds, or those that have a kind of that name."""
     words = name.strip().lower().removesuffix(".kind")
     words = CHOICES.get(words, words)
-    whole = [s for s in known if words in _names(s)]
+    whole = [s for s in known if words in names_of(s)]
     if whole:
         return [(s, _kinds(s)) for s in whole]
     axis, _, kind = words.replace("=", ".").replace(".kind.", ".").rpartition(".")
-    parts = [s for s in known if not axis or axis in _names(s)]
+    parts = [s for s in known if not axis or axis in names_of(s)]
     found = [(s, [kind]) for s in parts if kind in _kinds(s)]
     if not found:
-        names = [n for s in known for n in (*_names(s), *_kinds(s))]
+        names = [n for s in known for n in (*names_of(s), *_kinds(s))]
         names += [f"{s['name']}.{kind}" for s in known for kind in _kinds(s)]
         if words != name.strip().lower():  # an option's name elsewhere
             raise UserError(
@@ -58,7 +58,8 @@ def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]
     return found
 
 
-def _names(section: Section) -> list[str]:
+def names_of(section: Section) -> list[str]:
+    """Return the words that stand for a section: its name and its paths."""
     paths = section["paths"]
     return [section["name"], *(path.removeprefix("model.") for path in paths), *paths]
 
@@ -70,11 +71,11 @@ def _kinds(section: Section) -> list[str]:
 def _lines(section: Section, kinds: list[str], parts: Sequence[str]) -> Iterator[str]:
     yield section["name"]
     for text in section["about"]:
-        yield from _wrapped(text, INDENT)
+        yield from wrapped(text, INDENT)
     yield from _options(section["options"])
     for family in section["families"]:
         if shown := [kind for kind in family["kinds"] if kind in kinds]:
-            yield from ("", *_wrapped(f"{', '.join(shown)}: {family['about']}", INDENT))
+            yield from ("", *wrapped(f"{', '.join(shown)}: {family['about']}", INDENT))
             yield from _options(family["options"])
     yield ""
     for kind in section["kinds"]:
@@ -82,9 +83,9 @@ def _lines(section: Section, kinds: list[str], parts: Sequence[str]) -> Iterator
             continue
         yield f"{section['name']}: {kind['name']}"
         for text in (kind["about"], *kind["users"]):
-            yield from _wrapped(text, INDENT)
+            yield from wrapped(text, INDENT)
         if kind["refusal"]:
-            yield from _wrapped(f"not yet: {kind['refusal']}", INDENT)
+            yield from wrapped(f"not yet: {kind['refusal']}", INDENT)
         else:
             given = [word for file in parts for word in ("--parts", file)]
             yield " ".join(filter(None, [INDENT + kind["command"], shlex.join(given)]))
@@ -96,9 +97,10 @@ def _options(options: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yield two lines or more for each option: how to ask for it, then what it is."""
     for asks, about in options:
         yield f"{2 * INDENT}{asks}"
-        yield from _wrapped(about, 3 * INDENT)
+        yield from wrapped(about, 3 * INDENT)
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Return the lines of a paragraph."""
     width = max(40, terminal_width())
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)

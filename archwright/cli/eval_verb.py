@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from archwright import format as fmt
-from archwright.cli.parser import Parser, check_parts
+from archwright.cli.parser import Parser, as_options, check_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
@@ -77,7 +76,7 @@ def run(words: Sequence[str]) -> int:
         if options.answers:
             answers = evaluate_answers(opened, options.pairs, num_beams=options.num_beams)
     except UserError as error:
-        raise UserError(*(SETTING.sub(_as_option, line) for line in error.lines)) from None
+        raise as_options(error, ("text", "pairs", "num_beams")) from None
     if options.json:
         more = {} if answers is None else {"answers": asdict(answers)}
         print(json.dumps(result.record() | more))
@@ -106,15 +105,6 @@ def run(words: Sequence[str]) -> int:
         rows.append(("BLEU", bleu))
     print("\n".join(fmt.columns(rows)))
     return 0
-
-
-SETTING = re.compile("^(text|pairs|num_beams):")
-"""A setting that a line begins with."""
-
-
-def _as_option(found: re.Match[str]) -> str:
-    """Name a setting as it is written on the command line."""
-    return f"--{found[1].replace('_', '-')}:"
 
 
 def _check(options: argparse.Namespace) -> None:

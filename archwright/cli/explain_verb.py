@@ -1,13 +1,12 @@
 """archwright explain"""
 
 import shlex
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from archwright.cli.choices_table import Section
+from archwright.cli.choices_table import Section, names_of, wrapped
 from archwright.cli.listings import listing
-from archwright.cli.parser import Parser, print_table, terminal_width
+from archwright.cli.parser import Parser, print_table
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.other_names import CHOICES
 
@@ -36,7 +35,7 @@ def run(words: Sequence[str]) -> int:
         print("\n".join(lines))
         for table in numbers:
             print()
-            print("\n".join(_wrapped(table.about)))
+            print("\n".join(wrapped(table.about)))
             print_table(table.rows)
         print()
     return 0
@@ -50,7 +49,7 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
     """
     wanted = word.strip().lower().replace("=", ".").replace(".kind.", ".")
     axis, _, name = CHOICES.get(wanted, wanted).removeprefix("model.").rpartition(".")
-    here = [s for s in known if not axis or axis in _names(s)]
+    here = [s for s in known if not axis or axis in names_of(s)]
     kinds = [(s, kind) for s in here for kind in s["kinds"] if kind["name"] == name]
     options: dict[str, str] = {}
     groups = (group for s in here for group in (s, *s["families"], *s["kinds"]))
@@ -58,7 +57,7 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
         path = asks.split()[-1].partition("=")[0]
         if path.rpartition(".")[2] == name:  # several kinds may have it; the first has the users
             options.setdefault(path, about)
-    axes = [s["name"] for s in known if wanted.removeprefix("model.") in _names(s)]
+    axes = [s["name"] for s in known if wanted.removeprefix("model.") in names_of(s)]
     if axes and not kinds:
         raise UserError(
             f'explain "{word}": expected a kind or an option; archwright list choices {axes[0]} '
@@ -76,17 +75,19 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
         from archwright.inspection.explain import numbers_of_option
 
         for path, about in options.items():
-            yield [path.removeprefix("model."), *_wrapped(about)], numbers_of_option(name)
+            yield [path.removeprefix("model."), *wrapped(about)], numbers_of_option(name)
 
 
 def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "list[Numbers]"]:
     from archwright.inspection.explain import formula, numbers_of_kind
+    from archwright.plugins import REGISTRIES
 
-    choice = _choice(section["name"], kind["name"])
-    lines = [f"{section['name']}: {kind['name']}", *_wrapped(kind["about"])]
+    axes = {registry.base.axis: registry.base.kinds for registry in REGISTRIES}
+    choice: Any = axes.get(section["name"], {}).get(kind["name"])
+    lines = [f"{section['name']}: {kind['name']}", *wrapped(kind["about"])]
     if choice and (text := formula(choice)):
-        lines += ["", *_wrapped(text)]
-    lines += ["", *(line for text in kind["users"] for line in _wrapped(text))]
+        lines += ["", *wrapped(text)]
+    lines += ["", *(line for text in kind["users"] for line in wrapped(text))]
     words = shlex.split(kind["command"])[3:]  # archwright train modern KEY=VALUE ...
     numbers = []
     if choice and not kind["refusal"]:
@@ -96,19 +97,3 @@ def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "list[N
         number = len(kind["options"])
         lines += [f"{number} option{'s' * (number > 1)}: archwright list choices {kind['name']}"]
     return lines, numbers
-
-
-def _choice(axis: str, kind: str) -> Any:
-    from archwright.plugins import REGISTRIES
-
-    known = {r.base.axis: r.base.kinds for r in REGISTRIES}
-    return known.get(axis, {}).get(kind)
-
-
-def _names(section: Section) -> list[str]:
-    paths = section["paths"]
-    return [section["name"], *(path.removeprefix("model.") for path in paths)]
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, max(40, terminal_width()))

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from archwright.cli.parser import Parser, check_parts
+from archwright.cli.parser import Parser, as_options, check_parts
 from archwright.spec.errors import UserError
 from archwright.spec.files import expanded, read_text
 
@@ -92,22 +92,16 @@ def run(words: Sequence[str]) -> int:
             opened.model, opened.tokenizer, options.prompt, source=options.source, **settings
         )
     except UserError as error:
-        lines = [_as_option(line) for line in error.lines]
+        named = as_options(error, (*SETTINGS, "source"))
         if sources is not None:
-            lines = [re.sub("^--source:", "--source-file:", line) for line in lines]
-        raise UserError(*lines) from None
+            lines = (re.sub("^--source:", "--source-file:", line) for line in named.lines)
+            named = UserError(*lines)
+        raise named from None
     print(options.prompt, end="", flush=True)
     for text in texts:
         print(text, end="", flush=True)
     print()
     return 0
-
-
-def _as_option(line: str) -> str:
-    """Name a setting as it is written on the command line."""
-    setting, colon, rest = line.partition(":")
-    named = setting in (*SETTINGS, "source")
-    return f"--{setting.replace('_', '-')}:{rest}" if colon and named else line
 
 
 def _lines(name: str) -> list[str]:

@@ -21,8 +21,7 @@ def listing(name: str) -> Any:
 
 
 def published_costs() -> dict[str, dict[str, int | None]]:
-    """Return the costs of each published model by column, which choices that joined leave as they are; None: there is
-    none."""
+    """Return the costs of each published model by column; None: it has none."""
     found: dict[str, dict[str, int | None]] = _read("costs")
     return found
 

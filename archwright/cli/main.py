@@ -52,32 +52,40 @@ start here:
 `archwright VERB --help` says more. Values are set as dotted keys: model.dim=256 optimizer.lr=0.01
 """
 
-
-SLOW = {
-    "train",
-    "compare",
-    "generate",
-    "eval",
-    "import",
-    "export",
-    "verify",
-    "plan",
-    "prepare",
-    "profile",
-    "explain",
-    "check",
+OTHER_VERBS = {
+    "resume": "archwright train --resume RUN",
+    "run": "archwright train MODEL",
+    "fine-tune": "archwright train RUN data.text=FILE",
+    "finetune": "archwright train RUN data.text=FILE",
+    "ablate": "archwright compare MODEL :KEY=VALUE",
+    "sample": "archwright generate RUN",
+    "evaluate": "archwright eval RUN",
+    "test": "archwright eval RUN",
+    "convert": "archwright export RUN FOLDER",
+    "cost": "archwright plan MODEL",
+    "estimate": "archwright plan MODEL",
+    "info": "archwright show MODEL",
+    "describe": "archwright show MODEL",
+    "plot": "archwright report RUN",
+    "models": "archwright list models",
+    "runs": "archwright list runs",
+    "studies": "archwright list studies",
+    "choices": "archwright list choices",
+    "init": "archwright new KIND FILE",
 }
-"""Verbs that import torch, or may."""
+"""Commands, by the verbs that others have for them."""
+
+QUICK = {"report", "list", "show", "diff", "cache", "schema", "new", "completion"}
+"""Verbs that never import torch."""
 PATIENCE = 1.5
-"""Seconds after which such a verb says that it is at work, if it has printed nothing."""
+"""Seconds after which another verb says that it is at work, if it has printed nothing."""
 
 MOST_LINES = 20
 """Most mistakes that are shown of one command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; return its exit code: 0, 2 for a user's mistake, 1 for a failed run,
-    128 + n for signal n."""
+    """Run a command; return 0, 2 for a mistake of the user, 1 for a failed run, 128 + n for signal n."""
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what the line can become
         from archwright.cli.completion import complete
 
@@ -103,7 +111,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             is_slow = (
                 arguments is None
                 and words[:1]
-                and words[0] in SLOW
+                and words[0] in VERBS.keys() - QUICK
                 and "--quiet" not in words
                 and is_first()
             )
@@ -145,9 +153,7 @@ def _run(words: list[str]) -> int:
             f'"{verb}": torchrun starts several processes, which train alone can use; leave torchrun out'
         )
     if verb not in VERBS:
-        from archwright.cli import field_words
-
-        known = field_words.VERBS.get(verb)
+        known = OTHER_VERBS.get(verb)
         hint = f" Did you mean {known}?" if known else nearest(verb, VERBS)
         raise UserError(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{hint}')
     # For compilers' processes, too: nothing of the current folder is imported.

@@ -4,7 +4,6 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
@@ -23,13 +22,6 @@ from archwright.spec.scale_down import tiny_run
 
 CONFIG = "config.json"
 WEIGHTS = ("*.safetensors", "*.bin")
-
-
-class RequestedRun(NamedTuple):
-    """A run as a command line asks for it, and what it was before its values were changed."""
-
-    spec: RunSpec
-    before: RunSpec
 
 
 def load_model(name: str) -> Loaded:
@@ -64,8 +56,11 @@ def load_recipe(name: str) -> RunSpec:
     return RunSpec(name=model.name, model=model)
 
 
-def requested_run(verb: str, options: argparse.Namespace, parts: Mapping[str, str]) -> RequestedRun:
-    """Return the run that the words behind `train` ask for, or behind another verb that takes the same.
+def requested_run(
+    verb: str, options: argparse.Namespace, parts: Mapping[str, str]
+) -> tuple[RunSpec, RunSpec]:
+    """Return the run that the words behind `train` ask for, or behind another verb that takes the same, and the run
+    before its values were changed.
 
     Raises:
         UserError: no such recipe or model, or mistakes in its values, one line each.
@@ -90,7 +85,7 @@ def requested_run(verb: str, options: argparse.Namespace, parts: Mapping[str, st
     files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
     spec = spec.model_copy(update={"parts": files})
     enforce_run(spec)
-    return RequestedRun(spec, before)
+    return spec, before
 
 
 def check_words(name: str, words: Sequence[str], *, run: bool) -> None:

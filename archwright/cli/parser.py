@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -163,6 +163,16 @@ def check_parts(folder: "RunFolder", given: Mapping[str, str], *, same: bool = F
             warnings.warn(f"{name} has changed since {folder.path} was made with it", stacklevel=2)
     if lines:
         raise UserError(*lines)
+
+
+def as_options(error: UserError, settings: Collection[str]) -> UserError:
+    """Return an error whose lines name settings as they are written on the command line."""
+    lines = []
+    for line in error.lines:
+        name, colon, rest = line.partition(":")
+        option = f"--{name.replace('_', '-')}:{rest}"
+        lines.append(option if colon and name in settings else line)
+    return UserError(*lines)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -48,7 +48,7 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f"--processes: found {options.processes}; expected 1 or more")
     from archwright.cli.models import requested_run
 
-    spec = requested_run("prepare", options, parts).spec
+    spec, _ = requested_run("prepare", options, parts)
     if line := _nothing_to_do(spec.data):
         print(line)
         return 0

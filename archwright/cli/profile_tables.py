@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from archwright import format as fmt
@@ -134,17 +135,11 @@ def side_by_side(found: Mapping[str, "Profile"]) -> Iterator[str]:
 
 def _inverted(parts: Mapping[str, Mapping[str, "PartProfile"]]) -> Iterator[str]:
     """Say where a part that computes less takes longer, and why, by the bytes that its operations move."""
-    names = list(parts)
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            for part in parts[first].keys() & parts[second].keys():
-                pair = parts[first][part], parts[second][part]
-                for (a, mine), (b, theirs) in (
-                    ((first, pair[0]), (second, pair[1])),
-                    ((second, pair[1]), (first, pair[0])),
-                ):
-                    if mine.flops < theirs.flops and mine.seconds > NOTABLE * theirs.seconds > 0:
-                        yield _sentence(part, a, mine, b, theirs)
+    for slower, faster in permutations(parts, 2):
+        for part in parts[slower].keys() & parts[faster].keys():
+            mine, theirs = parts[slower][part], parts[faster][part]
+            if mine.flops < theirs.flops and mine.seconds > NOTABLE * theirs.seconds > 0:
+                yield _sentence(part, slower, mine, faster, theirs)
 
 
 def _sentence(

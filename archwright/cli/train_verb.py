@@ -16,7 +16,6 @@ from archwright.spec.errors import UserError
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
     from archwright.scale.layout import Layout
-    from archwright.spec.choice import Spec
     from archwright.spec.run_spec import RunSpec
 
 ABOUT = """\
@@ -127,34 +126,26 @@ def _train(
         check_parts(RunFolder(path), parts, same=True)
     folder = RunFolder.create(path, spec)
     if folder.resolved and not options.quiet:
-        _warn_of_ignored("machine", spec.machine, folder.spec.machine)
-        _warn_of_ignored("probes", spec.probes, folder.spec.probes)
-        _warn_of_loggers(spec.loggers, folder.spec.loggers)
+        _warn_of_ignored(spec, folder.spec)
     return _run(folder, options, since, layout)
 
 
-def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
+def _warn_of_ignored(asked: "RunSpec", resolved: "RunSpec") -> None:
     """Print what was asked, but is decided already otherwise."""
     from archwright.spec.overrides import toml_value
 
-    for key, value in asked.model_dump().items():
-        decided = getattr(resolved, key)
-        if value not in (type(asked).model_fields[key].default, decided):
-            print(
-                f"archwright: warning: {name}.{key}: {toml_value(value)} is ignored: this run already "
-                f"started with {toml_value(decided)}",
-                file=sys.stderr,
-            )
-
-
-def _warn_of_loggers(asked: Sequence[str], resolved: Sequence[str]) -> None:
-    """Print that a run that has begun keeps its loggers."""
-    if asked and set(asked) != set(resolved):
-        names = ", ".join(resolved) or "none"
-        print(
-            f"archwright: warning: loggers: {', '.join(asked)} is ignored: this run already started with {names}",
-            file=sys.stderr,
-        )
+    ignored = []
+    for name in ("machine", "probes"):
+        table, decided = getattr(asked, name), getattr(resolved, name).model_dump()
+        for key, value in table.model_dump().items():
+            if value not in (type(table).model_fields[key].default, decided[key]):
+                ignored.append((f"{name}.{key}: {toml_value(value)}", toml_value(decided[key])))
+    if asked.loggers and {*asked.loggers} != {*resolved.loggers}:
+        names = ", ".join(asked.loggers)
+        ignored.append((f"loggers: {names}", ", ".join(resolved.loggers) or "none"))
+    for setting, kept in ignored:
+        warning = f"{setting} is ignored: this run already started with {kept}"
+        print(f"archwright: warning: {warning}", file=sys.stderr)
 
 
 def _follow(parser: Parser, words: Sequence[str]) -> int:

@@ -35,19 +35,19 @@ def run(words: Sequence[str]) -> int:
         f"{options.folder}: {found.family} ({found.architecture}) beside transformers {found.transformers}"
     )
     print(f"torch {found.torch}; 2 texts of random tokens, one with padding at its end\n")
+    ratios = (c.rounding for c in found.comparisons)
     columns = [
         ["", *(c.dtype for c in found.comparisons)],
         ["largest difference of logits", *(f"{c.max_difference:.1e}" for c in found.comparisons)],
         ["over their spread", *(f"{c.relative:.1e}" for c in found.comparisons)],
         ["KL divergence, nats", *(f"{c.divergence:.1e}" for c in found.comparisons)],
-        ["rounding error over theirs", *(_or_dash(c.rounding) for c in found.comparisons)],
+        [
+            "rounding error over theirs",
+            *("-" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios),
+        ],
         ["same most likely token", *(f"{c.top_1:.1%}" for c in found.comparisons)],
         ["first component to diverge", *(c.first or "none" for c in found.comparisons)],
         ["within rounding", *("yes" if c.agrees else "no" for c in found.comparisons)],
     ]
     print_table(columns)
     return 0 if found.agrees else 1
-
-
-def _or_dash(ratio: float) -> str:
-    return "-" if math.isnan(ratio) else f"{ratio:.2f}"
