@@ -155,12 +155,6 @@ def sections() -> list[Section]:
     return [_section(places) for places in _places()]
 
 
-def axes() -> list[type[Choice]]:
-    """Return every axis, in the order of a model."""
-    first = [places[0].cls for places in _places()]
-    return [cls for cls in first if _is_axis(cls)]
-
-
 def asks_of(choice: type[Choice]) -> tuple[str, ...]:
     """Return the assignments that ask a run for a choice, with those of other axes that go with it."""
     place = next(p[0] for p in _places() if _is_axis(p[0].cls) and p[0].cls.axis == choice.axis)
@@ -350,8 +344,7 @@ def _options(
 
 
 def _asks(path: str, field: FieldInfo) -> Iterator[str]:
-    """Yield the assignments of the example that a field gives; else of another value than the default, where
-    values are few, or of the default."""
+    """Yield assignments of an example: that of the field, another value of a few, or the default."""
     default, inner = field.get_default(call_default_factory=True), field.annotation
     example: Any = "VALUE" if default is PydanticUndefined else default
     if field.examples:

@@ -144,8 +144,7 @@ def phrases(spec: Spec) -> dict[str, str]:
 
 
 def model_words(spec: ModelSpec) -> dict[str, Any]:
-    """Return what stands around the layers: numbers as words, choices as they are; global tokens and predicting streams
-    where there are some."""
+    """Return the choices around the layers: numbers as words, choices as they are."""
     fields = (
         *(["global_tokens"] * (spec.global_tokens > 0)),
         *(["predicting_streams"] * (spec.predicting_streams > 0)),

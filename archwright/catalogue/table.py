@@ -265,7 +265,7 @@ COLUMNS = {
     "stability": Column("What keeps numbers in bounds.", _tricks),
     "stacks": Column(
         "A decoder, an encoder, whose tokens see both sides, or both, where all columns are of the decoder.",
-        lambda spec: _stacks(spec),
+        _stacks,
     ),
     "layers": Column("Number of layers.", lambda spec: str(spec.num_layers)),
     "dim": Column("Width of the residual stream.", lambda spec: str(spec.dim)),

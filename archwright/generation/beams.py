@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -29,47 +29,12 @@ def beam_search(
     model: LanguageModel,
     prompt: Int[Tensor, " length"],
     *,
-    max_tokens: int,
-    num_beams: int,
-    length_penalty: float = 1.0,
-    early_stopping: EarlyStopping = False,
     source: Int[Tensor, " source_length"] | None = None,
-    stop: int | Collection[int] = (),
-    num_tokens: int | None = None,
+    **settings: Any,
 ) -> list[int]:
-    """Return the tokens of the text with the largest (sum of log p) / length^length_penalty that is found.
-
-    At each step the `num_beams` likeliest of all texts that are one token longer are kept. A text that ends among
-    them is set aside; its length counts the token that ends it. When `num_beams` have ended, `early_stopping` says
-    whether the search goes on. (Lowerre, 1976; with lengths as powers, Wu et al., 2016, section 7, without its
-    constant.)
-
-    Args:
-        prompt: token ids to go on from, at least one.
-        num_beams: how many texts are followed; 1 takes the likeliest token, always.
-        length_penalty: 0 compares sums, 1 means; more favours longer texts.
-        early_stopping: True: no more is sought once `num_beams` have ended. False: the search is over when no text
-            that goes on is better now than the worst of these. "never": when none could become better, were it as
-            long as `max_tokens` allows.
-        source: token ids that the encoder reads, of a model that has one.
-        stop: end before this token, or any of these.
-        num_tokens: tokens that exist; a vocabulary rounded up has rows without a token.
-
-    Raises:
-        UserError: an empty prompt, a source that the model does not take or lacks, or settings out of their limits,
-            one line each.
-    """
-    (found,) = beam_search_many(
-        model,
-        prompt,
-        None if source is None else [source],
-        max_tokens=max_tokens,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-        stop=stop,
-        num_tokens=num_tokens,
-    )
+    """Return the text that `beam_search_many` finds for one source, which only models with an encoder read."""
+    sources = None if source is None else [source]
+    (found,) = beam_search_many(model, prompt, sources, **settings)
     return found
 
 
@@ -86,10 +51,27 @@ def beam_search_many(
     stop: int | Collection[int] = (),
     num_tokens: int | None = None,
 ) -> list[list[int]]:
-    """Return what `beam_search` finds for each of the sources, which are read side by side; for None, one text.
+    """Return, for each source, the tokens of the text with the largest (sum of log p) / length^length_penalty found.
+
+    At each step the `num_beams` likeliest of all texts that are one token longer are kept. A text that ends among
+    them is set aside; its length counts the token that ends it. When `num_beams` have ended, `early_stopping` says
+    whether the search goes on. (Lowerre, 1976; with lengths as powers, Wu et al., 2016, section 7, without its
+    constant.)
+
+    Args:
+        prompt: token ids to go on from, at least one.
+        sources: token ids that the encoder reads, side by side; None: a model without one, and one text.
+        num_beams: how many texts are followed; 1 takes the likeliest token, always.
+        length_penalty: 0 compares sums, 1 means; more favours longer texts.
+        early_stopping: True: no more is sought once `num_beams` have ended. False: the search is over when no text
+            that goes on is better now than the worst of these. "never": when none could become better, were it as
+            long as `max_tokens` allows.
+        stop: end before this token, or any of these.
+        num_tokens: tokens that exist; a vocabulary rounded up has rows without a token.
 
     Raises:
-        UserError: as `beam_search` does.
+        UserError: an empty prompt, a source that the model does not take or lacks, or settings out of their limits,
+            one line each.
     """
     _check(prompt, max_tokens, num_beams, length_penalty)
     stops = frozenset({stop} if isinstance(stop, int) else stop)
@@ -116,7 +98,7 @@ def beam_search_many(
 
 @dataclass(frozen=True)
 class Limits:
-    """Settings of a search; see `beam_search`."""
+    """Settings of a search; see `beam_search_many`."""
 
     max_tokens: int
     num_beams: int
@@ -142,8 +124,7 @@ class Search:
     ended: list[Beam] = field(default_factory=list)
 
     def take(self, log_p: Float[Tensor, "running vocab"]) -> list[int]:
-        """Make each text that goes on one token longer, given what its next token may be; return which row each of
-        those that are kept comes from."""
+        """Make each running text one token longer; return the row of `log_p` that each one kept comes from."""
         self.length += 1
         limits, found = self.limits, self._longer(log_p)
         is_last = self.length == limits.max_tokens

@@ -23,7 +23,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Searching:
-    """Settings of `beam_search`."""
+    """Settings of `beam_search_many`."""
 
     num_beams: int = 1
     length_penalty: float = 1.0

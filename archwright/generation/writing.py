@@ -20,8 +20,7 @@ DRAWING = ("temperature", "top_k", "top_p")
 
 
 class Settings(TypedDict, total=False):
-    """How a text is written. What is left out, or None, is as the generation_config.json of an imported checkpoint
-    says."""
+    """Settings of a text; for None or a missing one, generation_config.json of an import counts."""
 
     max_tokens: int
     """By default 256."""
@@ -34,11 +33,11 @@ class Settings(TypedDict, total=False):
     seed: int
     """Of what is drawn, by default 0."""
     num_beams: int | None
-    """More than one search for the likeliest text, all of which then comes at once. See `beam_search`."""
+    """More than one search for the likeliest text, all of which then comes at once. See `beam_search_many`."""
     length_penalty: float | None
-    """Where nobody says 1. See `beam_search`."""
+    """Where nobody says 1. See `beam_search_many`."""
     early_stopping: EarlyStopping | None
-    """Where nobody says False. See `beam_search`."""
+    """Where nobody says False. See `beam_search_many`."""
 
 
 def generate(
@@ -125,8 +124,7 @@ def stream(
 
 
 def source_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the tokens of a source, as an encoder reads it in training: special tokens, such as sentinels, by their
-    names, and what the tokenizer puts around a text."""
+    """Return the tokens of a source as in training: special tokens by name, and its frame."""
     before, behind = tokenizer.frame
     return [*before, *tokenizer.encode(text, allowed_special="all").tolist(), *behind]
 
