@@ -18,9 +18,9 @@ from torch import Tensor
 from archwright.model.decoder import Decoder
 from archwright.model.language_model import LanguageModel
 from archwright.parts.context import Context
+from archwright.parts.masks import AttentionMask, MaskPattern
 from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.scale.exchange import exchanged, gathered
-from archwright.scale.stretches import StretchContext
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -55,16 +55,26 @@ def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
     setattr(model, "new_context", new_context)  # noqa: B010
 
 
-class _SharedStretch(StretchContext):
-    """The context of the chunk of sequences that this process of a group has."""
+class _SharedStretch(Context):
+    """The context of the chunk of sequences that this process of a group has.
+
+    Args:
+        whole: where the tokens of whole rows stand.
+        tokens: ids of those of the chunk, [batch, length].
+    """
 
     def __init__(self, whole: TokenLayout, tokens: Tensor, group: dist.ProcessGroup) -> None:
-        self._group = group
-        super().__init__(whole, tokens, group.rank())
+        start = group.rank() * tokens.shape[1]
+        self._columns = (start, start + tokens.shape[1])
+        self._whole, self._group = whole, group
+        super().__init__(whole.columns(*self._columns), len(tokens), tokens=tokens)
 
     def all_keys(self, state: Any, *new: Tensor) -> list[Tensor]:
         assert state is None, "processes that share texts keep nothing of them"
         return [exchanged(x, self._group, "all", "own_sum", self._whole.length) for x in new]
+
+    def _new_mask(self, pattern: MaskPattern, num_heads: int) -> AttentionMask:
+        return AttentionMask(pattern, self._whole).of_columns(*self._columns)
 
 
 def refusals(model: LanguageModel, context: int) -> Iterator[str]:

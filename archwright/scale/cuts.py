@@ -25,18 +25,6 @@ def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
     return {b: parallel for b, parallel in found.items() if shared_position(b) not in whole}
 
 
-def take_share(branch: Branch, size: int) -> None:
-    """Leave of a branch that belongs to no model what the first of so many processes has of it, to be called alone:
-    its result is the term of that process."""
-    position = shared_position(branch)
-    axes: dict[Tensor, int] = {}
-    for part in (branch,) if position is None else (branch, position):
-        axes |= dict(cut_axes(part))
-        share_sizes(part, size)
-    for tensor, axis in axes.items():
-        tensor.data = own_part(tensor.data, axis, size, 0)
-
-
 def own_part(whole: Tensor, axis: int, size: int, rank: int) -> Tensor:
     """Return a copy of what one of so many processes has of a tensor that is cut along an axis."""
     return whole.chunk(size, axis)[rank].clone()

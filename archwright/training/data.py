@@ -39,7 +39,16 @@ class Material:
             "held_out": _record(self.held_out),
             "files_skipped": self.num_skipped,
             "tokenizer": self.tokenizer.fingerprint,
-        } | (task_facts(self.held_out) if isinstance(self.held_out, TaskText) else {})
+            **self._task_facts(),
+        }
+
+    def _task_facts(self) -> dict[str, Any]:
+        """Return what is known of a task's answers before any model: the least loss and the accuracy of guessing."""
+        if not isinstance(self.held_out, TaskText):
+            return {}
+        task, sampler = self.held_out.task, self.held_out.sampler
+        facts = {"name": task.kind, "floor": sampler.floor, "chance": sampler.chance}
+        return {"task": facts | {"num_held_out": NUM_HELD_OUT}}
 
     def __str__(self) -> str:
         if isinstance(self.train, TaskText):
@@ -140,18 +149,6 @@ def settled_task(task: Task, model: ModelSpec) -> Task:
     """Return a task with a number in place of each "auto"."""
     sizes = ModelSizes(model.dim, model.num_layers, model.context_length)
     return task.model_copy(update=task.numbers(sizes))
-
-
-def task_facts(text: TaskText) -> dict[str, Any]:
-    """Return what is known of a task's answers before any model: the least loss and the accuracy of guessing."""
-    return {
-        "task": {
-            "name": text.task.kind,
-            "floor": text.sampler.floor,
-            "chance": text.sampler.chance,
-            "num_held_out": NUM_HELD_OUT,
-        }
-    }
 
 
 def _task_material(run: RunSpec, folder: RunFolder) -> Material:

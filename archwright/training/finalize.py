@@ -54,9 +54,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
         folder.check_kept()
         folder.write_samples(text)
     loop.record("event", name="finished", text=f"{session.standing.step} steps")
-    folder.best_file.unlink(
-        missing_ok=True
-    )  # after that: a process that is killed here needs it no more
+    folder.best_file.unlink(missing_ok=True)  # last: a process killed before still needs it
     report(folder)
 
 
@@ -131,7 +129,7 @@ def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> 
     if ("eval", FINAL) not in known:
         found, halves = evaluate_halves(session.model, windows, session.precision)
         loop.record("eval", name=FINAL, **found.record(), **halves.record())
-    _evaluate_lengths(loop, folder, material, known)
+    _evaluate_lengths(loop, material, known)
     with contextlib.suppress(OSError):
         folder.report_file.unlink()  # the page of an earlier stop
     loop.record("event", name="finished", text=f"{session.standing.step} steps")
@@ -145,25 +143,20 @@ def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     if ("eval", None) not in known:
         found = session.evaluate(material, _final(session.run))
         loop.call("on_evaluation", loop.record("eval", **found.record()))
-    _evaluate_lengths(loop, folder, material, known)
+    _evaluate_lengths(loop, material, known)
 
 
-def _evaluate_lengths(
-    loop: Loop, folder: RunFolder, material: Material, known: set[tuple[str, str | None]]
-) -> None:
-    for length in loop.session.run.evaluate.lengths:
-        if ("length", str(length)) not in known:
-            found = _at_length(loop, material, length)
-            loop.record("length", name=str(length), **found)
-
-
-def _at_length(loop: Loop, material: Material, length: int) -> dict[str, Any]:
-    """Return the evaluation on texts of `length` tokens; nothing for a model whose positions end before."""
-    session = loop.session
-    if session.model.spec.position.ends and length > session.run.model.context_length:
-        return {}
-    max_tokens, max_bytes = session.run.evaluate.final_max_tokens, session.run.evaluate.final_bytes
-    return session.evaluate(material, Reading(length, length, max_tokens, max_bytes)).record()
+def _evaluate_lengths(loop: Loop, material: Material, known: set[tuple[str, str | None]]) -> None:
+    """Record evaluations on texts of other lengths; of one behind the last position of a model, without numbers."""
+    session, run = loop.session, loop.session.run
+    for length in run.evaluate.lengths:
+        if ("length", str(length)) in known:
+            continue
+        found: dict[str, Any] = {}
+        if not (session.model.spec.position.ends and length > run.model.context_length):
+            bounds = run.evaluate.final_max_tokens, run.evaluate.final_bytes
+            found = session.evaluate(material, Reading(length, length, *bounds)).record()
+        loop.record("length", name=str(length), **found)
 
 
 def _final(run: RunSpec) -> Reading:

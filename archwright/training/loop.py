@@ -7,20 +7,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from signal import SIGTERM
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from archwright import checkpoint
 from archwright.inspection.probes import Probes
 from archwright.machine.decide import peak_memory
+from archwright.planning.cost import run_flops_per_token
 from archwright.runs import RunFolder
 from archwright.runs.ending import EARLY_STOP
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import EarlyStopSpec
 from archwright.training.budget import Clock
 from archwright.training.callbacks import CallbackError, Callbacks, StopTraining
+from archwright.training.data import Material
 from archwright.training.early_stop import EarlyStop
-from archwright.training.evaluation import Evaluation
+from archwright.training.evaluation import Evaluation, reading_of
 from archwright.training.interrupt import Interrupt
 from archwright.training.progress import Progress
 from archwright.training.session import Session, is_spike
@@ -34,16 +35,6 @@ class DivergedError(RuntimeError):
     """The loss or its gradient is no number any more; the last good checkpoint is kept."""
 
 
-class Elapsed(NamedTuple):
-    """Wall time and processor time."""
-
-    seconds: float
-    cpu_seconds: float
-
-
-NOTHING = Elapsed(0.0, 0.0)
-
-
 class Loop:
     """Trains a session to its end and keeps the record in a run folder."""
 
@@ -51,22 +42,21 @@ class Loop:
         self,
         session: Session,
         folder: RunFolder,
+        material: Material,
         *,
-        evaluate: Callable[[], Evaluation],
-        flops_per_token: float,
         peak: float,
         progress: Progress,
-        log: Callable[[Record], None] = lambda record: None,
-        clock: Clock | None = None,
-        early_stop: EarlyStop | None = None,
-        callbacks: Callbacks | None = None,
+        log: Callable[[Record], None],
+        clock: Clock | None,
+        callbacks: Callbacks | None,
     ) -> None:
-        self.session, self.folder = session, folder
-        self.early_stop = early_stop or EarlyStop(EarlyStopSpec())
+        run = session.run
+        self.session, self.folder, self.material = session, folder, material
+        records = folder.metrics() if run.early_stop.patience else []
+        self.early_stop = EarlyStop(run.early_stop, records)
         self.callbacks = callbacks or Callbacks()
-        self.evaluate, self.progress, self.log = evaluate, progress, log
-        self.flops_per_token, self.peak = flops_per_token, peak
-        self.clock = clock
+        self.progress, self.log, self.clock = progress, log, clock
+        self.flops_per_token, self.peak = run_flops_per_token(run, session.model), peak
         self._saved_at = time.monotonic()
         self._is_saving = False
 
@@ -81,7 +71,7 @@ class Loop:
         with self._settled():
             while not self.done and not interrupt:
                 try:
-                    self.advance(session.step)
+                    self._advance()
                 except CallbackError:
                     self.save()
                     raise
@@ -97,17 +87,9 @@ class Loop:
         """Whether the last step was made."""
         return self.session.standing.step >= self.session.num_steps
 
-    def advance(self, step: Callable[[], StepResult], spent: Elapsed = NOTHING) -> None:
-        """Make a step, record it, and evaluate where that is due.
-
-        Args:
-            spent: what the step has cost before, which is recorded as part of it.
-
-        Raises:
-            DivergedError: the loss is not finite.
-            CallbackError: a callback failed, after all of the step was done.
-        """
-        trained, evaluation = self._step(step, spent), None
+    def _advance(self) -> None:
+        """Make a step, record it, and evaluate where that is due."""
+        trained, evaluation = self._step(), None
         if not self.done and self.session.standing.step % self.session.run.evaluate.every == 0:
             evaluation = self._evaluate()
             self._stop_early(evaluation)
@@ -213,11 +195,6 @@ class Loop:
         except UserError as error:
             warnings.warn(f"{error} The weights of the last step are kept.", stacklevel=2)
 
-    def _write_best(self, step: int) -> None:
-        self.folder.check_kept()
-        metadata = {"archwright": "model", "step": str(step)}
-        self.session.write_model(self.folder.best_file, metadata)
-
     def wants_checkpoint(self) -> bool:
         """Tell whether it is time to save."""
         every = self.session.run.checkpoint.every
@@ -231,17 +208,18 @@ class Loop:
         stop = self.early_stop
         if stop.add(evaluation) and stop.spec.patience and stop.spec.restore_best:
             with self.progress.doing("saving"):
-                self._write_best(evaluation["step"])
+                self.folder.check_kept()
+                metadata = {"archwright": "model", "step": str(evaluation["step"])}
+                self.session.write_model(self.folder.best_file, metadata)
         if stop.is_due:
             self.end(self.early_stop.reason)
 
-    def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> Record:
-        started, standing = time.perf_counter() - spent.seconds, self.session.standing
+    def _step(self) -> Record:
+        started, standing = time.perf_counter(), self.session.standing
         number, lr_scale = standing.step + 1, self.session.lr_scale
         with self._probed(number) as probes:
-            start = time.perf_counter() - spent.seconds
-            cpu = time.process_time() - spent.cpu_seconds
-            result = step()
+            start, cpu = time.perf_counter(), time.process_time()
+            result = self.session.step()
             seconds = time.perf_counter() - start
             standing.cpu_seconds += time.process_time() - cpu
         standing.seconds += time.perf_counter() - started
@@ -304,6 +282,13 @@ class Loop:
             self.record("event", name="loss_spike", text=f"loss {loss:.3f} stands out")
         else:
             standing.recent = [*standing.recent, loss][-100:]
+
+    def evaluate(self) -> Evaluation:
+        """Return what the model reaches on the sample of held-out text that makes the curve."""
+        run = self.session.run
+        max_bytes = None if run.evaluate.max_bytes == "none" else run.evaluate.max_bytes
+        reading = reading_of(run, run.evaluate.max_tokens, max_bytes)
+        return self.session.evaluate(self.material, reading)
 
     def _evaluate(self) -> Record:
         start = time.perf_counter()

@@ -21,7 +21,7 @@ from archwright.optim import warmup_steps
 from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import least_memory, total_memory
 from archwright.runs import RunFolder
-from archwright.scale.layout import ONE, Layout
+from archwright.scale.layout import AXES, ONE, Layout
 from archwright.scale.processes import ALONE, OneOf, Processes, share_threads
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
@@ -68,16 +68,8 @@ def resolve(
         _decide_without_trial(decisions, layout)
     if run.machine.num_steps == "auto" and not run.budget.seconds:
         decisions.decide("num_steps", budget_steps(session), f"budget of {run.budget}")
-    scale = ScaleSpec(
-        replicate=layout.replicate,
-        shard=layout.shard,
-        context=layout.context,
-        tensor=layout.tensor,
-        expert=layout.expert,
-        pipeline=layout.pipeline,
-        pipeline_schedule=layout.schedule,
-        sequence=layout.sequence,
-    )
+    axes = {name: getattr(layout, name) for name in (*AXES, "expert", "sequence")}
+    scale = ScaleSpec(**axes, pipeline_schedule=layout.schedule)
     run = run.model_copy(update={"machine": decisions.machine, "scale": scale})
     num_steps = decisions.machine.num_steps
     session.run = run if num_steps == "auto" else with_steps(run, num_steps)

@@ -1,6 +1,5 @@
 """A training session: model, optimizers, batches, and step."""
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ from archwright.scale.processes import ALONE, Processes
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
 from archwright.training.evaluation import Evaluation, Reading, evaluate
-from archwright.training.step import LossStats, StepResult, to_device, train_step, update
+from archwright.training.step import StepResult, to_device, train_step
 
 PROBED_TOKENS = 4096
 """Tokens of the pass that probes look at."""
@@ -109,20 +108,6 @@ class Session:
             self.standing.step += 1
         return result
 
-    def apply_gradients(self, seen: LossStats) -> StepResult:
-        """Make this step with gradients that the model's parameters have already."""
-        result = update(
-            self.model,
-            self.optimizers,
-            seen,
-            lr_scale=self.lr_scale,
-            precision=self.precision,
-            max_grad_norm=self._max_grad_norm,
-        )
-        if result.finite:
-            self.standing.step += 1
-        return result
-
     def windows(self, material: Material, reading: Reading) -> Windows:
         """Return windows of held-out text, which are kept, as a run is evaluated many times."""
         if reading not in self._windows:
@@ -194,9 +179,13 @@ class Session:
 
         Takes about `seconds`, and two steps at least. The first two do not count, where there are more.
         """
-        steps = itertools.count()
+        times: list[float] = []
         with self._state_restored():
-            return median_step(lambda: self.make_step(next(steps), 1e-3), seconds)
+            while len(times) < 2 or sum(times) < seconds:
+                start = time.perf_counter()
+                self.make_step(len(times), 1e-3)
+                times.append(time.perf_counter() - start)
+        return statistics.median(times[min(2, len(times) - 1) :])
 
     def gradient_norms(self) -> dict[str, float]:
         """Return the norm of each parameter's gradient in the first step, before clipping, and leave a session that
@@ -305,12 +294,9 @@ class Session:
                 f"{path} is damaged: it is of step {standing.step} of {num_steps:.0f}."
             )
 
-    @property
-    def _max_grad_norm(self) -> float | None:
-        return None if self.run.max_grad_norm == "none" else self.run.max_grad_norm
-
     def make_step(self, step: int, lr_scale: float) -> StepResult:
         """Train on the batch of a step, at a share of the peak learning rates; `step` does so in turn."""
+        max_grad_norm = self.run.max_grad_norm
         if not self.model.training:  # an evaluation came before; this walks through all modules
             self.model.train()
         return train_step(
@@ -319,7 +305,7 @@ class Session:
             self.optimizers,
             lr_scale=lr_scale,
             precision=self.precision,
-            max_grad_norm=self._max_grad_norm,
+            max_grad_norm=None if max_grad_norm == "none" else max_grad_norm,
             z_loss=self.run.z_loss,
             label_smoothing=self.run.label_smoothing,
             chunked=self.run.machine.loss == "chunked",
@@ -328,17 +314,6 @@ class Session:
             stream_decay=self.run.stream_decay,
             processes=self.processes,
         )
-
-
-def median_step(step: Callable[[], object], seconds: float) -> float:
-    """Return the median seconds of a step over about `seconds`, two steps at least; the first two do not count,
-    where there are more."""
-    times: list[float] = []
-    while len(times) < 2 or sum(times) < seconds:
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[min(2, len(times) - 1) :])
 
 
 def in_thread(work: Callable[[], object]) -> Future[object]:

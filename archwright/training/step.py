@@ -42,16 +42,6 @@ class StepResult:
     """Of what is learned beside tokens, in nats per row or per token; None where that is nothing."""
 
 
-@dataclass(frozen=True)
-class LossStats:
-    """Results of a pass over a batch: means in nats per token."""
-
-    loss: float
-    z_loss: float
-    router_loss: float = 0.0
-    second_loss: float | None = None
-
-
 def train_step(
     model: nn.Module,
     batch: Batch,
@@ -95,15 +85,39 @@ def train_step(
         },
     )
     processes.backward(model, passes.parts, passes)
-    return update(
-        model,
-        optimizers,
-        passes.stats(),
-        lr_scale=lr_scale,
-        precision=precision,
-        max_grad_norm=max_grad_norm,
-        processes=processes,
-    )
+    loss, z_loss, router_loss, second_loss = passes.means()
+    processes.bring_gradients()
+    precision.unscale(optimizers.values())
+    # Asking the optimizers needs no walk through the model.
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    grad_norm = clip_gradients(parameters, max_grad_norm, processes.norm).item()
+    # A loss scale mends its own overflows.
+    finite = math.isfinite(loss) and (math.isfinite(grad_norm) or precision.scales)
+    if finite:
+        set_learning_rates(optimizers, lr_scale)
+        for optimizer in optimizers.values():
+            precision.step(optimizer)
+        precision.update()
+    _finish_step(model, optimizers, processes, updated=finite)
+    return StepResult(loss, z_loss, grad_norm, finite, router_loss, second_loss)
+
+
+def _finish_step(
+    model: nn.Module,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    processes: Processes,
+    *,
+    updated: bool,
+) -> None:
+    """Let branches move what follows no gradient, and drop the gradients."""
+    branches = [module for module in model.modules() if isinstance(module, Branch)]
+    processes.add_up_counts(branches)
+    for branch in branches:
+        branch.after_step(updated=updated)
+    for optimizer in optimizers.values():
+        optimizer.zero_grad(set_to_none=True)
+    processes.drop_gradients()
 
 
 class _Passes(Passes):
@@ -158,13 +172,13 @@ class _Passes(Passes):
         self._found["router_loss"].append((auxiliary.detach(), 1))
         return auxiliary
 
-    def stats(self) -> LossStats:
-        """Return the sums over parts and processes, once no more is computed: a GPU is waited for."""
+    def means(self) -> tuple[float, float, float, float | None]:
+        """Return the losses, summed over parts and processes, once no more is computed: a GPU is waited for."""
         names = ("loss", "z_loss", "router_loss", "second_loss")
         found = [sum(x.item() / by for x, by in self._found.get(name, ())) for name in names]
         loss, z_loss, router_loss, second = self.processes.sums(found)
         has_second = self.num_cases or "second_loss" in self._found
-        return LossStats(loss, z_loss, router_loss, second if has_second else None)
+        return loss, z_loss, router_loss, second if has_second else None
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -175,40 +189,6 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def valid_targets(batch: Batch) -> int:
     """Return what a batch's summed loss is divided by, at least 1."""
     return max(1, int((batch.targets != IGNORE).sum()))
-
-
-def update(
-    model: nn.Module,
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    seen: LossStats,
-    *,
-    lr_scale: float,
-    precision: Precision,
-    max_grad_norm: float | None,
-    processes: Processes = ALONE,
-) -> StepResult:
-    """Clip the gradients that the parameters have, update by them and drop them; see `train_step`."""
-    processes.bring_gradients()
-    precision.unscale(optimizers.values())
-    # Asking the optimizers needs no walk through the model.
-    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    grad_norm = clip_gradients(parameters, max_grad_norm, processes.norm).item()
-    # A loss scale mends its own overflows.
-    finite = math.isfinite(seen.loss) and (math.isfinite(grad_norm) or precision.scales)
-    if finite:
-        set_learning_rates(optimizers, lr_scale)
-        for optimizer in optimizers.values():
-            precision.step(optimizer)
-        precision.update()
-    branches = [module for module in model.modules() if isinstance(module, Branch)]
-    processes.add_up_counts(branches)
-    for branch in branches:
-        branch.after_step(updated=finite)
-    for optimizer in optimizers.values():
-        optimizer.zero_grad(set_to_none=True)
-    processes.drop_gradients()
-    return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss, seen.second_loss)
 
 
 def second_cases(batch: Batch) -> int:

@@ -16,7 +16,6 @@ from archwright.reporting.loggers import check_installed, loggers
 from archwright.runs import RUNS, RunFolder
 from archwright.runs.ending import early_end, early_end_text
 from archwright.runs.load import OpenRun, open_run
-from archwright.runs.records import Record
 from archwright.scale.launch import EndedError, LostError, end_with_torchrun, is_first, launched
 from archwright.scale.layout import ONE, Layout, check_layout, kept_layout, layout_of
 from archwright.scale.processes import ALONE, OneOf
@@ -28,8 +27,6 @@ from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import LEAST_READ, READING, TRAINING, Clock, recorded_progress
 from archwright.training.callbacks import Callback, CallbackError, Callbacks
 from archwright.training.data import Material, prepare_data, reload_data
-from archwright.training.early_stop import EarlyStop
-from archwright.training.evaluation import reading_of
 from archwright.training.finalize import finish, report, time_end
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
@@ -254,15 +251,13 @@ def train_in(
     with ExitStack() as stack:
         stack.enter_context(folder.lock())
         stack.enter_context(explain_out_of_memory())
-        material, settled, decisions = _begin(folder, say, since, layout)
+        material, settled, decisions = _begin(folder, say, layout)
         session = stack.enter_context(distributed(settled, folder, material, layout))
         if session.run.machine.num_steps == "auto":
             _settle_time(folder, session, material, since)
         _announce(folder, session, material, say, layout, verbose=verbose)
         recorded = recorded_progress(folder.metrics())  # before later steps are cut off
-        sent = (
-            folder.metrics() if session.run.loggers else []
-        )  # before those that are made again are cut off
+        sent = folder.metrics() if session.run.loggers else []  # before then, too
         started = _restore(folder, session)
         if step := session.standing.step:
             say.say(f"resuming at step {step:,}")
@@ -272,9 +267,17 @@ def train_in(
             standing.progress = 0.0
         shown = progress(round(session.num_steps), standing.step, quiet, estimated=bool(clock))
         with loggers(folder, sent) as log:
-            loop = new_loop(folder, session, decisions, material, shown, log, callbacks)
-            loop.peak *= layout.size if session.device.type == "cuda" else layout.num_machines
-            loop.clock = clock
+            number = layout.size if session.device.type == "cuda" else layout.num_machines
+            loop = Loop(
+                session,
+                folder,
+                material,
+                peak=number * decisions.peak,
+                progress=shown,
+                log=log,
+                clock=clock,
+                callbacks=callbacks,
+            )
             on = f" on {layout}" if layout.size > 1 else ""
             loop.record("event", name=started, text=f"at step {session.standing.step}{on}")
             with _saved_if_callbacks_fail(loop):
@@ -306,9 +309,7 @@ def _saved_if_callbacks_fail(loop: Loop) -> Iterator[None]:
         raise cause from cause.__cause__
 
 
-def _begin(
-    folder: RunFolder, say: Progress, since: float, layout: Layout
-) -> tuple[Material, Session, Decisions]:
+def _begin(folder: RunFolder, say: Progress, layout: Layout) -> tuple[Material, Session, Decisions]:
     """Return what a run is trained with; if that is not settled yet, settle and record it."""
     if folder.resolved:
         check_installed(folder.spec.loggers)
@@ -440,30 +441,3 @@ def _announce(
             say.say(f"computed in full by each process of a tensor group: {', '.join(alike)}")
     for key, made in folder.environment().get("decisions", {}).items() if verbose else ():
         say.say(f"{key} = {made['value']}: {made['reason']}")
-
-
-def new_loop(
-    folder: RunFolder,
-    session: Session,
-    decisions: Decisions,
-    material: Material,
-    shown: Progress,
-    log: Callable[[Record], None] = lambda record: None,
-    callbacks: Callbacks | None = None,
-) -> Loop:
-    """Return the loop that trains a session and keeps its record in a folder."""
-    run = session.run
-    known = folder.metrics() if run.early_stop.patience else []
-    max_bytes = None if run.evaluate.max_bytes == "none" else run.evaluate.max_bytes
-    reading = reading_of(run, run.evaluate.max_tokens, max_bytes)
-    return Loop(
-        session,
-        folder,
-        evaluate=lambda: session.evaluate(material, reading),
-        flops_per_token=run_flops_per_token(run, session.model),
-        peak=decisions.peak,
-        progress=shown,
-        log=log,
-        early_stop=EarlyStop(run.early_stop, known),
-        callbacks=callbacks,
-    )

@@ -6,7 +6,7 @@ import torch
 from archwright.model.build import build_layer
 from archwright.parts.context import Context
 from archwright.parts.mixers import Mixer
-from archwright.scale.cuts import take_share
+from archwright.scale.cuts import cut_axes, own_part, share_sizes, shared_position
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 
@@ -25,7 +25,13 @@ def test_the_first_process_has_the_first_heads(name: str) -> None:
     """Its term is what attention gives where the heads of all others write nothing."""
     spec = load("modern").tiny().override(*CHANGES[name])
     whole, own = (attention_of(spec) for _ in range(2))
-    take_share(own, 2)
+    position = shared_position(own)
+    axes: dict[torch.Tensor, int] = {}
+    for part in (own,) if position is None else (own, position):
+        axes |= dict(cut_axes(part))
+        share_sizes(part, 2)
+    for tensor, axis in axes.items():
+        tensor.data = own_part(tensor.data, axis, 2, 0)
     x = torch.randn(2, 7, spec.dim, generator=torch.Generator().manual_seed(0))
     heads, total = (sum(p.numel() for p in m.parameters()) for m in (own, whole))
     assert heads < total

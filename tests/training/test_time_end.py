@@ -10,6 +10,7 @@ from archwright.training import train as train_room
 from archwright.training.data import Material
 from archwright.training.finalize import time_end
 from archwright.training.loop import Loop
+from archwright.training.session import Session
 from tests.training.whole import at_step, leave_out, run_of_twelve, timeless, train
 
 
@@ -21,15 +22,12 @@ def test_timing_leaves_the_run_as_it_is(
     leave_out(monkeypatch)
     plain = train(run_of_twelve(text), tmp_path / "plain")
     measured: list[tuple[float, float]] = []
-    new_loop = train_room.new_loop
 
-    def timing(
-        folder: RunFolder, session: Any, decisions: Any, material: Material, *more: Any
-    ) -> Loop:
+    def timing(session: Session, folder: RunFolder, material: Material, **more: Any) -> Loop:
         at_step(monkeypatch, 6, lambda: measured.append(time_end(session, folder, material)))
-        return new_loop(folder, session, decisions, material, *more)
+        return Loop(session, folder, material, **more)
 
-    monkeypatch.setattr(train_room, "new_loop", timing)
+    monkeypatch.setattr(train_room, "Loop", timing)
     folder = train(run_of_twelve(text), tmp_path / "timed")
     assert all(seconds > 0 for seconds in measured[0])
     assert not folder.timed_file.exists()
