@@ -34,12 +34,12 @@ from archwright.checkpoint.tree import split
 from archwright.files import DamagedError, clear_errors, remove_folder, sync
 from archwright.scale.layout import Block
 from archwright.spec.errors import UserError
+from archwright.spec.version import FORMAT, check_format
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-FORMAT = 1
 Seals = dict[str, dict[str, Any]]
 """Size and hash of files by name, as COMPLETE.json has them."""
 
@@ -313,16 +313,9 @@ def parts_of(path: Path) -> tuple[Stored, Callable[[str, list[Block]], contents.
     return Stored(path / _MODEL), partial(contents.read_own, path)
 
 
-def latest(folder: str | Path, *, hashes: bool = False) -> Path | None:
-    """Return the newest complete checkpoint in `folder`, None where there is no checkpoint.
-
-    Files are checked by their sizes, with `hashes` by their content too (a second for each GB).
-    A damaged checkpoint is passed over with a warning.
-
-    Raises:
-        DamagedError: there are checkpoints, but none of them is whole.
-    """
-    return use_latest(folder, partial(verify, hashes=hashes))
+def latest(folder: str | Path) -> Path | None:
+    """Return the newest checkpoint in `folder` whose files have the right sizes, as `use_latest` does."""
+    return use_latest(folder, partial(verify, hashes=False))
 
 
 def use_latest(folder: str | Path, use: Callable[[Path], object]) -> Path | None:
@@ -353,7 +346,7 @@ def complete(folder: str | Path) -> dict[int, Path]:
     """Return the checkpoints in `folder` whose files are all there, by step, oldest first.
 
     Raises:
-        UserError: one of them is of a later format.
+        UserError: one of them is of another format.
     """
     whole = {}
     for step, path in _found(Path(folder)).items():
@@ -368,7 +361,7 @@ def verify(path: Path, *, hashes: bool) -> None:
 
     Raises:
         DamagedError: one is not; the message names it.
-        UserError: the checkpoint is of a later format.
+        UserError: the checkpoint is of another format.
     """
     for name, (expected, digest) in _read_seal(path).items():
         file = path / name
@@ -503,11 +496,7 @@ def _read_seal(path: Path) -> dict[str, tuple[int, str]]:
         raise UserError(f"{path / _SEAL} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise DamagedError(f"{path / _SEAL} is damaged.") from error
-    if seal.format > FORMAT:
-        raise UserError(
-            f"{path} is of checkpoint format {seal.format}; this version of archwright reads formats "
-            f"up to {FORMAT}. Install the version that wrote it."
-        )
+    check_format(path / _SEAL, seal.format)
     if missing := [name for name in _FILES if not is_whole(name, [*seal.files])]:
         raise DamagedError(f"{path / _SEAL} is damaged: it lacks {missing[0]}.")
     return {name: (file.bytes, file.sha256) for name, file in seal.files.items()}

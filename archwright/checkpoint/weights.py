@@ -41,9 +41,7 @@ def write_model(
     """
     tensors, own = described(model_weights(model))
     with replacing(path) as temporary:
-        write_values(
-            temporary, tensors, {**metadata, **own}, tensors.items() if values is None else values
-        )
+        write_values(temporary, tensors, {**metadata, **own}, values)
 
 
 def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -67,36 +65,27 @@ def read_model(path: str | Path) -> dict[str, Tensor]:
     return read_weights(Path(path)).tensors
 
 
-def load_model(path: str | Path, model: nn.Module) -> None:
+def load_model(path: str | Path, model: nn.Module, *, mapped: bool = False) -> None:
     """Set the state of `model` to what `write_model` wrote; when it raises, nothing was changed.
+
+    Args:
+        mapped: let the model, which may be on the meta device, have the tensors of the file: they take no memory that
+            the system cannot take back.
 
     Raises:
         UserError: names, shapes, dtypes or ties that do not fit, one line each.
         DamagedError: it is not a whole safetensors file.
     """
     saved = read_weights(Path(path))
-    if problems := [*without_memory(model), *misfits(saved, model)]:
+    if problems := [*(() if mapped else without_memory(model)), *misfits(saved, model)]:
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    put(saved, model)
+    put(saved, model, mapped=mapped)
 
 
 def check_model(path: str | Path, model: nn.Module) -> None:
     """Compare the file with a model, which may be on the meta device; raises as `load_model` does."""
     if problems := list(misfits(described_weights(Path(path)), model)):
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-
-
-def map_model(path: str | Path, model: nn.Module) -> None:
-    """Let `model` have the tensors of a file that `write_model` wrote of an equal one, mapped: they take no memory that
-    the system cannot take back.
-
-    Raises:
-        UserError, DamagedError: as `load_model` does.
-    """
-    saved = read_weights(Path(path))
-    if problems := list(misfits(saved, model)):
-        raise UserError(*(f"{path}: {problem}" for problem in problems))
-    put(saved, model, mapped=True)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -236,14 +225,14 @@ def put(saved: Weights, model: nn.Module, *, mapped: bool = False) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file; raises OSError, as any writing does."""
-    write_values(path, tensors, metadata, tensors.items())
+    write_values(path, tensors, metadata)
 
 
 def write_values(
     path: Path,
     tensors: Mapping[str, Tensor],
     metadata: dict[str, str],
-    values: Values,
+    values: Values | None = None,
 ) -> None:
     """Write a safetensors file of tensors whose values come one by one, in any order: no more than one is held.
 
@@ -252,7 +241,7 @@ def write_values(
 
     Args:
         tensors: what they are; they may be on the meta device.
-        values: of those, and perhaps of others, which are left out.
+        values: of those, and perhaps of others, which are left out; by default they have them.
 
     Raises:
         OSError: as any writing does.
@@ -264,7 +253,7 @@ def write_values(
     missing = {name for name, tensor in tensors.items() if tensor.numel()}
     with path.open("wb") as file:
         file.write(head)
-        for name, value in values:
+        for name, value in tensors.items() if values is None else values:
             if name in missing:
                 missing.remove(name)
                 plain = value.detach().to("cpu", tensors[name].dtype).contiguous()

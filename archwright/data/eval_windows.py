@@ -1,8 +1,9 @@
 """Measuring on held-out text: windows that predict every token once, and bits per byte."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -67,6 +68,37 @@ class Windows(Protocol):
         """Whether a model that was trained so goes on with a text."""
 
     def __iter__(self) -> Iterator[Batch]: ...
+
+
+class ListedWindows:
+    """Windows that are documents of their own. Their batches are kept, as a run is evaluated many times.
+
+    Args:
+        order: numbers of the windows, in the order of the batches.
+        batch: makes the batch of some numbers; the place of the first comes before them.
+    """
+
+    defines_bits_per_byte = False
+    generates_text = False
+    counts_answers = False
+    window_bytes = None
+
+    def __init__(self, order: Ids, batch_size: int, batch: Callable[[int, Ids], Batch]) -> None:
+        self.batch_size, self._batch = batch_size, batch
+        self.places = order, order
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return math.ceil(len(self.places[0]) / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        order = self.places[0]
+        starts = range(0, len(order), self.batch_size)
+        return [self._batch(start, order[start : start + self.batch_size]) for start in starts]
 
 
 class HeldOut:

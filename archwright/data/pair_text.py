@@ -1,14 +1,13 @@
 """Batches and held-out windows of pairs: a source that the encoder reads, a target that the decoder writes."""
 
-import math
 import warnings
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from archwright.data.batches import Ids, share_of
+from archwright.data.eval_windows import ListedWindows
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, padded
 from archwright.data.permutation import mix, permuted
@@ -42,7 +41,8 @@ class PairText:
         self.pairs, self.tokenizer, self.most = pairs, tokenizer, context_length - around
         self._context_length = context_length
         self.fingerprint = pairs.fingerprint
-        read = [pairs.pair(0, index) for index in range(self._num_looked_at)]
+        number = min(pairs.num_pairs, SAMPLE) if pairs.endless else pairs.num_pairs
+        read = [pairs.pair(0, index) for index in range(number)]
         encoded = self._encoded(read)
         too_long = [pair for pair, one in zip(read, encoded, strict=True) if not self._fits(one)]
         kept = [i for i, one in enumerate(encoded) if self._fits(one)]
@@ -75,10 +75,6 @@ class PairText:
         epochs, places = np.divmod(indices, len(self.examples))
         keys = mix(epochs.astype(np.uint64) + mix(np.array([seed], np.uint64)))
         return [self.examples[i] for i in permuted(places, len(self.examples), keys).tolist()]
-
-    @property
-    def _num_looked_at(self) -> int:
-        return min(self.pairs.num_pairs, SAMPLE) if self.pairs.endless else self.pairs.num_pairs
 
     def _drawn_anew(self, seed: int, indices: Ids) -> list[Encoded]:
         """Return fresh pairs; in the place of one that is too long stands one of the sample."""
@@ -126,18 +122,12 @@ class PairBatches:
         return batch_of(self.text.drawn(self.seed, rows), self._examples, self.seed, step)[share]
 
 
-class PairWindows:
+class PairWindows(ListedWindows):
     """Held-out pairs to evaluate on: the first that have `max_tokens` together, or all there are."""
-
-    defines_bits_per_byte = False
-    generates_text = False
-    counts_answers = False
-    window_bytes = None
 
     def __init__(
         self, text: PairText, examples: Examples, batch_size: int, max_tokens: int | None = None
     ) -> None:
-        self.batch_size, self._examples = batch_size, examples
         ends = np.cumsum([one.num_tokens for one in text.examples])
         number = len(ends)
         if max_tokens is not None:
@@ -145,30 +135,12 @@ class PairWindows:
         self.num_tokens = int(ends[number - 1])
         self.num_bytes = sum(text.bytes_each[:number])
         # Pairs of about one length stand together, so that little is padding.
-        self._order = sorted(range(number), key=lambda i: text.examples[i].num_tokens)
-        self._pairs = [text.examples[i] for i in self._order]
+        order = sorted(range(number), key=lambda i: text.examples[i].num_tokens)
 
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return math.ceil(len(self._pairs) / self.batch_size)
+        def batch(start: int, numbers: Ids) -> Batch:
+            return batch_of([text.examples[i] for i in numbers.tolist()], examples, start)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
-
-    @property
-    def places(self) -> tuple[Ids, Ids]:
-        """The number of each pair, twice: it is a document of its own."""
-        numbers = np.array(self._order)
-        return numbers, numbers
-
-    @cached_property
-    def _batches(self) -> list[Batch]:
-        # Kept, as a run is evaluated many times.
-        starts = range(0, len(self._pairs), self.batch_size)
-        return [
-            batch_of(self._pairs[start : start + self.batch_size], self._examples, start)
-            for start in starts
-        ]
+        super().__init__(np.array(order), batch_size, batch)
 
 
 def batch_of(pairs: Sequence[Encoded], examples: Examples, *seed: int) -> Batch:

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from archwright.data.batches import share_of
+from archwright.data.eval_windows import ListedWindows
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.tasks import TASKS, Example, Sampler
 from archwright.data.tasks.base import Ids
@@ -105,47 +105,25 @@ class TaskBatches:
         return self.text.batch(self.seed, range(first + rows.start, first + rows.stop))
 
 
-class TaskWindows:
+class TaskWindows(ListedWindows):
     """Held-out examples to evaluate on, the same for all seeds of a run: the first that have `max_tokens` together, or
     all there are. Bits per byte are not defined, as the examples are no text."""
 
-    defines_bits_per_byte = False
-    generates_text = False
     counts_answers = True
     num_bytes = 0
-    window_bytes = None
 
     def __init__(
         self, text: TaskText, context_length: int, batch_size: int, max_tokens: int | None = None
     ) -> None:
-        self.sampler = text.sampler_of(context_length)
-        self.text, self.batch_size = text, batch_size
+        sampler = text.sampler_of(context_length)
         wanted = NUM_HELD_OUT if max_tokens is None else max(1, max_tokens // context_length)
-        self.num_examples = min(NUM_HELD_OUT, wanted)
-        self.num_tokens = self.num_examples * context_length
+        number = min(NUM_HELD_OUT, wanted)
+        self.num_tokens = number * context_length
 
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return math.ceil(self.num_examples / self.batch_size)
+        def batch(start: int, numbers: Ids) -> Batch:
+            return text.batch(0, numbers.tolist(), sampler)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
-
-    @property
-    def places(self) -> tuple[Ids, Ids]:
-        """The number of each example, twice: it is a document of its own."""
-        numbers = np.arange(self.num_examples)
-        return numbers, numbers
-
-    @cached_property
-    def _batches(self) -> list[Batch]:
-        # Kept, as a run is evaluated many times.
-        starts = range(0, self.num_examples, self.batch_size)
-        stops = [min(start + self.batch_size, self.num_examples) for start in starts]
-        return [
-            self.text.batch(0, range(start, stop), self.sampler)
-            for start, stop in zip(starts, stops, strict=True)
-        ]
+        super().__init__(np.arange(number), batch_size, batch)
 
 
 def _side(example: Example) -> Side:

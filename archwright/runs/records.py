@@ -19,10 +19,14 @@ Number = Whole | Finite | None
 """A measurement; null stands for a number that was not finite."""
 
 
-class _Any(BaseModel):
-    """A record of any kind; fields that are not named may hold anything."""
+class _Entry(BaseModel):
+    """Fields that are not named may hold anything."""
 
     model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
+
+
+class _Any(_Entry):
+    """A record of any kind."""
 
     kind: str
     step: Count
@@ -109,9 +113,7 @@ def read_record(line: bytes) -> Record | None:
     return dict(record)
 
 
-class _Text(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
-
+class _Text(_Entry):
     num_tokens: Some
     num_documents: Count
     num_bytes: Count
@@ -119,18 +121,14 @@ class _Text(BaseModel):
     text: str = ""
 
 
-class _Task(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
-
+class _Task(_Entry):
     name: str
     floor: Finite
     chance: Finite
     num_held_out: Some
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
-
+class _Data(_Entry):
     train: _Text
     held_out: _Text
     task: _Task | None = None
@@ -138,16 +136,12 @@ class _Data(BaseModel):
     tokenizer: str = ""
 
 
-class _Decision(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
-
+class _Decision(_Entry):
     value: str | bool | Number
     reason: str
 
 
-class _TimeBudget(BaseModel):
-    model_config = ConfigDict(strict=True, defer_build=True)
-
+class _TimeBudget(_Entry):
     spent: Seconds
     ending: Seconds
     training: Annotated[float, Field(gt=0, lt=1e12)]

@@ -158,8 +158,12 @@ class Group(Processes):
         Raises:
             LostError: another process has ended, or does not answer.
         """
+        text = json.dumps(order).encode()
+        head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
         with self.together():
-            self._send(order)
+            dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
+            if rest := text[ROOM - 8 :]:
+                dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
 
     def next_order(self) -> Order:
         """Return what the first process tells this one to do.
@@ -167,26 +171,16 @@ class Group(Processes):
         Raises:
             LostError: it has ended, or does not answer.
         """
-        with self.together():
-            return self._receive()
-
-    def _send(self, order: Order) -> None:
-        text = json.dumps(order).encode()
-        head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
-        dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
-        if rest := text[ROOM - 8 :]:
-            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
-
-    def _receive(self) -> Order:
         head = torch.empty(ROOM, dtype=torch.uint8)
-        dist.broadcast(head, 0)
-        content = bytes(head.tolist())
-        length = int.from_bytes(content[:8], "little")
-        text = content[8 : 8 + length]
-        if length > ROOM - 8:
-            rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
-            dist.broadcast(rest, 0)
-            text += bytes(rest.tolist())
+        with self.together():
+            dist.broadcast(head, 0)
+            content = bytes(head.tolist())
+            length = int.from_bytes(content[:8], "little")
+            text = content[8 : 8 + length]
+            if length > ROOM - 8:
+                rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
+                dist.broadcast(rest, 0)
+                text += bytes(rest.tolist())
         order: Order = json.loads(text)
         return order
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from archwright.spec.errors import UserError
 
 FORMAT = 2
-"""Format of run folders and their spec.toml."""
+"""Format of run folders, their spec.toml and their checkpoints."""
 
 
 def check_format(path: Path, found: object) -> None:

@@ -113,8 +113,8 @@ def open_corpus(data: DataSpec) -> Corpus:
     train, held_out = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
     if train and held_out:
         return Corpus(
-            _documents(files, data, _kept, train, "sha256/train"),
-            _documents(files, data, _by_hash, held_out, "sha256/held_out"),
+            _documents(files, data, partial(_by_hash, False), train, "sha256/train"),
+            _documents(files, data, partial(_by_hash, True), held_out, "sha256/held_out"),
             skipped,
         )
     total = sum(f.size for f in files)
@@ -126,13 +126,13 @@ def open_corpus(data: DataSpec) -> Corpus:
     )
 
 
-def open_texts(texts: tuple[str, ...], data: DataSpec, key: str = "text") -> Documents:
+def open_texts(texts: tuple[str, ...], data: DataSpec) -> Documents:
     """Return all documents of `texts`, read as `data` says, without a split.
 
     Raises:
         UserError: missing, binary, empty or undecodable files, one line each.
     """
-    files, _ = survey(find_files(texts, key), data, key)
+    files, _ = survey(find_files(texts, "text"), data, "text")
     return _documents(files, data, _all, sum(f.size for f in files), "all")
 
 
@@ -205,9 +205,5 @@ def _all(file: Surveyed, span: Span) -> Span | None:
     return span
 
 
-def _by_hash(file: Surveyed, span: Span) -> Span | None:
-    return span if span.held_out else None
-
-
-def _kept(file: Surveyed, span: Span) -> Span | None:
-    return None if span.held_out else span
+def _by_hash(held_out: bool, file: Surveyed, span: Span) -> Span | None:
+    return span if span.held_out == held_out else None

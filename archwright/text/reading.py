@@ -148,12 +148,7 @@ def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
         there = _survey_table(file, data) if file.is_table else _survey_text(file, data)
         if there is None:
             return None
-        return Found(
-            size=there.size,
-            digest=there.digest,
-            kept_bytes=there.kept_bytes,
-            held_out_bytes=there.held_out_bytes,
-        )
+        return Found(**{name: getattr(there, name) for name in Found.model_fields})
 
     found = kept_or_surveyed(file.path, question, read_once)
     return None if found is None else Surveyed(file, **dict(found))

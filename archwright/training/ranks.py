@@ -273,7 +273,7 @@ class Rank0Session(Session):
             self.write_model(path, {})
         try:
             model = build_uninitialized(self.model.spec).use_kernel(self.run.machine.kernel)
-            checkpoint.map_model(path, model)
+            checkpoint.load_model(path, model, mapped=True)
             yield model
         finally:
             if not is_written:

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ def save(folder: Path, step: int, keep: int) -> None:
 
 def load(folder: Path) -> int:
     """Return the step of the newest checkpoint, 0 for none; it must be of one step throughout."""
-    path = checkpoint.latest(folder, hashes=True)
+    path = checkpoint.use_latest(folder, partial(checkpoint.verify, hashes=True))
     if path is None:
         return 0
     model, optimizer = trained(0)

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def test_a_damaged_part_is_named_and_the_one_before_is_used(
         (line,) = error.value.lines
         assert (file.name if "seal" not in hurt else "lacks optimizers.safetensors") in line
     with pytest.warns(UserWarning, match=r"step-3 is used instead"):
-        assert checkpoint.latest(tmp_path, hashes=True) == before
+        assert checkpoint.use_latest(tmp_path, partial(checkpoint.verify, hashes=True)) == before
 
 
 def test_what_parts_do_not_cover_is_damage(

@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -294,7 +295,10 @@ def test_a_changed_byte_is_found_before_anything_is_loaded(tmp_path: Path, name:
     assert all(before[key].equal(made[0].state_dict()[key]) for key in before)
     assert checkpoint.latest(tmp_path) == file.parent  # sizes say nothing
     with pytest.warns(UserWarning, match=name):
-        assert checkpoint.latest(tmp_path, hashes=True) == tmp_path / "step-1"
+        assert (
+            checkpoint.use_latest(tmp_path, partial(checkpoint.verify, hashes=True))
+            == tmp_path / "step-1"
+        )
 
 
 @pytest.mark.parametrize("name", [*FILES, "COMPLETE.json"])
@@ -321,12 +325,15 @@ def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_good_one(tmp_path: Path)
     assert names(tmp_path) == ["step-1", "step-3"]
 
 
-def test_a_checkpoint_of_a_later_format_is_neither_passed_over_nor_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [1, 99])
+def test_a_checkpoint_of_another_format_is_neither_passed_over_nor_removed(
+    tmp_path: Path, found: int
+) -> None:
     seal = save(tmp_path, 1, make()) / "COMPLETE.json"
-    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"format": 99}))
-    with pytest.raises(UserError, match="format 99"):
+    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"format": found}))
+    with pytest.raises(UserError, match=f"COMPLETE.json: found format {found}; expected"):
         checkpoint.latest(tmp_path)
-    with pytest.raises(UserError, match="format 99"):
+    with pytest.raises(UserError, match=f"format {found}"):
         save(tmp_path, 2, make(), keep=1)
     assert seal.exists()
 

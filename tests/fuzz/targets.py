@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -497,7 +498,7 @@ def _restore(seed: Seed) -> object:
     from archwright import checkpoint
 
     session = _session(seed)
-    newest = checkpoint.latest("run/checkpoints", hashes=True)
+    newest = checkpoint.use_latest("run/checkpoints", partial(checkpoint.verify, hashes=True))
     assert newest, "there are checkpoints"
     session.restore(newest)
     moments = [
