@@ -105,16 +105,6 @@ def taken_for_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_optimizer(path: Path, saved: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Check that a saved state, of an optimizer of the same class and parameters, can be set and used.
-
-    Raises:
-        DamagedError: it cannot.
-    """
-    if problem := next(_problems(saved["state_dict"], optimizer), ""):
-        raise DamagedError(f"{path / JSON} is damaged: {problem}.")
-
-
 class _StateDict(BaseModel, defer_build=True):
     state: dict[int, dict[str, Any]]
     param_groups: list[dict[str, Any]]
@@ -153,7 +143,8 @@ def _try_generators(state: Mapping[str, Any]) -> None:
     random.Random(0).setstate((version, tuple(words.tolist()), gauss))
 
 
-def _problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
+def problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
+    """Yield why a saved state cannot be set and used, of an optimizer of the same class and parameters."""
     own, groups = optimizer.param_groups, saved["param_groups"]
     indices = [group.get("params") for group in groups]
     expected, number = [], 0

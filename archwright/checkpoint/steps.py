@@ -203,7 +203,21 @@ def write_part(folder: Path, snapshot: Snapshot) -> Seals:
         UserError: the disk refuses.
     """
     with clear_errors(folder.with_name(f"step-{snapshot.step}")):
-        return _written(folder, snapshot)
+        for name, (tensors, about) in snapshot.files.items():
+            if name == _MODEL and snapshot.values is not None:
+                weights.write_values(folder / name, tensors, about, snapshot.values)
+            else:
+                weights.write_tensors(folder / name, tensors, about)
+        names = [*snapshot.files]
+        if snapshot.content is not None:
+            names.append(contents.JSON)
+            (folder / contents.JSON).write_text(snapshot.content)
+        for name in names:
+            sync(folder / name)
+        return {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": _hash(folder / name)}
+            for name in sorted(names)
+        }
 
 
 def finish(folder: Path, step: int, seals: Seals, keep: int) -> Path:
@@ -299,7 +313,8 @@ def _check_fit(
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in problems))
     for name, optimizer in optimizers.items():
-        contents.check_optimizer(path, content["optimizers"][name], optimizer)
+        for problem in contents.problems(content["optimizers"][name]["state_dict"], optimizer):
+            raise DamagedError(f"{path / contents.JSON} is damaged: {problem}.")
 
 
 def names_of(model: nn.Module) -> tuple[list[str], dict[str, str]]:
@@ -410,25 +425,6 @@ _FILES = (_MODEL, contents.OPTIMIZERS, contents.STATE, contents.JSON)
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def _written(folder: Path, snapshot: Snapshot) -> Seals:
-    """Write the files of a snapshot and flush them; return their sizes and hashes."""
-    for name, (tensors, about) in snapshot.files.items():
-        if name == _MODEL and snapshot.values is not None:
-            weights.write_values(folder / name, tensors, about, snapshot.values)
-        else:
-            weights.write_tensors(folder / name, tensors, about)
-    names = [*snapshot.files]
-    if snapshot.content is not None:
-        names.append(contents.JSON)
-        (folder / contents.JSON).write_text(snapshot.content)
-    for name in names:
-        sync(folder / name)
-    return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": _hash(folder / name)}
-        for name in sorted(names)
-    }
 
 
 def _seal(folder: Path, step: int, seals: Seals) -> None:

@@ -110,7 +110,9 @@ def _prepared(target: _Target) -> TokenStore:
                     stacklevel=3,
                 )
         if not target.parts:
-            return _made(target)
+            with Progress("Tokenizing", target.documents.size) as progress:
+                _write(target, progress)
+            return TokenStore(target.place)
         remove(target.place)
     return _made_together(target)
 
@@ -160,13 +162,6 @@ def _is_of(index: Index, target: _Target) -> bool:
     dtype = dtype_for(tokenizer.vocab_size).name
     expected = (target.documents.fingerprint, tokenizer.fingerprint, tokenizer.begin_of_text, dtype)
     return found == expected
-
-
-def _made(target: _Target) -> TokenStore:
-    """Make a store in one go, and open it."""
-    with Progress("Tokenizing", target.documents.size) as progress:
-        _write(target, progress)
-    return TokenStore(target.place)
 
 
 def _write(target: _Target, progress: Progress) -> None:

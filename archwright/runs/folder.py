@@ -394,15 +394,12 @@ def _no_run(path: Path) -> str:
     hint = nearest(path.name, names)
     for name, whole in names.items():
         hint = hint.replace(f'"{name}"', f'"{whole}"')
-    if not hint and path.parent == Path() and _is_preset(path.name):
-        hint = f" archwright train {path} makes {RUNS / path}."
+    if not hint and path.parent == Path():
+        from archwright.spec.read import preset_names
+
+        if path.name in (*preset_names("models"), *preset_names("runs")):
+            hint = f" archwright train {path} makes {RUNS / path}."
     return f"{path}{found}{hint}"
-
-
-def _is_preset(name: str) -> bool:
-    from archwright.spec.read import preset_names
-
-    return name in (*preset_names("models"), *preset_names("runs"))
 
 
 def find(parent: str | Path = RUNS) -> list[RunFolder]:

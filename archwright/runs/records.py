@@ -117,8 +117,8 @@ class _Text(_Entry):
     num_tokens: Some
     num_documents: Count
     num_bytes: Count
-    store: str = ""
-    text: str = ""
+    store: str
+    text: str
 
 
 class _Task(_Entry):
@@ -132,8 +132,8 @@ class _Data(_Entry):
     train: _Text
     held_out: _Text
     task: _Task | None = None
-    files_skipped: Count = 0
-    tokenizer: str = ""
+    files_skipped: Count
+    tokenizer: str
 
 
 class _Decision(_Entry):

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from archwright.runs.records import Record
-from archwright.spec.run_spec import RunSpec
 
 READING = 0.07
 """Share of the budget for the last evaluation: a neighbour that comes late makes it take twice as long. Of a held-out
@@ -49,11 +48,6 @@ class Clock:
 
     def _set(self, progress: float) -> None:
         self._started = self._clock() - progress * self._seconds
-
-
-def seconds_of(run: RunSpec) -> float | None:
-    """Return the wall time of a run; None if its number of steps is given or follows from its budget."""
-    return run.budget.seconds if run.machine.num_steps == "auto" else None
 
 
 def recorded_progress(records: Iterable[Record]) -> dict[int, float]:

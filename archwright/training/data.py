@@ -178,18 +178,8 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
     Raises:
         UserError: somebody changed it.
     """
-    environment = folder.environment()
-    found = environment.get("data") if isinstance(environment, dict) else None
-    if (
-        isinstance(found, dict)
-        and isinstance(found.get("tokenizer"), str)
-        and isinstance(found.get("files_skipped"), int)
-        and all(isinstance(found.get(side), dict) for side in Prepared._fields)
-        and all(
-            isinstance(found[s].get(k), str) for s in Prepared._fields for k in ("store", "text")
-        )
-    ):
-        return found
+    if found := folder.environment().get("data"):
+        return dict(found)
     raise UserError(
         f'{folder.environment_file}: found no record of the text under "data"; nothing can tell '
         "whether it is the same. Train again with another --out"

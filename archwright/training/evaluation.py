@@ -49,7 +49,14 @@ MOST_CLUSTERS = 256
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class _Recorded:
+    def record(self) -> dict[str, Any]:
+        """Return the values as a metrics record has them, without those that are not defined."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Evaluation(_Recorded):
     """A model's result on a text. Perplexity is exp(nats per token)."""
 
     nats_per_token: float
@@ -71,13 +78,9 @@ class Evaluation:
     second_accuracy: float | None = None
     """Share of the rows or tokens that are judged right."""
 
-    def record(self) -> dict[str, Any]:
-        """Return the values as a metrics record has them, without those that are not defined."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(_Recorded):
     """Losses on the two halves of held-out windows, every other one in the order of the text, or every other piece of
     text: on one, learning rates are tuned, on the other, what was tuned is judged."""
 
@@ -92,10 +95,6 @@ class Halves:
     """The same of the first half as `tuning`, where pieces of text are read."""
     judged_bytes: tuple[int, ...] | None = None
     """The bytes of the targets of the second, where pieces of text are read."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the values as a metrics record has them, without those that are not defined."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def held_out_windows(

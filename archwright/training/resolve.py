@@ -26,7 +26,6 @@ from archwright.scale.processes import ALONE, OneOf, Processes, share_threads
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.spec.scale import ScaleSpec
-from archwright.training.budget import seconds_of
 from archwright.training.data import Material, settled_task
 from archwright.training.progress import Progress
 from archwright.training.session import Session
@@ -110,12 +109,12 @@ def _decide_fused(decisions: Decisions, session: Session) -> None:
 
 def _at_least_seconds(session: Session, peak: float) -> float:
     """Return the seconds of the budget, or those that its steps take at the peak of products."""
-    run = session.run
-    if seconds := seconds_of(run):
-        return seconds
-    flops, steps = run_flops_per_token(run, session.model), run.machine.num_steps
+    run, steps = session.run, session.run.machine.num_steps
     if steps == "auto":
+        if run.budget.seconds:
+            return run.budget.seconds
         steps = budget_steps(session)
+    flops = run_flops_per_token(run, session.model)
     return float(steps) * run.tokens_per_step * flops / peak
 
 

@@ -28,7 +28,7 @@ from archwright.training.budget import LEAST_READ, READING, TRAINING, Clock, rec
 from archwright.training.callbacks import Callback, CallbackError, Callbacks
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.finalize import finish, report, time_end
-from archwright.training.interrupt import Interrupt, interruptions
+from archwright.training.interrupt import interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.ranks import dismiss, distributed, follow, is_stuck, leading
@@ -50,13 +50,6 @@ class Stopped(Exception):  # noqa: N818
     def __init__(self, text: str, signal: Signals) -> None:
         super().__init__(text)
         self.signal = signal
-
-    @classmethod
-    def at(cls, folder: RunFolder, step: int, interrupt: Interrupt) -> "Stopped":
-        """Return what is raised of a run that was interrupted at a step."""
-        assert interrupt.signal is not None
-        text = f"stopped at step {step} and saved; go on with: {resume_command(folder)}"
-        return cls(text, interrupt.signal)
 
 
 def resume_command(folder: RunFolder) -> str:
@@ -122,10 +115,8 @@ def resume(
     *,
     quiet: bool = False,
     verbose: bool = False,
-    since: float | None = None,
     on_step: Callback | None = None,
     on_evaluation: Callback | None = None,
-    layout: Layout | None = None,
 ) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
 
@@ -134,8 +125,6 @@ def resume(
         verbose: as of `train`.
         on_step: as of `train`.
         on_evaluation: as of `train`.
-        since: as of `complete`.
-        layout: as of `complete`.
 
     Raises:
         UserError: no run is there, another process trains there, or its text has changed.
@@ -148,7 +137,7 @@ def resume(
     with _for_scripts(), leading():
         if not isinstance(folder, RunFolder):
             folder = RunFolder.open(folder)
-        complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+        complete(folder, callbacks, quiet=quiet, verbose=verbose)
     return open_run(folder.path)
 
 
@@ -379,7 +368,10 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
     if not done:
         loop.record("event", name="stopped", text=f"by {interrupt.name}")
         report(folder)
-        raise Stopped.at(folder, loop.session.standing.step, interrupt)
+        step = loop.session.standing.step
+        text = f"stopped at step {step} and saved; go on with: {resume_command(folder)}"
+        assert interrupt.signal is not None
+        raise Stopped(text, interrupt.signal)
 
 
 def _restore(folder: RunFolder, session: Session) -> str:

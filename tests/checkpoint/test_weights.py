@@ -12,7 +12,6 @@ from archwright.checkpoint import (
     Opened,
     check_model,
     load_model,
-    map_model,
     read_metadata,
     read_model,
     sources,
@@ -232,7 +231,7 @@ def test_a_model_without_memory_says_what_its_file_is(tmp_path: Path) -> None:
 def test_a_mapped_model_has_the_weights_of_the_file(tmp_path: Path) -> None:
     source, model = Small(), Small()
     write_model(tmp_path / "m", source, {})
-    map_model(tmp_path / "m", model)
+    load_model(tmp_path / "m", model, mapped=True)
     for name, tensor in source.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name])
     with torch.no_grad():

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from archwright.optim import learning_rate
-from archwright.spec.run_spec import WSD, Cosine, InverseSqrt, Linear, RunSpec, Schedule
-from archwright.training.budget import READING, Clock, recorded_progress, seconds_of
+from archwright.spec.run_spec import WSD, Cosine, InverseSqrt, Linear, Schedule
+from archwright.training.budget import READING, Clock, recorded_progress
 
 STEP = 0.04
 START = 5.0
@@ -131,9 +131,3 @@ def test_only_steps_of_a_budget_in_time_have_progress() -> None:
         {"kind": "eval", "step": 2, "nats_per_token": 1.0},
     ]
     assert recorded_progress(records) == {1: 0.25}
-
-
-def test_a_run_of_given_steps_has_no_budget_in_time() -> None:
-    assert seconds_of(RunSpec(budget="90s")) == 90
-    assert seconds_of(RunSpec(budget="90steps")) is None
-    assert seconds_of(RunSpec(budget="90s").override("machine.num_steps=7")) is None
