@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from archwright.data import prepare as data_prepare
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material, prepare_data, reload_data
-from tests.tiny import tiny_run, write_text
 
 
 @pytest.fixture
@@ -42,14 +40,6 @@ def test_material_is_regained(run: RunSpec, folder: RunFolder, cache: Path) -> N
         path.write_bytes(bytes(path.stat().st_size))
     with pytest.warns(UserWarning, match="the cached tokens of data.text were damaged"):
         assert same(reload_data(run, folder), first)
-
-
-def test_records_of_the_first_releases_are_read(run: RunSpec, folder: RunFolder) -> None:
-    data = folder.environment()["data"]
-    for side in ("train", "held_out"):
-        del data[side]["digest"]
-    record(folder, data)
-    assert len(reload_data(run, folder).train) == data["train"]["num_tokens"]
 
 
 def test_another_tokenizer_is_refused(run: RunSpec, folder: RunFolder) -> None:
@@ -103,21 +93,3 @@ def test_a_store_at_an_impossible_place_is_made_again(run: RunSpec, folder: RunF
     data["train"]["store"] = "a\0b"
     record(folder, data)
     assert same(reload_data(run, folder), first)
-
-
-def test_a_run_goes_on_with_the_same_tokens_in_other_shards(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before texts were cut into parts, a large one was tokenized in one go."""
-    (tmp_path / "texts").mkdir()
-    for i in range(4):
-        write_text(tmp_path / "texts" / f"{i}.txt", 20 + i)
-    run, folder = tiny_run(tmp_path / "texts"), RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    first = prepare_data(run, folder)
-    record(folder, first.record())
-    shutil.rmtree(cache)
-    monkeypatch.setattr(data_prepare, "PART", 100)
-    again = reload_data(run, folder)
-    assert again.record()["train"]["digest"] != first.record()["train"]["digest"]
-    assert again.train[:].tolist() == first.train[:].tolist()
