@@ -110,9 +110,7 @@ def _prepared(target: _Target) -> TokenStore:
                     stacklevel=3,
                 )
         if not target.parts:
-            with Progress("Tokenizing", target.documents.size) as progress:
-                _write(target, progress)
-            return TokenStore(target.place)
+            return _made(target)
         remove(target.place)
     return _made_together(target)
 
@@ -162,6 +160,13 @@ def _is_of(index: Index, target: _Target) -> bool:
     dtype = dtype_for(tokenizer.vocab_size).name
     expected = (target.documents.fingerprint, tokenizer.fingerprint, tokenizer.begin_of_text, dtype)
     return found == expected
+
+
+def _made(target: _Target) -> TokenStore:
+    """Make a store in one go, and open it."""
+    with Progress("Tokenizing", target.documents.size) as progress:
+        _write(target, progress)
+    return TokenStore(target.place)
 
 
 def _write(target: _Target, progress: Progress) -> None:

@@ -75,13 +75,6 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
         lock.release()
 
 
-def let_go(holder_file: Path, holder: Holder) -> None:
-    """Let go what a process holds that is known to have died on another host, where nobody else can tell."""
-    if read_holder(holder_file) == holder:
-        with contextlib.suppress(OSError):
-            holder_file.unlink()
-
-
 def _is_gone(holder: Holder) -> bool:
     """Return whether the process certainly runs no more."""
     import psutil

@@ -272,19 +272,6 @@ class Group(Processes):
             raise self._lost(_what(error)) from error
         self.busy = was_busy
 
-    def mesh(self, layout: Layout) -> DeviceMesh:
-        """Return the processes as a grid, in which those of context groups stand among those of shards."""
-        sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate}
-        return self._grid(sizes | {"shard": layout.num_shards, "tensor": layout.tensor})
-
-    def experts_mesh(self, layout: Layout) -> DeviceMesh | None:
-        """Return the same grid with expert groups among those of shards; None where no experts are shared."""
-        if layout.expert == 1:
-            return None
-        sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate}
-        sizes |= {"shard": layout.num_shards // layout.expert, "expert": layout.expert}
-        return self._grid(sizes | {"tensor": layout.tensor})
-
     def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
         """Return all processes as a grid, of which axes of one process are left out, but that of shards."""
         axes = {name: n for name, n in sizes.items() if n > 1 or name == "shard"}
@@ -302,11 +289,19 @@ class Group(Processes):
                 {"pipeline": layout.pipeline, "shard": layout.size // layout.pipeline}
             )
             self._stage = grid.get_group("shard")
+        # Context groups stand among those of shards, and so do expert groups.
+        outer = {"pipeline": layout.pipeline, "replicate": layout.replicate}
+        tensor = {"tensor": layout.tensor}
+        experts, shards = None, layout.num_shards
+        mesh = self._grid(outer | {"shard": shards} | tensor)
+        if layout.expert > 1:
+            inner = {"shard": shards // layout.expert, "expert": layout.expert}
+            experts = self._grid(outer | inner | tensor)
         self._shards = ModelShards(
             model,
-            self.mesh(layout),
+            mesh,
             sequence=layout.sequence,
-            experts=self.experts_mesh(layout),
+            experts=experts,
             param_dtype=layout.param_dtype,
             num_stages=layout.num_stages,
             stage=self._stage,

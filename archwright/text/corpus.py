@@ -113,8 +113,8 @@ def open_corpus(data: DataSpec) -> Corpus:
     train, held_out = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
     if train and held_out:
         return Corpus(
-            _documents(files, data, partial(_by_hash, False), train, "sha256/train"),
-            _documents(files, data, partial(_by_hash, True), held_out, "sha256/held_out"),
+            _documents(files, data, _kept, train, "sha256/train"),
+            _documents(files, data, _by_hash, held_out, "sha256/held_out"),
             skipped,
         )
     total = sum(f.size for f in files)
@@ -205,5 +205,9 @@ def _all(file: Surveyed, span: Span) -> Span | None:
     return span
 
 
-def _by_hash(held_out: bool, file: Surveyed, span: Span) -> Span | None:
-    return span if span.held_out == held_out else None
+def _by_hash(file: Surveyed, span: Span) -> Span | None:
+    return span if span.held_out else None
+
+
+def _kept(file: Surveyed, span: Span) -> Span | None:
+    return None if span.held_out else span

@@ -74,7 +74,10 @@ class Rank:
                 case "step":
                     return self.session.make_step(order["step"], order["lr_scale"])
                 case "probe":
-                    return self._probe(order["step"])
+                    # All compute with the same probes, as each has weights that others need.
+                    probes = self.session.probe(order["step"])
+                    self._probed.enter_context(probes.watching(STEPS))
+                    return probes
                 case "probed":
                     self._probed.close()
                 case "evaluate":
@@ -97,13 +100,6 @@ class Rank:
                 case "load":
                     self._load(Path(order["path"]))
         return None
-
-    def _probe(self, step: int) -> Probes:
-        """Return probes that see the coming step, and have seen a pass over its first rows: all processes compute with
-        the same ones, as each has weights that others need."""
-        probes = self.session.probe(step)
-        self._probed.enter_context(probes.watching(STEPS))
-        return probes
 
     def _initialise(self, known: Container[str] = ()) -> None:
         """Let this process's part of the model have its initial values, of which each process draws some whole, but for
