@@ -163,12 +163,7 @@ def asks_of(choice: type[Choice]) -> tuple[str, ...]:
 
 def command(asks: Iterable[str]) -> str:
     """Return the command line that trains the base with some assignments."""
-    return f"archwright train {BASE} {quoted(asks)}"
-
-
-def quoted(asks: Iterable[str]) -> str:
-    """Return assignments as a shell wants them."""
-    return shlex.join(asks)
+    return f"archwright train {BASE} {shlex.join(asks)}"
 
 
 def sentence(text: str | None) -> str:

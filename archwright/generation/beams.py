@@ -106,11 +106,6 @@ class Limits:
     early_stopping: EarlyStopping
     stops: frozenset[int]
 
-    @property
-    def num_candidates(self) -> int:
-        """How many texts are looked at in a step, so that enough are left if all that can end do."""
-        return (1 + max(1, len(self.stops))) * self.num_beams
-
 
 @dataclass
 class Search:
@@ -152,7 +147,9 @@ class Search:
         """Return the likeliest texts that are one token longer, the best first, each with the row it comes from."""
         before = torch.tensor([beam.score for beam in self.running], device=log_p.device)
         scores = (log_p + before[:, None]).flatten()  # [running * vocab]
-        best = scores.topk(min(self.limits.num_candidates, len(scores)))
+        # As many as leave enough if all that can end do.
+        number = (1 + max(1, len(self.limits.stops))) * self.limits.num_beams
+        best = scores.topk(min(number, len(scores)))
         found = []
         for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             row, token = divmod(place, log_p.shape[1])

@@ -50,7 +50,11 @@ def sampling(
     draws = config.get("do_sample")
     if not given and (draws is False or (has_source and draws is not True)):
         return Sampling(temperature=0.0)
-    return Sampling(**_checkpoint_sampling(config) | given)
+    found: dict[str, Any] = {}
+    if draws is True:
+        numbers = {name: config[name] for name in LIMITS if _is_number(config.get(name))}
+        found = {"temperature": 1.0} | {name: x for name, x in numbers.items() if LIMITS[name](x)}
+    return Sampling(**found | given)
 
 
 def searching(
@@ -88,13 +92,6 @@ LIMITS: dict[str, Callable[[Any], bool]] = {
     "top_k": lambda x: isinstance(x, int) and x >= 0,
     "top_p": lambda x: 0 < x <= 1,
 }
-
-
-def _checkpoint_sampling(config: dict[str, Any]) -> dict[str, Any]:
-    if config.get("do_sample") is not True:
-        return {}
-    found = {name: config[name] for name in LIMITS if _is_number(config.get(name))}
-    return {"temperature": 1.0} | {name: x for name, x in found.items() if LIMITS[name](x)}
 
 
 def _is_number(value: Any) -> bool:

@@ -100,13 +100,12 @@ def accuracy_charts(history: History) -> list[Chart]:
     if not history.task or not lines:
         return []
     values = [line["accuracy"] for line in lines]
-    trace: Trace = _evaluated(lines, values, history)
     return [
         Chart(
             name="accuracy",
             title="Accuracy",
             summary=f"From {fmt.accuracy(values[0])} to {fmt.accuracy(values[-1])} of the answers are right.",
-            traces=[trace],
+            traces=[_evaluated(lines, values, history)],
             layout={
                 "showlegend": False,
                 "shapes": [level(history.task["chance"], "by guessing")],

@@ -1,11 +1,12 @@
 """What `archwright list`, `schema` and the help of `compare` print; `make docs` writes it into presets/listings, so
 that they need not read every preset."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, get_args
 
-from archwright.catalogue.axes import Option, Section, command, quoted, refusal, sections
+from archwright.catalogue.axes import Option, Section, command, refusal, sections
 from archwright.catalogue.chosen import index
 from archwright.catalogue.table import COLUMNS, rows
 from archwright.catalogue.usage import Usage, named, used_by
@@ -90,7 +91,7 @@ def _options(options: Sequence[Option], usage: Usage) -> list[list[str]]:
         presets = usage.presets_with_option(option)
         used = f" Set by {named(presets)}." if presets else ""
         about = f"{option.meaning} Takes {option.values}{default}.{used}".strip()
-        found.append([quoted(option.asks), about])
+        found.append([shlex.join(option.asks), about])
     return found
 
 

@@ -1,6 +1,7 @@
 """`python -m docs._make.catalogue` writes docs/catalogue.md: every choice with its formula, its source, who made it,
 and how to ask for it."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from archwright.catalogue.axes import (
     Option,
     Section,
     command,
-    quoted,
     sections,
 )
 from archwright.catalogue.usage import Usage, named, used_by
@@ -134,7 +134,7 @@ def _options(options: Sequence[Option], usage: Usage) -> Iterator[str]:
         return
     yield "| ask for it | default | values | meaning |\n|---|---|---|---|"
     for option in options:
-        asks = f"`{quoted(option.asks)}`"
+        asks = f"`{shlex.join(option.asks)}`"
         values = f"a {_link(option.opens, option.opens.replace('_', ' '))}"
         presets = usage.presets_with_option(option)
         used = f" Set by {named(presets)}." if presets else ""
