@@ -9,12 +9,12 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.read import load
 
-ABOUT = {
-    "cache per token": "in 16 bits",
-    "FLOPs per token": "in training on sequences of the context",
-    "training memory": "weights, gradients and AdamW's moments",
+COSTS = {
+    "cache per token": ("cache_per_token", fmt.size, "in 16 bits"),
+    "FLOPs per token": ("flops_per_token", fmt.flops, "in training on sequences of the context"),
+    "training memory": ("training_memory", fmt.size, "weights, gradients and AdamW's moments"),
 }
-"""What each cost is of."""
+"""The column of each cost, how it is written, and what it is of."""
 
 Costs = Mapping[str, int | None]
 """By column of `list --wide`; None: there is none."""
@@ -41,13 +41,10 @@ def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | N
 
 def cost_words(costs: Costs) -> dict[str, str]:
     """Return what each cost is called, and how much it is."""
-    words = {
-        "cache per token": ("cache_per_token", fmt.size),
-        "FLOPs per token": ("flops_per_token", fmt.flops),
-        "training memory": ("training_memory", fmt.size),
+    return {
+        name: "none" if (number := costs[column]) is None else written(number)
+        for name, (column, written, _) in COSTS.items()
     }
-    numbers = {name: (costs[column], written) for name, (column, written) in words.items()}
-    return {name: "none" if n is None else written(n) for name, (n, written) in numbers.items()}
 
 
 def cost_differences(

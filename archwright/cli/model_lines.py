@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from archwright.catalogue.parameter_counts import Counts, parameter_counts
 from archwright.cli.card import card
-from archwright.cli.cost_words import ABOUT, cost_words, costs_of
+from archwright.cli.cost_words import COSTS, cost_words, costs_of
 from archwright.cli.models import check_words, load_model
 from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
@@ -56,7 +56,7 @@ def print_model(options: argparse.Namespace) -> None:
         costs = costs_of(spec, loaded.objective, count=options.costs)
         by_name = {} if costs is None else cost_words(costs)
         costs_shown = {
-            name: f"{text}, {ABOUT[name]}" for name, text in by_name.items()
+            name: f"{text}, {COSTS[name][2]}" for name, text in by_name.items()
         } or NOT_COUNTED
         lines = card(spec, blame, f"{loaded.spec.name}.toml", counts, costs_shown)
     if options.exportable:
