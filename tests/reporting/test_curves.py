@@ -13,7 +13,12 @@ from archwright.reporting.thinning import smoothed
 
 def test_curves_can_be_drawn_against_tokens_steps_flops_and_time(made: Any) -> None:
     history = read_history(made.finished(100))
-    assert [axis.column for axis in curves.axes([history])] == ["tokens", "step", "flops", "seconds"]
+    assert [axis.column for axis in curves.axes([history])] == [
+        "tokens",
+        "step",
+        "flops",
+        "seconds",
+    ]
     for chart in (
         curves.loss_chart(history),
         *curves.bits_charts(history),
