@@ -23,7 +23,6 @@ from archwright.model.build import build
 from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import free_memory
 from archwright.planning.training_memory import split_one
-from archwright.spec.objectives import SequenceToSequence
 from archwright.spec.run_spec import RunSpec
 from archwright.training.resolve import resolved
 from archwright.training.session import Session
@@ -165,7 +164,7 @@ def random_batch(run: RunSpec) -> Batch:
     shape = (run.batch_size, run.objective.window_length(run.model.context_length))
     dice = np.random.default_rng(0)
     text = Inputs(dice.integers(vocab_size - len(special_tokens), size=shape))
-    if isinstance(run.objective, SequenceToSequence):
+    if run.objective.has_pairs:
         # One token ends each text.
         text = Inputs(text.tokens[:, 1:], decoder_tokens=text.tokens[:, 1:])
     special_ids = {name: vocab_size - i for i, name in enumerate(special_tokens, start=1)}
