@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +135,14 @@ INITS = Registry(
 """Below `Init`."""
 
 
+@runtime_checkable
+class Resettable(Protocol):
+    """A module that sets its own tensors, as torch's modules do."""
+
+    def reset_parameters(self) -> None:
+        """Give parameters and buffers their initial values."""
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, init: Init, seed: int) -> None:
     """Give every tensor its initial value: weights from `init`, others as `reset_parameters` says.
@@ -199,8 +207,7 @@ def _own_values(
     device: torch.device | None = None,
 ) -> dict[str, Tensor]:
     """Return what a module sets its `own` tensors to; what it draws is keyed by its path, too."""
-    reset: Any = getattr(module, "reset_parameters", None)
-    if reset is None:
+    if not isinstance(module, Resettable):
         raise TypeError(
             f"{type(module).__name__} at {path} has tensors; give it a reset_parameters() method"
         )
@@ -212,7 +219,7 @@ def _own_values(
             setattr(module, name, nn.Parameter(tensor, False) if is_parameter else tensor)
         with torch.random.fork_rng(devices=on_gpu[:1]):
             torch.manual_seed(keyed_generator(seed, path).initial_seed())
-            reset()
+            module.reset_parameters()
         return {name: getattr(module, name).detach() for name in own}
     finally:
         for name, tensor in own.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -23,7 +24,14 @@ class TensorParallel:
     """Parameters and buffers that are no map's and have numbers of their own for each head, with the axis of heads."""
 
 
+@runtime_checkable
+class Parallel(Protocol):
+    """A part that says what processes may share of it; None: nothing."""
+
+    @property
+    def tensor_parallel(self) -> TensorParallel | None: ...
+
+
 def parallel_of(part: nn.Module) -> TensorParallel | None:
     """Return what a part says of itself; None where it says nothing."""
-    found: TensorParallel | None = getattr(part, "tensor_parallel", None)
-    return found
+    return part.tensor_parallel if isinstance(part, Parallel) else None

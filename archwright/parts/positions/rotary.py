@@ -1,7 +1,7 @@
 """Rotary positions: turning queries and keys."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -126,9 +126,18 @@ def rotation(rotary: nn.Module, where: TokenLayout) -> Any:
     return rotary(*given)
 
 
+@runtime_checkable
+class FollowsLength(Protocol):
+    """A rotary encoding with angles that may depend on the length of the whole text."""
+
+    @property
+    def follows_length(self) -> bool:
+        """True if they do, so that keys must be kept unturned."""
+
+
 def follows_length(rotary: nn.Module) -> bool:
     """Tell whether angles depend on the length of the whole text, so that keys must be kept unturned."""
-    return bool(getattr(rotary, "follows_length", False))
+    return isinstance(rotary, FollowsLength) and rotary.follows_length
 
 
 class _Rotate(torch.autograd.Function):
