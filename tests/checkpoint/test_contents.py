@@ -117,9 +117,9 @@ def test_a_state_that_is_no_state(text: str, saved: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "seal",
     [
-        *('{"format": Infinity, "files": {}}', "[" * 100_000, '{"format": 1, "files": {}}'),
-        '{"format": 1, "files": {"../../x": {"bytes": 1, "sha256": ""}}}',
-        '{"format": 1, "files": {"state.json": {"bytes": -1, "sha256": ""}}}',
+        *('{"format": Infinity, "files": {}}', "[" * 100_000, '{"format": 2, "files": {}}'),
+        '{"format": 2, "files": {"../../x": {"bytes": 1, "sha256": ""}}}',
+        '{"format": 2, "files": {"state.json": {"bytes": -1, "sha256": ""}}}',
     ],
 )
 def test_an_older_checkpoint_is_used_where_a_seal_is_odd(

@@ -37,8 +37,12 @@ ENVIRONMENT = {
     "num_parameters": 1_283_456,
     "flops_per_token": 8_912_896,
     "data": {
-        "train": {"num_tokens": 3_100_000, "num_bytes": 10_100_000, "num_documents": 640},
-        "held_out": {"num_tokens": 303_098, "num_bytes": 1_000_000, "num_documents": 68},
+        "train": {"num_tokens": 3_100_000, "num_bytes": 10_100_000, "num_documents": 640}
+        | {"store": "", "text": ""},
+        "held_out": {"num_tokens": 303_098, "num_bytes": 1_000_000, "num_documents": 68}
+        | {"store": "", "text": ""},
+        "files_skipped": 0,
+        "tokenizer": "",
     },
     "decisions": {
         "precision": {"value": "bf16", "reason": "1.82 times the rate of fp32"},

@@ -102,7 +102,8 @@ def test_other_tokenizers_are_compared_in_bits_per_byte(made: Any) -> None:
 
 def test_other_texts_have_no_lowest_loss(made: Any) -> None:
     data = ENVIRONMENT["data"] | {
-        "held_out": {"num_tokens": 9, "num_bytes": 900, "num_documents": 2}
+        "held_out": ENVIRONMENT["data"]["held_out"]
+        | {"num_tokens": 9, "num_bytes": 900, "num_documents": 2}
     }
     other = ended(
         made, "two", "data.held_out=other.txt", environment=ENVIRONMENT | {"data": data}, nats=0.5
