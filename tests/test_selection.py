@@ -1,7 +1,6 @@
 """Marks, recorded durations and planted faults decide which tests run."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -43,15 +42,6 @@ OTHERS = [f"tests/test_a.py::test_{i}" for i in range(5)]
 SECONDS = Durations(
     {"tests/test_a.py": {"": 2, "test_family": 60} | {f"test_{i}": 9 for i in range(5)}}
 )
-
-
-def test_a_file_of_slow_tests_is_imported_only_where_they_run(tmp_path: Path) -> None:
-    file = tmp_path / "test_it.py"
-    file.write_text("import pytest\n\npytestmark = pytest.mark.slow\n")
-    assert selection.left_out(file, "not slow and not release")
-    assert not selection.left_out(file, "not release")
-    file.write_text("import pytest\n")
-    assert not selection.left_out(file, "not slow and not release")
 
 
 @pytest.mark.parametrize(
@@ -96,16 +86,6 @@ def test_the_cheapest_test_that_notices_a_fault_always_runs() -> None:
     }
     found = selection.guarding(guards, {OTHERS[4]}, set(OTHERS), seconds)
     assert found == {OTHERS[3]}
-
-
-def test_recorded_durations_are_means_of_cases() -> None:
-    seconds = {"tests/a.py::test[1]": 1.0, "tests/a.py::test[2]": 2.0, "tests/a.py::A::test": 0.2}
-    recorded = Durations(durations.means(seconds, {"tests/a.py": 3.0}))
-    assert recorded.of("tests/a.py::test[7]") == 1.5
-    assert recorded.of("tests/a.py::A::test") == 0.2
-    assert recorded.of("tests/a.py::test_new") == durations.SHORT
-    assert recorded.of("tests/new.py::test") == durations.UNKNOWN
-    assert recorded.of_files(["tests/a.py::test[1]", "tests/a.py::test[2]"]) == {"tests/a.py": 6.0}
 
 
 def test_durations_are_recorded_with_fixtures_of_files_apart(

@@ -12,7 +12,7 @@ from archwright.catalogue.axes import sections
 from archwright.catalogue.usage import named
 from archwright.model import build
 from archwright.spec.choice import Choice
-from archwright.spec.read import load, load_run
+from archwright.spec.read import load_run
 from docs._make import catalogue
 from docs._make.catalogue import markdown
 
@@ -140,12 +140,6 @@ def test_many_presets_are_counted() -> None:
     assert named(["a", "b", "c"]) == "a, b and c"
     assert named([*"abcdefgh"]) == "a, b, c, d, e, f and 2 more"
     assert named(["a-1", "a-2", "a-3", *"bcdef"]) == "a-1, b, c, d, e, f and 2 more"
-
-
-def test_users_are_named() -> None:
-    assert load("textbook").position.kind == "sinusoidal"
-    section = PAGE.split("### position: sinusoidal\n")[1].split("###")[0]
-    assert re.search(r"^Used by .*textbook", section, re.MULTILINE)
 
 
 def _written(values: object, path: str, value: str) -> bool:

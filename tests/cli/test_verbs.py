@@ -148,10 +148,6 @@ def test_help_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[s
         assert about in text
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert out(capsys, "--version").split()[0] == "archwright"
-
-
 def test_as_a_module_and_with_a_code(place: Path) -> None:
     done = archwright("schema", "nonsense", cwd=place)
     assert done.returncode == 2
@@ -223,14 +219,6 @@ def test_list_in_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_list_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = out(capsys, "list", "choices").splitlines()
-    found = {tuple(line.split()[:2]) for line in lines}
-    expected = {("norm", "rms"), ("position", "rope"), ("optimizer", "muon"), ("schedule", "wsd")}
-    assert expected | {("mask", "window"), ("residual", "sandwich")} <= found
-
-
-@pytest.mark.slow
 def test_list_choices_of_an_axis(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "choices", "mask")
     assert text.startswith("mask\n    The axis of attention masks")
@@ -263,15 +251,6 @@ def test_list_choices_of_a_kind(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_list_choices_of_tables_and_of_what_cannot_be_had(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert "model.head.softcap=30" in out(capsys, "list", "choices", "head")
-    assert "z_loss=0.0001" in out(capsys, "list", "choices", "run")
-    assert "model.encoder.kind=stack" in out(capsys, "list", "choices", "encoder")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -285,16 +264,6 @@ def test_list_of_what_is_not_there(
 ) -> None:
     assert main(["list", *words]) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_list_choices_fit_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for columns in (60, 200):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        text = out(capsys, "list", "choices")
-        assert max(map(len, text.splitlines())) <= columns
 
 
 def test_show_is_a_card(capsys: pytest.CaptureFixture[str]) -> None:

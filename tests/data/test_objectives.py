@@ -21,6 +21,7 @@ from archwright.spec.objectives import (
 )
 from archwright.spec.read import load, load_run
 from archwright.spec.run_rules import enforce_run
+from tests.sentences import Sentences, lines_of
 
 TOKENS = np.arange(1000)
 MASK, END = 90, 91
@@ -417,95 +418,8 @@ class TestSpanCorruption:
         assert run.tokenizer.special_tokens == tuple(SENTINELS)
 
 
-ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
-
-
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        (
-            ["objective.kind=span_corruption"],
-            'objective.kind: found "span_corruption", which makes a source and a target of a text; expected a model '
-            "with an encoder: model.encoder.kind=stack model.cross_attention.kind=softmax",
-        ),
-        (
-            [*ENCODER],
-            'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption", '
-            '"denoising", "text_infilling", "gap_sentences" or "sequence_to_sequence"',
-        ),
-        (
-            [*ENCODER, "objective.kind=sequence_to_sequence", "data.text=notes.txt"],
-            'objective.kind: found "sequence_to_sequence", which reads pairs of a source and a target; expected '
-            "data.pairs=FILE.tsv, data.pairs=FILE.jsonl or data.pairs=synthetic",
-        ),
-        (
-            [*ENCODER, "objective.kind=span_corruption", "data.pairs=a.tsv"],
-            'objective.kind: found "span_corruption" beside data.pairs, of which it reads none; expected '
-            '"sequence_to_sequence", or a text in their place: data.text=stdlib',
-        ),
-        (
-            [*ENCODER, "data.pairs=a.tsv", "data.text=notes.txt"],
-            'data.text: found ["notes.txt"] beside data.pairs; a run reads one of them: leave the other out',
-        ),
-        (
-            [*ENCODER, "data.pairs=synthetic", "data.held_out=b.tsv"],
-            "data.held_out: given beside data.pairs=synthetic, which holds out sentences of its own; leave it out",
-        ),
-        (
-            [*ENCODER, "data.pairs=a.tsv", "evaluate.lengths=[32]"],
-            "evaluate.lengths: given beside data.pairs, which are as long as they are; leave it out",
-        ),
-        (
-            [*ENCODER, "data.pairs=a.tsv", "data.packing=document_mask"],
-            'data.packing: found "document_mask"; objective.kind = "sequence_to_sequence" keeps no documents of a row '
-            'apart: expected "concat"',
-        ),
-        (
-            [*ENCODER, "objective.kind=span_corruption", "model.encoder.context_length=100"],
-            "model.encoder.context_length: found 100; expected at least model.context_length = 256, the length of a "
-            "source",
-        ),
-        (
-            [*ENCODER, "objective.kind=span_corruption", "objective.sentinel=x"],
-            'objective.sentinel: found "x"; expected {} in it, for the number of the span',
-        ),
-        (
-            ["objective.kind=masked_tokens"],
-            'model.attention.mask.kind: found "causal", through which no token sees what follows it; '
-            'objective.kind = "masked_tokens" expects a mask such as "full"',
-        ),
-        (
-            ["objective.kind=prefix_lm"],
-            'model.attention.mask.kind: found "causal", through which no token sees what follows it; '
-            'objective.kind = "prefix_lm" expects a mask such as "prefix"',
-        ),
-        (
-            ["objective.kind=prefix_lm", "model.attention.mask.kind=full"],
-            'model.attention.mask.kind: found "full", through which tokens see what follows them; training to '
-            'predict what follows a prefix expects a "prefix" mask',
-        ),
-        (
-            ["model.attention.mask.kind=prefix"],
-            'model.attention.mask.kind: found "prefix", through which tokens see what follows them; training to '
-            "predict the next token expects a causal mask",
-        ),
-        (
-            [
-                *("objective.kind=masked_tokens", "model.attention.mask.kind=full"),
-                *("objective.kept=0.7", "objective.random=0.5"),
-            ],
-            "objective.kept: found 0.7; expected at most 1 - random = 0.5",
-        ),
-        (
-            [
-                *("objective.kind=prefix_lm", "model.attention.mask.kind=prefix"),
-                *("objective.shortest=0.7", "objective.longest=0.5"),
-            ],
-            "objective.shortest: found 0.7; expected at most longest = 0.5",
-        ),
-    ],
-)
-def test_masks_and_options_that_do_not_fit_are_refused(keys: list[str], line: str) -> None:
+@pytest.mark.parametrize("words", lines_of("objectives"))
+def test_masks_and_options_that_do_not_fit_are_refused(words: str, sentences: Sentences) -> None:
     with pytest.raises(UserError) as caught:
-        enforce_run(load_run("modern").override(*keys))
-    assert caught.value.lines == (line,)
+        enforce_run(load_run("modern").override(*words.split()))
+    sentences.check("objectives", words, caught.value.lines)

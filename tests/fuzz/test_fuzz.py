@@ -47,10 +47,6 @@ def test_no_reader_falls(number: str) -> None:
 NAMES = [target.name for target in TARGETS]
 
 
-def test_targets_have_names_of_their_own() -> None:
-    assert len(set(NAMES)) == len(NAMES)
-
-
 def grow() -> None:
     """Take memory from the system: what earlier tests gave back may be kept for the next."""
     room = mmap.mmap(-1, 200 << 20)
@@ -116,12 +112,6 @@ def test_what_goes_wrong_is_seen(
     target = Target("fake", lambda _: [seed], read, last, **kind)
     found = workers.judged(target, [seed], range(2), 0, tmp_path, jobs=1)
     assert [outcome.end for outcome in found] == [end, end]
-
-
-@pytest.mark.parametrize("said", ["a\x1b[31m\n", "x" * 2000 + "\n", "line\n" * 50, "a\x85b\n"])
-def test_what_nobody_can_read(said: str) -> None:
-    assert cases.unreadable("archwright: a line, é\n") == ""
-    assert cases.unreadable(said)
 
 
 def test_a_case_is_always_the_same(tmp_path: Path) -> None:

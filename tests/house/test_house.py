@@ -158,14 +158,6 @@ def test_attributes_that_are_asked_for_where_parts_are_held(
     ]
 
 
-def test_defaults_of_a_model_are_no_fault_but_its_functions_are(
-    count: Callable[..., dict[str, list[str]]],
-) -> None:
-    text = SPEC["spec/model_spec.py"] + "\n        def f(x): return isinstance(x, RMSNorm)\n"
-    rows = count(choices.counts, SPEC | {"spec/model_spec.py": text})
-    assert rows["choices named there"] == ["spec/model_spec.py:5: RMSNorm"]
-
-
 def test_comments(count: Callable[..., dict[str, list[str]]]) -> None:
     text = """
         # Why it is so.
@@ -202,20 +194,6 @@ def test_sizes(count: Callable[..., dict[str, list[str]]]) -> None:
     assert found["lines of Python"] == found["  model"] == len(text.splitlines())
     assert found["lines of Decoder.hidden"] == 1
     assert (found["functions"], found["private functions"]) == (5, 3)
-
-
-def test_circles(count: Callable[..., dict[str, list[str]]]) -> None:
-    files = {
-        "lab/a.py": "from archwright.lab import b",
-        "lab/b.py": "def f():\n    from archwright.lab.c import g",
-        "lab/c.py": "import archwright.lab.a",
-        "lab/d.py": "if TYPE_CHECKING:\n    from archwright.lab.e import x",
-        "lab/e.py": "from archwright.lab.d import y",
-    }
-    rows = count(imports.counts, files)
-    circle = "archwright.lab.a, archwright.lab.b, archwright.lab.c"
-    assert rows["circles of imports, those inside functions included"] == [circle]
-    assert len(rows["modules in them"]) == 3
 
 
 def test_modules(count: Callable[..., dict[str, list[str]]]) -> None:

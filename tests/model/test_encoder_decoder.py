@@ -11,6 +11,7 @@ from archwright.planning.counts import counts_of
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from tests.sentences import Sentences, lines_of
 
 TWO_STACKS = (
     *("encoder.kind=stack", "encoder.num_layers=3", "cross_attention.kind=softmax"),
@@ -211,40 +212,11 @@ def test_what_is_missing_is_asked_for() -> None:
         build_layer(spec())(torch.zeros(1, 4, 64))
 
 
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        (
-            ["cross_attention.kind=none"],
-            'encoder.kind: found "stack", which no layer reads; expected cross_attention.kind "softmax" in some '
-            'layer, or encoder.kind "none"',
-        ),
-        (
-            ["encoder.kind=none"],
-            'cross_attention.kind: found "softmax" without an encoder to read; expected "none"',
-        ),
-        (
-            ["encoder.cross_attention.kind=softmax"],
-            'encoder.cross_attention.kind: found "softmax" without an encoder to read; expected "none"',
-        ),
-        (
-            ["encoder.dim=48"],
-            'encoder.embeddings: found "shared" beside encoder.dim = 48 and dim = 64; expected "own", or equal widths',
-        ),
-        (
-            ["cross_attention.num_heads=5"],
-            "cross_attention.num_heads: found 5; expected a divisor of dim = 64, or a given cross_attention.head_dim",
-        ),
-        (
-            ["encoder.layers.cycle=['x']"],
-            'encoder.layers.cycle: found "x"; expected one of default.',
-        ),
-    ],
-)
-def test_stacks_that_do_not_fit_are_refused(keys: list[str], line: str) -> None:
+@pytest.mark.parametrize("words", lines_of("encoders"))
+def test_stacks_that_do_not_fit_are_refused(words: str, sentences: Sentences) -> None:
     with pytest.raises(UserError) as caught:
-        spec(*keys).resolved()
-    assert caught.value.lines == (line,)
+        spec(*words.split()).resolved()
+    sentences.check("encoders", words, caught.value.lines)
 
 
 def test_an_encoder_reads_both_sides_unless_its_mask_says_otherwise() -> None:

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from archwright.cli import main
-from archwright.lab.compare import compare
 from archwright.plugins import load_parts_file
 from archwright.runs import RunFolder
 from archwright.training.train import resume, train
-from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import tiny_run, tiny_words, write_text
 from tests.training.whole import Died, at_step, die, timeless
 
@@ -75,19 +73,3 @@ def test_it_learns_and_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
     resume(cut, quiet=True)
     assert timeless(cut) == timeless(whole)
     assert cut.model_file.read_bytes() == whole.model_file.read_bytes()
-
-
-@pytest.mark.release
-@pytest.mark.slow
-@pytest.mark.usefixtures("visitors")
-def test_it_is_compared(tmp_path: Path) -> None:
-    with working_in(tmp_path):
-        found = compare(
-            *words("text.txt", f":{ASKED[0]},{ASKED[1]}"),
-            quiet=True,
-            tune_lr=False,
-            parts=[str(FILE)],
-            **OPTIONS,
-        )
-    assert {run.variant for run in found.runs} == {"modern", ":".join(ASKED)}
-    assert all(run.loss < run.initial_loss and not run.failed for run in found.runs)

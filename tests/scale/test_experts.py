@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from archwright.scale.layout import Layout, check_layout
+from archwright.scale.layout import check_layout
 from archwright.spec.errors import UserError
 from bench.scale import Case
 from tests.scale.gradients import Grid, assert_those_of_one, of_group
-from tests.scale.together import LOSSES, NORMS, two_train_as_one, without_dropout
+from tests.scale.together import LOSSES, NORMS, layout_asked, two_train_as_one, without_dropout
+from tests.sentences import Sentences, lines_of
 
 ROWS = {
     "balance, a shared expert, computed again": (
@@ -75,32 +76,11 @@ def test_files_are_those_of_one_process_which_goes_on_with_them(text: Path, tmp_
     assert (shared.spec.scale.shard, shared.spec.scale.expert) == (2, 2)
 
 
-@pytest.mark.parametrize(
-    ("words", "layout", "line"),
-    [
-        (
-            ("mixtral-8x7b", "model.feedforward.num_experts=6"),
-            Layout(1, 4, expert=4),
-            "model.feedforward.num_experts: found 6; expected a multiple of scale.expert = 4",
-        ),
-        (
-            ("switch-base-8", "model.encoder.layer_kinds.sparse.feedforward.num_experts=6"),
-            Layout(1, 4, expert=4),
-            "model.encoder.layer_kinds.sparse.feedforward.num_experts: found 6; expected a multiple of "
-            "scale.expert = 4",
-        ),
-        (
-            ("modern",),
-            Layout(1, 2, expert=2),
-            "scale.expert: found 2; expected 1, as no branch of this model has experts to share out",
-        ),
-    ],
-)
-def test_what_processes_cannot_share_is_refused(
-    words: tuple[str, ...], layout: Layout, line: str
-) -> None:
-    run = without_dropout(*words)
+@pytest.mark.parametrize("words", lines_of("layouts.expert"))
+def test_what_processes_cannot_share_is_refused(words: str, sentences: Sentences) -> None:
+    run = without_dropout(*words.split())
+    layout = layout_asked(run)
     check_layout(run, layout._replace(expert=1))
     with pytest.raises(UserError) as error:
         check_layout(run, layout)
-    assert error.value.lines == (line,)
+    sentences.check("layouts.expert", words, error.value.lines)

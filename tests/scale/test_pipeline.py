@@ -14,12 +14,14 @@ import archwright
 from archwright import checkpoint
 from archwright.model.build import build
 from archwright.runs import RunFolder
-from archwright.scale.layout import Layout, check_layout, dropouts
+from archwright.scale.layout import check_layout, dropouts
 from archwright.scale.stages import stage_runs
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
 from bench.scale import Case, environment, torchrun
 from tests.scale.gradients import Grid, of_group, of_one
+from tests.scale.together import layout_asked
+from tests.sentences import Sentences, lines_of
 from tests.tiny import ROOT, WORDS, tiny_run, tiny_words, write_text
 
 ROWS = {
@@ -175,58 +177,12 @@ def test_stages_are_as_even_as_can_be(num_stages: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "layout", "line"),
-    [
-        (
-            ("modern", "model.num_layers=3"),
-            Layout(pipeline=2, schedule="interleaved_1f1b"),
-            "model.num_layers: found 3; expected at least 4, one for each stage of scale.pipeline = 2, of which each "
-            "process has two, as they are interleaved",
-        ),
-        (
-            ("modern", "grad_accum_steps=1"),
-            Layout(pipeline=2),
-            "grad_accum_steps: found 1; expected at least scale.pipeline = 2, as each stage works on another "
-            "microbatch",
-        ),
-        (
-            ("modern", "grad_accum_steps=4"),
-            Layout(pipeline=3, schedule="interleaved_1f1b"),
-            "grad_accum_steps: found 4; expected a multiple of scale.pipeline = 3, as scale.pipeline_schedule = "
-            '"interleaved_1f1b" takes microbatches in rounds of as many',
-        ),
-        (
-            ("t5-small",),
-            Layout(pipeline=2),
-            "model.encoder: found one, whose layers are not in one row with the others; expected none, or "
-            "scale.pipeline = 1",
-        ),
-        (
-            ("modern", "model.residual.embedding_skip=true"),
-            Layout(pipeline=2),
-            "model.residual.embedding_skip: found true, which layers read beside the stream; expected another, or "
-            "scale.pipeline = 1",
-        ),
-        (
-            ("mixtral-8x7b", "model.feedforward.balance_over=model"),
-            Layout(pipeline=2),
-            'model.feedforward.balance_over: found "model", by which layers depend on those of other stages; expected '
-            "another, or scale.pipeline = 1",
-        ),
-        (
-            ("reformer",),
-            Layout(pipeline=2),
-            'model.residual.kind: found "reversible", which layers read beside the stream; expected another, or '
-            "scale.pipeline = 1",
-        ),
-    ],
-)
-def test_what_is_no_pipeline_is_refused(words: tuple[str, ...], layout: Layout, line: str) -> None:
-    name, *changes = words
+@pytest.mark.parametrize("words", lines_of("layouts.pipeline"))
+def test_what_is_no_pipeline_is_refused(words: str, sentences: Sentences) -> None:
+    name, *changes = words.split()
     run = load_run(name).override("batch_size=24", "grad_accum_steps=4").override(*changes)
-    run = run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+    run, layout = run.override(*(f"{path}=0" for path, _ in dropouts(run))), layout_asked(run)
     check_layout(run, layout._replace(pipeline=1, replicate=2))
     with pytest.raises(UserError) as error:
         check_layout(run, layout)
-    assert error.value.lines == (line,)
+    sentences.check("layouts.pipeline", words, error.value.lines)

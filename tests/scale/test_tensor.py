@@ -7,7 +7,7 @@ from torch import Tensor
 
 from archwright.model.build import build
 from archwright.scale.cuts import shared_branches
-from archwright.scale.layout import Layout, check_layout
+from archwright.scale.layout import check_layout
 from archwright.scale.tensor import computed_alike, refusals, shares_tokens
 from archwright.spec.errors import UserError
 from archwright.spec.read import load
@@ -16,11 +16,13 @@ from tests.scale.gradients import Grid, assert_those_of_one, of_group
 from tests.scale.together import (
     TWELVE_STEPS,
     gone_back,
+    layout_asked,
     started,
     two_train_as_one,
     without_dropout,
 )
 from tests.scale.together import trained as trained_by
+from tests.sentences import Sentences, lines_of
 from tests.tiny import tiny_words
 
 SHORT = "model.context_length=29"
@@ -122,36 +124,12 @@ def test_a_run_of_which_the_end_is_left_goes_on(text: Path, tmp_path: Path) -> N
     assert folder.model_file.read_bytes() == weights
 
 
-@pytest.mark.parametrize(
-    ("words", "tensor", "line"),
-    [
-        (
-            ("modern",),
-            4,
-            "model.attention.num_kv_heads: found 2; expected a multiple of scale.tensor = 4",
-        ),
-        (
-            ("textbook", "model.feedforward.hidden_dim=130"),
-            4,
-            "model.feedforward.hidden_dim: found 130; expected a multiple of scale.tensor = 4",
-        ),
-        (
-            ("mixtral-8x7b", "model.feedforward.expert.hidden_dim=66"),
-            4,
-            "model.feedforward.expert.hidden_dim: found 66; expected a multiple of scale.tensor = 4",
-        ),
-        (
-            ("t5-small", "model.encoder.feedforward.hidden_dim=130"),
-            4,
-            "model.encoder.feedforward.hidden_dim: found 130; expected a multiple of scale.tensor = 4",
-        ),
-    ],
-)
-def test_what_does_not_divide_is_refused(words: tuple[str, ...], tensor: int, line: str) -> None:
-    run = without_dropout(*words)
+@pytest.mark.parametrize("words", lines_of("layouts.tensor"))
+def test_what_does_not_divide_is_refused(words: str, sentences: Sentences) -> None:
+    run = without_dropout(*words.split())
     with pytest.raises(UserError) as error:
-        check_layout(run, Layout(tensor=tensor))
-    assert error.value.lines == (line,)
+        check_layout(run, layout_asked(run))
+    sentences.check("layouts.tensor", words, error.value.lines)
 
 
 def test_a_model_of_which_nothing_can_be_shared_is_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 import archwright
 from archwright import checkpoint
 from archwright.runs import RunFolder
-from archwright.scale.layout import dropouts
+from archwright.scale.layout import Layout, dropouts
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
 from bench.scale import environment, torchrun
@@ -122,3 +122,10 @@ def without_dropout(name: str, *changes: str) -> RunSpec:
     """Return a published model's run of eight rows a step, changed, without dropout."""
     run = load_run(name).override("batch_size=8", *changes)
     return run.override(*(f"{path}=0" for path, _ in dropouts(run)))
+
+
+def layout_asked(run: RunSpec) -> Layout:
+    """Return the layout that a run's `scale` asks for, without a launch."""
+    given = run.scale.model_dump(exclude_defaults=True)
+    schedule = given.pop("pipeline_schedule", "1f1b")
+    return Layout(**given, schedule=schedule)

@@ -6,7 +6,7 @@ from html import unescape
 import pytest
 
 from archwright.spec.choice import Spec
-from archwright.spec.read import load, load_run, load_study, preset_names
+from archwright.spec.read import load, load_run, load_study
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.shown import changed
 
@@ -25,11 +25,6 @@ def test_a_spec_is_a_line() -> None:
     assert repr(load_study("norm-kind")).startswith(
         "StudySpec(norm-kind: modern against LayerNorm,"
     )
-
-
-@pytest.mark.parametrize("name", preset_names("models"))
-def test_no_model_is_longer_than_three_lines(name: str) -> None:
-    assert len(repr(load(name))) < 300
 
 
 def test_what_differs_is_what_a_file_would_say() -> None:
