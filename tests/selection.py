@@ -12,7 +12,7 @@ a file without parameters. Those units are dealt one by one to the slice with th
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -27,6 +27,7 @@ MARKS = (
     "slow: left out by make test-fast",
     "release: run by make test-all only",
     "sampled(fast): number of cases of a test in make test-fast",
+    "sequence: cases that build on each other, which run all or none",
 )
 FAST = 2
 """Number of quick cases of a parametrized test without `sampled`."""
@@ -51,6 +52,7 @@ def apply(
 ) -> list[pytest.Item]:
     """Mark cases beyond the quick ones as slow, and keep the tests of a rotation. Return the deselected tests."""
     families = defaultdict(list)
+    sequences: set[str] = set()
     for item in items:
         test, parametrized, _ = item.nodeid.partition("[")
         if parametrized:
@@ -59,6 +61,11 @@ def apply(
             item.add_marker("slow")
     for cases in families.values():
         mark = cases[0].get_closest_marker("sampled")
+        if cases[0].get_closest_marker("sequence"):
+            sequences.add(cases[0].nodeid.partition("[")[0])
+            for case in cases:
+                case.add_marker("slow")
+            continue
         fast = drawn(cases, mark.kwargs.get("fast", FAST) if mark else FAST)
         for case in set(cases).difference(fast):
             case.add_marker("slow")
@@ -67,7 +74,8 @@ def apply(
     if rotation is not None:
         pool = [item for item in items if not item.get_closest_marker("release")]
         quick = {item.nodeid for item in pool if not item.get_closest_marker("slow")}
-        selected = select(quick, [item.nodeid for item in pool], durations, noticed(), rotation)
+        tests = [item.nodeid for item in pool]
+        selected = select(quick, tests, durations, noticed(), rotation, sequences)
     deselected = [item for item in items if item.nodeid not in selected]
     kept = [item for item in items if item.nodeid in selected]
     # The longest files first, because each runs in one process.
@@ -87,13 +95,18 @@ def select(
     durations: Durations,
     guards: Mapping[str, Sequence[str]],
     rotation: int,
+    sequences: Collection[str] = (),
 ) -> set[str]:
-    """Return the ids of a rotation: the quick tests, guards and a slice of the rest of the pool."""
-    selected = quick | guarding(guards, quick, set(pool), durations)
+    """Return the ids of a rotation: the quick tests, guards and a slice of the rest of the pool.
+
+    `sequences` are tests with cases that stay together, and are no guards.
+    """
+    alone = {test for test in pool if test.partition("[")[0] not in sequences}
+    selected = quick | guarding(guards, quick, alone, durations)
     rest = [test for test in pool if test not in selected]
     left = max(SLICE, SECONDS - sum(durations.of_files(selected).values()))
     number = 1 + int(sum(durations.of_files(rest).values()) / left)
-    return selected | slices(rest, durations, number)[rotation % number]
+    return selected | slices(rest, durations, number, sequences)[rotation % number]
 
 
 def guarding(
@@ -108,14 +121,17 @@ def guarding(
     return found
 
 
-def slices(tests: Iterable[str], durations: Durations, number: int) -> list[set[str]]:
+def slices(
+    tests: Iterable[str], durations: Durations, number: int, sequences: Collection[str] = ()
+) -> list[set[str]]:
     """Deal tests into slices of about the same time, each with some cases of each long family."""
     units: dict[tuple[str, str], list[str]] = defaultdict(list)
     for test in sorted(tests):
-        units[test.partition("::")[0], test.partition("[")[2]].append(test)
+        name, _, parameters = test.partition("[")
+        units[test.partition("::")[0], "" if name in sequences else parameters].append(test)
     families: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
     for unit in units.values():
-        families[tuple(test.partition("[")[0] for test in unit)].append(unit)
+        families[tuple(dict.fromkeys(test.partition("[")[0] for test in unit))].append(unit)
     dealt: list[set[str]] = [set() for _ in range(number)]
     seconds = [0.0] * number
     paid = set()

@@ -80,6 +80,7 @@ def test_there_are_commands_of_every_sort() -> None:
     assert verbs >= {"train", "compare", "generate", "eval", "list", "show", "diff"}
 
 
+@pytest.mark.sequence
 @pytest.mark.usefixtures("place", "visitors")
 @pytest.mark.parametrize(("line", "output"), commands(), ids=lambda text: text[:60].strip())
 def test_a_command_does_what_it_says(

@@ -53,7 +53,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.sequence
 @pytest.mark.parametrize(
     ("page", "line"),
     [(page, line) for page in PAGES for line in commands(page)],
@@ -73,7 +73,7 @@ def test_a_command_runs(
     assert main(shortened(line)) == 0, capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.sequence
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_runs(page: str, folders: dict[str, Path]) -> None:
     """After the commands, whose runs it opens."""

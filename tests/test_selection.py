@@ -117,3 +117,8 @@ def test_durations_are_recorded_with_fixtures_of_files_apart(
     recorded = json.loads(file.read_text("utf-8"))["test_it.py"]
     assert recorded[""] >= 0.5
     assert 0.1 <= recorded["test"] < 0.5
+
+
+def test_a_sequence_stays_in_one_slice() -> None:
+    dealt = selection.slices([*FAMILY, *OTHERS], SECONDS, 4, ["tests/test_a.py::test_family"])
+    assert sorted(len(part & set(FAMILY)) for part in dealt) == [0, 0, 0, 40]
