@@ -2,6 +2,8 @@
 
 import resource
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import psutil
 import pytest
@@ -54,14 +56,23 @@ def test_a_step_that_does_not_fit_is_not_run(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
-def test_memory_that_runs_out_nevertheless_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_nevertheless_is_one_line() -> None:
     """The estimate leaves out what kernels take."""
-    monkeypatch.setattr(room, "free_memory", lambda device: 8_000_000)
-    monkeypatch.setattr(room, "split_one", lambda *_, **__: 1.0)
+    # A new process: one that has trained keeps freed memory, which no limit takes away.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        refusal, same_limits = processes.submit(run_out_of_memory).result()
+    assert "a step does not fit into memory" in refusal
+    assert same_limits
+
+
+def run_out_of_memory() -> tuple[str, bool]:
+    """Return the refusal, and whether the process's limits were set back."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(UserError, match="a step does not fit into memory"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError) as refusal:
+        patch.setattr(room, "free_memory", lambda device: 8_000_000)
+        patch.setattr(room, "split_one", lambda *_, **__: 1.0)
         measure_step(tiny("batch_size=64", "model.context_length=256"))
-    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    return str(refusal.value), resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_a_step_that_takes_long_is_announced_or_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
