@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
             group_entries = list(group)
             rows += [[""] * 3, _row(kind, group_entries)]
             rows += [_row(f"  {entry.name[:12]}", [entry]) for entry in group_entries]
-        print("\n".join(columns(rows, right=[1])))
+        print("".join(f"{line}\n" for line in columns(rows, right=[1])), end="")
     return 0
 
 

@@ -10,7 +10,7 @@ import torch
 from archwright import format as fmt
 from archwright import presets
 from archwright.machine.decide import decide
-from archwright.machine.peaks import measure_bandwidth
+from archwright.machine.peaks import measure_bandwidth, peak_of
 from archwright.machine.rules import cpu_name
 from archwright.planning.memory import total_memory
 from archwright.planning.workload import Workload
@@ -24,7 +24,7 @@ from archwright.training.measured_step import MeasuredStep, measure_step
 def this_machine() -> Hardware:
     """Return this machine as a device, with measured peak FLOP/s; `with_bandwidth` measures the rest."""
     decisions = decide(MachineSpec())
-    device, precision = decisions.machine.device, decisions.machine.precision
+    device = decisions.machine.device
     return Hardware(
         name=presets.THIS,
         title=torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
@@ -32,7 +32,7 @@ def this_machine() -> Hardware:
         source="measured",
         evidence="measured",
         memory_bytes=float(total_memory(device)),
-        peak_flops={name: decisions.peaks[name] for name in dict.fromkeys(("fp32", precision))},  # type: ignore[misc]
+        peak_flops=decisions.peaks | {"fp32": peak_of(torch.device(device), torch.float32)},  # type: ignore[arg-type]
     )
 
 

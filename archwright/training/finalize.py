@@ -29,6 +29,8 @@ TIMED_SAMPLE = 10
 """Sampled tokens for timing the end of a run."""
 CHECKPOINT_SIZE = 4
 """A last checkpoint (weights and two moments) and the file of the weights, in sizes of the weights."""
+PAGE = 0.5
+"""Seconds of the page, with the imports of what draws it: no import waits for the first step."""
 
 
 def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
@@ -64,9 +66,6 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
     Returns:
         Estimated seconds for each held-out token, and seconds for everything else.
     """
-    from archwright.reporting.history import read_history
-    from archwright.reporting.page import run_page
-
     run, clock = session.run, time.perf_counter
     reading = reading_of(run, TIMED_TOKENS, run.evaluate.final_bytes)
     windows = session.windows(material, reading)
@@ -81,7 +80,7 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
         per_token += (clock() - start) / windows.num_tokens
     start = clock()
     session.write_model(folder.timed_file, {})
-    others = CHECKPOINT_SIZE * (clock() - start)
+    others = PAGE + CHECKPOINT_SIZE * (clock() - start)
     if windows.generates_text:
         with session.whole_model(folder.timed_file) as model:
             _sample(session, model, material.tokenizer, 2)  # the first tokens take longer
@@ -89,10 +88,7 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
             _sample(session, model, material.tokenizer, TIMED_SAMPLE)
             others += SAMPLE_TOKENS / TIMED_SAMPLE * (clock() - start)
     folder.timed_file.unlink()
-    run_page(read_history(folder))  # imports what draws it
-    start = clock()
-    run_page(read_history(folder)).html()
-    return per_token, others + clock() - start
+    return per_token, others
 
 
 def _sample(session: Session, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> str:

@@ -39,7 +39,8 @@ def test_peak_memory_and_time_are_those_of_real_steps(monkeypatch: pytest.Monkey
     assert all(result.finite for result in steps)
     assert found.why_not == ""
     assert found.peak_memory is not None
-    assert found.peak_memory >= max(before, STATE * 1_000_000)
+    # Linux counts a process's pages with an error of some pages for each thread.
+    assert found.peak_memory >= max(0.99 * before, STATE * 1_000_000)
     assert STATE * 1_000_000 < found.memory < 0.8 * found.free
     assert found.seconds is not None
     assert found.tokens_per_second == 32 / found.seconds
@@ -68,10 +69,11 @@ def test_memory_that_runs_out_nevertheless_is_one_line() -> None:
 def run_out_of_memory() -> tuple[str, bool]:
     """Return the refusal, and whether the process's limits were set back."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError) as refusal:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "free_memory", lambda device: 8_000_000)
         patch.setattr(room, "split_one", lambda *_, **__: 1.0)
-        measure_step(tiny("batch_size=64", "model.context_length=256"))
+        with pytest.raises(UserError) as refusal:
+            measure_step(tiny("batch_size=64", "model.context_length=256"))
     return str(refusal.value), resource.getrlimit(resource.RLIMIT_DATA) == before
 
 

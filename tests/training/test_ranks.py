@@ -105,7 +105,7 @@ def test_an_end_is_heard_while_a_process_reads(group: Two, monkeypatch: pytest.M
     has_read.set()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_others_wait_while_the_first_works_alone(text: Path, tmp_path: Path) -> None:
     """In a callback, in compressors, and until the file of the weights is on the disk, longer than in a step."""
     done = played("slow", tmp_path, 2, *tiny_words(text, "budget=3steps", *SHORT))
