@@ -103,6 +103,14 @@ def test_python_m_imports_nothing_from_it(hostile: Path) -> None:
     assert not (hostile / "IMPORTED").exists()
 
 
+def test_a_folder_of_pythonpath_stays(place: Path) -> None:
+    """Who asks for the current folder has it."""
+    (place / "pydantic.py").write_text(HOSTILE)
+    paths = (str(place), surroundings()["PYTHONPATH"])
+    archwright("show", "modern", cwd=place, env={"PYTHONPATH": os.pathsep.join(paths)})
+    assert (place / "IMPORTED").read_text() == "pydantic"
+
+
 def test_a_checkout_that_is_not_installed_works(place: Path) -> None:
     """Where the package is found in the current folder alone, its own modules still are, also by workers."""
     alone = surroundings() | {"PYTHONPATH": str(Path(pydantic.__file__).parents[1])}

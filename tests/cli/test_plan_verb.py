@@ -240,9 +240,7 @@ def test_a_model_with_an_encoder_reads_sources(capsys: pytest.CaptureFixture[str
     assert re.search(r"prefill +[0-9.]+M tokens/s +upper bound, one source", found)
 
 
-def test_an_unknown_device_is_one_line_with_the_nearest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_unknown_device_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = error_lines(capsys, "plan", "modern", "--hardware", "h20")
     assert line.endswith('Did you mean "h200"?')
 
@@ -323,8 +321,7 @@ def test_a_step_that_does_not_fit_is_said(
 
 
 def test_a_run_that_cannot_be_trained_is_planned_with_a_warning(
-    threads: None,
-    capsys: pytest.CaptureFixture[str],
+    threads: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"plan modern {LITTLE} grad_accum_steps=5 --hardware this --precision fp32"
     assert main(words.split()) == 0
