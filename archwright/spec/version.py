@@ -17,9 +17,7 @@ def check_format(path: Path, found: object) -> None:
     """
     if found != FORMAT:
         is_later = isinstance(found, int) and found > FORMAT
-        advice = (
-            "Install a later archwright" if is_later else "Write a file again, train a run again"
-        )
+        advice = "Install a later archwright" if is_later else "Train again with another --out"
         raise UserError(f"{path}: found format {str(found)[:20]}; expected {FORMAT}. {advice}.")
 
 

@@ -1,6 +1,7 @@
 """Python files that lie beside a user's text are no part of the program, whatever they are called."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
