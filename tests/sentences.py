@@ -29,11 +29,7 @@ class Sentences:
         self.renew = renew
 
     def check(
-        self,
-        section: str,
-        key: str,
-        found: Sequence[str],
-        places: Mapping[str, str] | None = None,
+        self, section: str, key: str, found: Sequence[str], places: Mapping[str, str] | None = None
     ) -> None:
         """Assert that `found` stands in the file, where `{NAME}` is a value of `places`."""
         before = lines_of(section)[key]

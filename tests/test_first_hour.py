@@ -83,10 +83,7 @@ def missing(verb: str, shown: list[str], printed: str) -> list[str]:
 @pytest.mark.usefixtures("visitors")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_first_hour(
-    page: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ARCHWRIGHT_CACHE", str(tmp_path / "cache"))

@@ -107,11 +107,7 @@ def test_lists() -> None:
 
 def test_columns() -> None:
     rows = [("part", "ms"), ("attention", "1.25"), ("head", "")]
-    assert list(fmt.columns(rows, right=[1])) == [
-        "part         ms",
-        "attention  1.25",
-        "head",
-    ]
+    assert list(fmt.columns(rows, right=[1])) == ["part         ms", "attention  1.25", "head"]
     assert list(fmt.columns([("a", "b")], first_width=3)) == ["a    b"]
 
 

@@ -17,13 +17,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 PIECES = (ROOT / "docs" / "pieces.md").read_text("utf-8")
-SHORT = [
-    "--budget=2steps",
-    "--size=0.02M",
-    "--seeds=2",
-    "--no-tune-lr",
-    "--evaluation-tokens=1024",
-]
+SHORT = ["--budget=2steps", "--size=0.02M", "--seeds=2", "--no-tune-lr", "--evaluation-tokens=1024"]
 BYTES = "data.tokenizer.kind=bytes"
 SHORTER = "model.context_length=64"
 SMALL = [BYTES, SHORTER, "batch_size=2", "evaluate.final_max_tokens=500", *MACHINE]

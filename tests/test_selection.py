@@ -46,11 +46,7 @@ SECONDS = Durations(
 
 @pytest.mark.parametrize(
     ("words", "rotation", "passed"),
-    [
-        (("-m", "not slow and not release"), None, 6),
-        ((), 0, 22),
-        ((), None, 23),
-    ],
+    [(("-m", "not slow and not release"), None, 6), ((), 0, 22), ((), None, 23)],
 )
 def test_each_verb_takes_its_part(
     words: tuple[str, ...], rotation: int | None, passed: int, pytester: pytest.Pytester

@@ -37,7 +37,7 @@ OFTEN = {
 
 
 def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
-    """Print a run, resolved as far as that needs no measurement and no text.
+    """Print a run, resolved without its text, and a few measured steps if they fit and are short.
 
     Args:
         layout: of the processes that it asks for.
@@ -59,6 +59,7 @@ def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
     print_resolved(_pairs(run))
     print_resolved(_cost(run, model, num_steps, text))
     if layout.size > 1:
+        print_resolved(_training_memory(run, model))
         print_resolved([("processes", str(layout))])
     else:
         print_resolved(_measured(run, num_steps))
@@ -106,17 +107,8 @@ def _cost(
     rows = -(-run.batch_size // run.grad_accum_steps)
     yield "text", text
     yield "parameters", f"{model.num_parameters():,}"
-    whole_logits = run.machine.loss == "whole"
-    least = least_memory(model, rows, whole_logits=whole_logits).total
+    least = least_memory(model, rows, whole_logits=run.machine.loss == "whole").total
     yield "memory", f"{fmt.size(least)} at least"
-    one, most = (
-        split_one(run, model, again, rows, whole_logits=whole_logits) for again in ("full", "none")
-    )
-    sequences = "a sequence" if rows == 1 else f"{rows:,} sequences"
-    yield (
-        "training",
-        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for {sequences} at a time",
-    )
     cache = f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
     yield "cache", cache if writes(model, run.objective) else "none"
     yield "a token", f"{fmt.count(flops)} FLOPs"
@@ -125,7 +117,19 @@ def _cost(
         tokens = num_steps * run.tokens_per_step
         yield "the run", f"{num_steps:,} steps, {tokens:,} tokens, {tokens * flops:.3g} FLOPs"
     else:
-        yield "the run", f"the steps that fit into {run.budget}, which are timed when it begins"
+        yield "the run", f"about as many steps as fit into {run.budget}"
+
+
+def _training_memory(run: RunSpec, model: LanguageModel) -> Iterator[tuple[str, str]]:
+    rows, whole_logits = -(-run.batch_size // run.grad_accum_steps), run.machine.loss == "whole"
+    one, most = (
+        split_one(run, model, again, rows, whole_logits=whole_logits) for again in ("full", "none")
+    )
+    sequences = "a sequence" if rows == 1 else f"{rows:,} sequences"
+    yield (
+        "training",
+        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for {sequences} at a time",
+    )
 
 
 def _measured(run: RunSpec, num_steps: int | None) -> Iterator[tuple[str, str]]:

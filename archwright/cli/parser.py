@@ -14,6 +14,9 @@ from archwright.spec.errors import UserError, nearest
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
 
+OPTION = re.compile(r"-(?!\d|\.\d)\S+$")
+"""A word that is no value of the option before it, unlike "- item", -1T and -.5."""
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are user errors like all others."""
@@ -101,7 +104,7 @@ class Parser(argparse.ArgumentParser):
             if known is not None:
                 option = known if known.nargs != 0 and "=" not in word else None
                 (last if option else first).append(word)
-            elif option is None or re.match("-[^0-9]", word):
+            elif option is None or OPTION.match(word):
                 option = None
                 others.append(word)
             elif option.nargs is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from archwright import presets
 from archwright.cli.parser import Parser
+from archwright.cpu import prepare_process
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ EXAMPLES = """\
 def run(words: Sequence[str]) -> int:
     """Print a model's costs, or those of several side by side."""
     options, _ = _parser().parse_with_parts(words)
+    if options.hardware == presets.THIS:
+        prepare_process()
     work = _workload(options)
     from archwright.cli.plan_variants import variants
 

@@ -80,6 +80,7 @@ def run(words: Sequence[str]) -> int:
         return _run(folder, options, since)
     spec = _requested(options, parts)
     if options.dry_run:
+        prepare_process(shares=launched() is not None)
         from archwright.cli.dry_run import dry_run
         from archwright.scale.layout import check_layout, planned_layout
 

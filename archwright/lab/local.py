@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,14 +43,14 @@ class LocalExecutor(Executor):
 
     def submit(self, job: Job) -> Handle:
         """Give the job to an idle process of the same environment, or to a new one."""
-        variables = surroundings(job.environment) | {
-            "PYDANTIC_DISABLE_PLUGINS": "__all__",
-            "PYTHONSAFEPATH": "1",
-        }
+        variables = surroundings(job.environment) | {"PYTHONSAFEPATH": "1"}
         for process, environment in self._processes:
-            if process.pid in self._idle and environment == variables and process.poll() is None:
-                self._idle.remove(process.pid)
+            if process.pid not in self._idle:
+                continue
+            self._idle.remove(process.pid)
+            if environment == variables and process.poll() is None:
                 return _LocalHandle(process, job, self._idle)
+            _release(process)  # it keeps memory, perhaps that of another GPU
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -65,9 +66,10 @@ class LocalExecutor(Executor):
     def close(self) -> None:
         for process, _ in self._processes:  # all of them first: they save at the same time
             _release(process)
+        end = time.monotonic() + PATIENCE
         for process, _ in self._processes:
             try:
-                process.wait(PATIENCE)
+                process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -100,7 +102,7 @@ class _LocalHandle(Handle):
             process.stdin.flush()
         with contextlib.suppress(OSError, ValueError):
             line = process.stdout.readline()
-        if line:
+        if line.endswith("\n"):
             answer: Answer = json.loads(line)
             if answer["state"] != "stopped":
                 self._idle.add(process.pid)

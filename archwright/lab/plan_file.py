@@ -17,7 +17,7 @@ from archwright.spec.errors import UserError
 
 PLAN = "plan.json"
 
-FORMAT = 1
+FORMAT = 2
 """Number of the layout of a study's folder."""
 
 

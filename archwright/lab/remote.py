@@ -75,6 +75,9 @@ class RemoteJob:
         except KeyboardInterrupt:
             answer = None
         self.say(answer or _stopped(handle))
+        if os.environ.get("CUDA_VISIBLE_DEVICES"):  # its GPU goes to another task
+            self.end()
+            _executor.cache_clear()
 
     def end(self) -> None:
         """Have the job save its work, and wait for that."""
@@ -113,6 +116,11 @@ def _stopped(handle: Handle) -> Answer:
     while (answer := handle.poll()) is None and time.monotonic() < end:
         time.sleep(GLANCE)
     return answer or {"state": "stopped"}
+
+
+def _last_host(lines: Sequence[Answer]) -> str:
+    """Return the machine that a job ran on last: a batch job may be queued again elsewhere."""
+    return next(str(line["host"]) for line in reversed(lines) if "host" in line)
 
 
 def versions() -> dict[str, str]:
@@ -180,7 +188,7 @@ class RemoteHandle(Handle):
         if answer is not None:
             self.tidy()
             if answer["state"] == "died":
-                self._let_go(lines[0]["host"])
+                self._let_go(_last_host(lines))
             return answer
         if self._ended_at is None and now >= self._asked + 10 * self.pause:
             self._asked = now
@@ -194,7 +202,7 @@ class RemoteHandle(Handle):
             why = self.errors() or "it wrote nothing; do its machines see the study's folder?"
             how = f"--on {self.place}: {self.ended()} before it began: {why}"
             return {"state": "refused", "why": how}
-        self._let_go(lines[-1]["host"])
+        self._let_go(_last_host(lines))
         return {"state": "died", "why": f"its {self.ended()}"}
 
     def _heard(self) -> list[Answer]:

@@ -1,5 +1,6 @@
 """The jobs of a study: train a run, time its steps, help to prepare tokens."""
 
+import json
 import socket
 import sys
 import time
@@ -115,3 +116,7 @@ def _time(path: str, seconds: str) -> Answer:
     evaluate(session.model, windows, session.precision)
     token = (time.perf_counter() - started) / windows.num_tokens
     return {"setup": setup, "step": step, "token": token}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1:])))

@@ -11,13 +11,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from archwright.cpu import prepare_process
-from archwright.lab.jobs import Answer
+from archwright.lab.jobs import PATIENCE, Answer
+
+GLANCE = 0.2
+"""Seconds between looks at a command."""
 
 
 def main() -> None:
@@ -69,14 +73,21 @@ def answer_to(job: dict[str, Any]) -> Answer:
         return {"state": "failed", "why": error.lines[0]}
     except Exception as error:
         traceback.print_exc()
-        return {"state": "failed", "why": f"{type(error).__name__}: {str(error).splitlines()[:1]}"}
+        first = str(error).partition("\n")[0]
+        return {"state": "failed", "why": f"{type(error).__name__}: {first}"}
 
 
 def _subprocess(argv: list[str]) -> Answer:
-    """Run a command of the user; SIGTERM is passed on to it."""
+    """Run a command of the user; SIGTERM is passed on to it, and SIGKILL follows before the worker's own."""
+    asked: list[float] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.append(time.monotonic()))
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    code = process.wait()
+    while (code := process.poll()) is None:
+        time.sleep(GLANCE)
+        if asked and time.monotonic() > asked[0] + 0.9 * PATIENCE:
+            process.kill()
+        elif asked:
+            process.terminate()
     signal.signal(signal.SIGTERM, before)
     if code == -signal.SIGTERM:
         return {"state": "stopped"}

@@ -39,7 +39,7 @@ def compile_parts(
     on_cpu = (device or next(model.parameters()).device.type) == "cpu"
     if on_cpu and not has_compiler():
         return "none", "no C++ compiler found, which compiling for a CPU needs"
-    if work_around_compiler_bugs():
+    if work_around_compiler_bugs() and on_cpu:
         for module in model.modules():
             if isinstance(module, Linear):
                 module.product = transposed.linear
@@ -57,6 +57,8 @@ def uncompile_parts(model: LanguageModel) -> None:
     """Take back what `compile_parts` did."""
     for part in (*model.all_layers, model.head):
         part._compiled_call_impl = None
+    for module in model.modules():
+        vars(module).pop("product", None)
 
 
 @contextmanager

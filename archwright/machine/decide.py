@@ -42,12 +42,6 @@ class Decisions:
         """FLOP/s of matrix products in the run's precision."""
         return self.peaks[self.machine.precision]
 
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole run, once they are decided."""
-        assert self.machine.num_steps != "auto"
-        return self.machine.num_steps
-
     def decide(self, key: str, value: Any, reason: str) -> None:
         """Set a value and say why."""
         self.machine = self.machine.model_copy(update={key: value})

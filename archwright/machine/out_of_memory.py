@@ -1,5 +1,6 @@
 """Running out of memory, as one line of error."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ def explain_out_of_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # a GPU's error is a RuntimeError, too
         # The allocator of the CPU has no error of its own.
         known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and "can't allocate memory" not in str(error):
+        if not known and not re.search("can't allocate memory|bad_alloc", str(error)):
             raise
         raise UserError(
             "batch_size: a step does not fit into memory; lower batch_size or "

@@ -105,6 +105,12 @@ PRECISIONS: tuple[Rule[Processor], ...] = (
     ),
     Rule(
         "bf16",
+        "an ARM processor with bf16 instructions",
+        lambda at: at.bf16 and platform.machine() in ("arm64", "aarch64"),
+        "not measured",
+    ),
+    Rule(
+        "bf16",
         "a processor with bf16 instructions",
         lambda at: at.bf16,
         "training steps of transformers 1.6 to 2.2 times as fast on an Intel Xeon (2026-11-22), 1.4 on an AMD EPYC "

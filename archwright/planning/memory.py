@@ -1,6 +1,7 @@
 """How much memory a training needs at least, and how much there is."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,8 @@ WHOLE_LOGITS = 2**28
 """Bytes of float32 logits above which a loss is computed in chunks, where that is left open."""
 PER_ACTIVATION = 2
 """Bytes: a value in 16 bits."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Folder with a container's limits."""
 BEYOND = 2**30
 """Tokens that fill every window."""
 
@@ -92,4 +95,15 @@ def free_memory(device: str) -> int:
 
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    return int(psutil.virtual_memory().available)
+    return min([int(psutil.virtual_memory().available), *_free_in_container()])
+
+
+def _free_in_container() -> list[int]:
+    """Return the free bytes below a container's limit; none without one (cgroup v2)."""
+    try:
+        most, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return []
+    # Cached files give way.
+    return [max(0, most - used + int(stat.get("inactive_file", 0)))]

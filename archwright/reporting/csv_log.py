@@ -11,7 +11,7 @@ from archwright.runs.records import Record
 
 PLACE = ("step", "tokens", "seconds", "cpu_seconds")
 COLUMNS = {
-    "train": (*PLACE, *MEASURED),
+    "train": (*PLACE, *MEASURED, "progress"),
     "eval": (
         *PLACE,
         *("nats_per_token", "perplexity", "bits_per_byte", "num_tokens", "num_bytes"),

@@ -54,7 +54,7 @@ class History:
     @property
     def planned_steps(self) -> int | None:
         """Steps the whole run has, where that is known; an estimate while a budget in time lasts."""
-        if self.num_steps and (progress := float(self.train["progress"][-1])) > 0:
+        if self.num_steps and (progress := float(self.train["progress"][-1])) > 1e-9:
             return round(self.num_steps / progress)
         planned = self.spec.machine.num_steps
         return planned if isinstance(planned, int) else None

@@ -154,8 +154,10 @@ _ENVIRONMENT: dict[str, Any] = {
     "peak_flops": dict[str, Annotated[float, Field(gt=0, lt=1e30)]],
     "decisions": dict[str, _Decision],
     "data": _Data,
-    "stack": list[str],
     "time_budget": _TimeBudget,
+    "progress": dict[
+        Annotated[str, Field(pattern=r"^\d{1,12}$")], Annotated[float, Field(gt=0, le=1)]
+    ],
 }
 
 

@@ -64,6 +64,7 @@ class Budget(str):
         Raises:
             UserError: more steps than any run can have.
         """
+        assert self.unit != "seconds", "a budget in time has no number of steps"
         per_step = {
             "steps": 1.0,
             "tokens": float(tokens_per_step),

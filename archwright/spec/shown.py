@@ -11,7 +11,9 @@ class Shown(Spec):
     """A model, a run or a study: a line of its own, and a table of values that are not the defaults."""
 
     def override(self, *assignments: str) -> Self:
-        """Return this spec with dotted values replaced: `spec.override("model.dim=256", "seed=1")`.
+        """Return this spec with dotted values replaced.
+
+        `model.override("dim=256")` of a model, `run.override("model.dim=256", "seed=1")` of a run.
 
         Raises:
             UserError: an unknown path or a value out of its limits, one line each.

@@ -18,7 +18,7 @@ class Task(Choice):
     step, one for each row of a batch and as long as model.context_length, and only the answers are scored."""
 
     axis: ClassVar[str] = "task"
-    size: ClassVar[str] = ""
+    length_option: ClassVar[str] = ""
     """The option that decides how long an example is."""
 
     @property
@@ -34,7 +34,11 @@ class Task(Choice):
     @property
     def needs(self) -> str:
         """The option that needs such a length, for the user."""
-        return f"data.task.{self.size} = {getattr(self, self.size)}" if self.size else "an example"
+        return (
+            f"data.task.{option} = {getattr(self, option)}"
+            if (option := self.length_option)
+            else "an example"
+        )
 
     def contradictions(self) -> Iterator[str]:
         """Yield a line for each option that another one does not allow."""
@@ -52,7 +56,7 @@ class MQAR(Task):
     law; the answer at a key is its value (Arora et al., 2023, Zoology, section 4; drawn as in its appendix)."""
 
     kind: Literal["mqar"] = "mqar"
-    size: ClassVar[str] = "pairs"
+    length_option: ClassVar[str] = "pairs"
     pairs: Number | Literal["auto"] = Field("auto", examples=[64])
     """Pairs in an example, each asked once; auto: a quarter of model.context_length, which leaves no room between."""
     fewest_pairs: Number | Literal["auto"] = Field("auto", examples=[64])
@@ -95,7 +99,7 @@ class Markov(Task):
     that any model can reach (Shannon, 1948, section 7)."""
 
     kind: Literal["markov"] = "markov"
-    size: ClassVar[str] = "order"
+    length_option: ClassVar[str] = "order"
     order: int = Field(2, ge=1, le=8)
     """Tokens that the next one depends on."""
     symbols: Annotated[int, Field(ge=2, le=256)] = 8
@@ -127,7 +131,7 @@ class Needle(Task):
     value (Kamradt, 2023, needle in a haystack; with several pairs, Hsieh et al., 2024, RULER, section 3)."""
 
     kind: Literal["needle"] = "needle"
-    size: ClassVar[str] = "pairs"
+    length_option: ClassVar[str] = "pairs"
     pairs: Number = 1
     """Pairs in the text, one of which is asked."""
     keys: Symbols = 16
@@ -156,7 +160,7 @@ class SelectiveCopy(Task):
     order (Gu and Dao, 2023, Mamba, section 4.1; in the sizes of Poli et al., 2024, MAD)."""
 
     kind: Literal["selective-copy"] = "selective-copy"
-    size: ClassVar[str] = "copied"
+    length_option: ClassVar[str] = "copied"
     copied: Number = 16
     """Tokens to copy."""
     symbols: Symbols = 16
@@ -177,7 +181,7 @@ class KHop(Task):
     and logarithmic depth, section 4)."""
 
     kind: Literal["k-hop"] = "k-hop"
-    size: ClassVar[str] = "k"
+    length_option: ClassVar[str] = "k"
     k: int = Field(2, ge=1, le=64)
     """Number of hops."""
     symbols: Symbols = 16

@@ -13,7 +13,7 @@ from archwright.files import machine_file, state_of, write_machine_file
 from archwright.spec.errors import UserError
 from archwright.text.cache import cache_folder, mark_used, only_one
 
-FORMAT = 1
+FORMAT = 2
 """Of these files; raised also where reading the same file would find something else."""
 LARGE = 1 << 26
 """Bytes of a file that is worth it."""
@@ -38,6 +38,8 @@ class _Kept(BaseModel):
 
     state: dict[str, Any]
     found: Found
+    seal: str
+    """Hash of the other values."""
 
 
 def kept_or_surveyed(
@@ -68,7 +70,12 @@ def kept_or_surveyed(
         found = survey()
         if found is not None and state_of({"file": path}) == before:
             with contextlib.suppress(OSError, UserError):  # then the next command reads it again
-                write_machine_file(place, {"state": before, "found": found.model_dump()}, digest)
+                values = {
+                    "state": before,
+                    "found": found.model_dump(),
+                    "seal": _seal(before, found),
+                }
+                write_machine_file(place, values, digest)
         return found
 
 
@@ -78,7 +85,12 @@ def _read(place: Path, state: Mapping[str, Any]) -> Found | None:
         kept = _Kept.model_validate_json(place.read_bytes())
     except (OSError, ValidationError):
         return None
-    if kept.state != state:
+    if kept.state != state or kept.seal != _seal(state, kept.found):
         return None
     mark_used(place)
     return kept.found
+
+
+def _seal(state: Mapping[str, Any], found: Found) -> str:
+    content = json.dumps([state, found.model_dump()], sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

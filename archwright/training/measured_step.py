@@ -126,7 +126,8 @@ def _limited(free: int, device: str) -> Iterator[None]:
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
     held = psutil.Process().memory_info().data
-    resource.setrlimit(resource.RLIMIT_DATA, (held + free, before[1]))
+    given = [limit for limit in before if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([held + free, *given]), before[1]))
     try:
         yield
     finally:

@@ -245,7 +245,7 @@ def train_in(
         if session.run.machine.num_steps == "auto":
             _settle_time(folder, session, material, since)
         _announce(folder, session, material, say, layout, verbose=verbose)
-        recorded = recorded_progress(folder.metrics())  # before later steps are cut off
+        recorded = _keep_progress(folder)  # before later steps are cut off
         sent = folder.metrics() if session.run.loggers else []  # before then, too
         started = _restore(folder, session)
         if step := session.standing.step:
@@ -372,6 +372,16 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
         text = f"stopped at step {step} and saved; go on with: {resume_command(folder)}"
         assert interrupt.signal is not None
         raise Stopped(text, interrupt.signal)
+
+
+def _keep_progress(folder: RunFolder) -> dict[int, float]:
+    """Return the recorded progress by step, and keep it: a run may be killed again before it has caught up."""
+    environment, found = folder.environment(), recorded_progress(folder.metrics())
+    found |= {int(step): value for step, value in environment.get("progress", {}).items()}
+    oldest = min(folder.checkpoints(), default=0)
+    if kept := {step: found[step] for step in sorted(found) if step > oldest}:
+        folder.write_environment(environment | {"progress": kept})
+    return found
 
 
 def _restore(folder: RunFolder, session: Session) -> str:

@@ -28,10 +28,7 @@ def test_without_a_gpu_it_says_so(
     ],
 )
 def test_what_needs_a_gpu_says_so(
-    words: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, "--device", "cpu", "--shapes", "tiny", *words)
     assert re.fullmatch(re.escape(said) + ".*\n", capsys.readouterr().out)

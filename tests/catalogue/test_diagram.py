@@ -121,8 +121,5 @@ def test_two_norms_side_by_side_and_no_norms() -> None:
         skip_norm.index("attention") < skip_norm.index("RMSNorm") < skip_norm.index("feed-forward")
     )
     skip = diagram(modern("residual.embedding_skip=true"), "RMSNorm")
-    assert skip == [
-        "x = a x + b x0, with x0 the embedding; then",
-        *diagram(modern(), "RMSNorm"),
-    ]
+    assert skip == ["x = a x + b x0, with x0 the embedding; then", *diagram(modern(), "RMSNorm")]
     assert "× 0.5" in diagram(modern("residual.multiplier=0.5"), "RMSNorm")[0]

@@ -12,14 +12,7 @@ from archwright.spec.attention import LatentAttention, MaskedAttention, SoftmaxA
 from archwright.spec.read import load, preset_names
 from archwright.spec.unpublished import unpublished
 from docs._make import lecture
-from docs._make.lecture import (
-    Correction,
-    Row,
-    claims,
-    corrections,
-    in_lecture_words,
-    table,
-)
+from docs._make.lecture import Correction, Row, claims, corrections, in_lecture_words, table
 from tests.commands import commands, linked_files, read
 
 TABLE = table()

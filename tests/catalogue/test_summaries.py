@@ -3,12 +3,7 @@
 import pytest
 
 from archwright.catalogue.axes import sections
-from archwright.catalogue.summaries import (
-    arrangement,
-    brief,
-    differences,
-    layer_words,
-)
+from archwright.catalogue.summaries import arrangement, brief, differences, layer_words
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Window
 from archwright.spec.model_spec import Arrangement, ModelSpec

@@ -66,10 +66,7 @@ def cut(tensor: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Block]]:
             sizes[1] //= grid[1]
             offsets[1] = sizes[1] * column
         where = tuple(slice(a, a + b) for a, b in zip(offsets, sizes, strict=True))
-        yield (
-            tensor[where],
-            Block((*tensor.shape,), tuple(offsets), tuple(sizes), copies, copy),
-        )
+        yield (tensor[where], Block((*tensor.shape,), tuple(offsets), tuple(sizes), copies, copy))
 
 
 def save_in_parts(

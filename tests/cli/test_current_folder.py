@@ -1,6 +1,7 @@
 """Python files that lie beside a user's text are no part of the program, whatever they are called."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -101,6 +102,14 @@ def test_python_m_imports_nothing_from_it(hostile: Path) -> None:
     codes = {verb: process.wait(60) for verb, process in running.items()}
     assert codes == dict.fromkeys(VERBS, 0)
     assert not (hostile / "IMPORTED").exists()
+
+
+def test_a_folder_of_pythonpath_stays(place: Path) -> None:
+    """Who asks for the current folder has it."""
+    (place / "pydantic.py").write_text(HOSTILE)
+    paths = (str(place), surroundings()["PYTHONPATH"])
+    archwright("show", "modern", cwd=place, env={"PYTHONPATH": os.pathsep.join(paths)})
+    assert (place / "IMPORTED").read_text() == "pydantic"
 
 
 def test_a_checkout_that_is_not_installed_works(place: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from archwright.cli.parser import Parser
 from archwright.runs import RunFolder
 from tests.cli.typing_commands import contents, error_lines
 from tests.sentences import Sentences, filled, keys
@@ -23,11 +24,7 @@ PLACES = {
 @pytest.mark.usefixtures("visitors")
 @pytest.mark.parametrize(("section", "words"), keys("mistakes"))
 def test_a_mistake(
-    section: str,
-    words: str,
-    files: Path,
-    capsys: pytest.CaptureFixture[str],
-    sentences: Sentences,
+    section: str, words: str, files: Path, capsys: pytest.CaptureFixture[str], sentences: Sentences
 ) -> None:
     before = contents(files)
     found = error_lines(capsys, *filled(words, PLACES).split())
@@ -98,3 +95,11 @@ def test_a_misspelt_name_waits_for_no_torch(words: str, files: Path) -> None:
     )
     assert done.stdout == "2 False\n"
     assert "Did you mean" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["- item one", "- ", "-- x y", "-.5", "-1T"])
+def test_a_value_may_begin_with_a_dash(value: str) -> None:
+    parser = Parser("generate", "Generate text.")
+    parser.add_argument("run")
+    parser.add_argument("--prompt")
+    assert parser.parse(["runs/a", "--prompt", value]).prompt == value

@@ -66,15 +66,18 @@ def test_another_spec(run: Path, trained: Path, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_what_the_machine_decided_stays(
+def test_what_a_run_began_with_stays(
     run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is no mistake, but must not pass in silence."""
-    assert main([*same_run(trained, "machine.threads=2"), "--out", str(run)]) == 0
-    warning = capsys.readouterr().err.splitlines()[0]
-    assert warning == (
-        "archwright: warning: machine.threads: 2 is ignored: this run already started with 1"
-    )
+    changes = ("machine.threads=2", "probes.every=2", "loggers=csv")
+    assert main([*same_run(trained, *changes), "--out", str(run)]) == 0
+    ignored = ("machine.threads: 2", "1"), ("probes.every: 2", "0"), ("loggers: csv", "none")
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        f"archwright: warning: {setting} is ignored: this run already started with {kept}"
+        for setting, kept in ignored
+    ]
+    assert not (run / "csv").exists()
 
 
 def test_final_weights_deleted_and_a_checkpoint_damaged(
@@ -250,6 +253,17 @@ def test_a_full_disk(trained: Path, place: Path, capsys: pytest.CaptureFixture[s
         assert error_lines(capsys, *words, "--out", "disk/run", code=0) == []
         steps = [r["step"] for r in run.metrics() if r["kind"] == "train"]
         assert steps == list(range(1, 31))
+
+
+def test_a_full_cache(
+    trained: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with disk(place, 20) as folder:
+        monkeypatch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        (line,) = error_lines(capsys, *same_run(trained), "--out", "run")
+        assert "No space left on device" in line
+        assert "or set ARCHWRIGHT_CACHE to" in line
+        assert not (place / "run").exists()
 
 
 def test_a_read_only_folder(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,11 +34,7 @@ def test_rows_are_windows_and_targets_the_next_tokens() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=60)
-@given(
-    num_tokens=st.integers(5, 400),
-    context=st.integers(1, 40),
-    seed=st.integers(0, 2**63 - 1),
-)
+@given(num_tokens=st.integers(5, 400), context=st.integers(1, 40), seed=st.integers(0, 2**63 - 1))
 def test_an_epoch_predicts_tokens_once_and_covers_all_but_its_ends(
     num_tokens: int, context: int, seed: int
 ) -> None:

@@ -217,14 +217,7 @@ SCENES = (
         lambda: hashes("run/report.html", "run/*.toml", "run/*.jsonl"),
         ("run/notes.md", "run/.notes.tmp"),
     ),
-    Scene(
-        "eval",
-        0.06,
-        _other_text,
-        _evaluate,
-        _evaluated,
-        ("run/notes.md", "run/.notes.tmp"),
-    ),
+    Scene("eval", 0.06, _other_text, _evaluate, _evaluated, ("run/notes.md", "run/.notes.tmp")),
     Scene(
         "compare",
         0.05,

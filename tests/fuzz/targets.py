@@ -643,11 +643,7 @@ TARGETS = (
         heals=True,
     ),
     Target(
-        "measurements",
-        _measurements,
-        _measured,
-        ("archwright.machine.peaks:_read",),
-        heals=True,
+        "measurements", _measurements, _measured, ("archwright.machine.peaks:_read",), heals=True
     ),
     Target(
         "checkpoints",

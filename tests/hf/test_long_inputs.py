@@ -16,16 +16,7 @@ from archwright.hf.families import FAMILIES
 from archwright.model import build as build_model
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.spec.errors import UserError
-from tests.hf.library import (
-    batch,
-    build,
-    inputs,
-    logits,
-    own_logits,
-    randomise,
-    reopen,
-    save,
-)
+from tests.hf.library import batch, build, inputs, logits, own_logits, randomise, reopen, save
 
 
 @pytest.fixture(autouse=True)

@@ -16,16 +16,7 @@ from archwright.hf.families.t5 import SWITCH_TRANSFORMERS, T5, UMT5
 from archwright.hf.verifying import verify
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from tests.hf.library import (
-    batch,
-    build,
-    logits,
-    own_logits,
-    randomise,
-    reopen,
-    save,
-    transformers,
-)
+from tests.hf.library import batch, build, logits, own_logits, randomise, reopen, save, transformers
 
 WEIGHTS = "model.safetensors"
 
@@ -43,10 +34,7 @@ def _float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(norm: nn.Module, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
-    for norm in (
-        modeling_t5.T5LayerNorm,
-        modeling_switch_transformers.SwitchTransformersLayerNorm,
-    ):
+    for norm in (modeling_t5.T5LayerNorm, modeling_switch_transformers.SwitchTransformersLayerNorm):
         monkeypatch.setattr(norm, "forward", forward)
 
 

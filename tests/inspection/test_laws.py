@@ -127,10 +127,7 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "rows_do_not_meet": ("norm", {"        y = x32": "        y = (x32 - x32.mean(0))"}),
     "nothing_sees_what_follows": ("mixer", {"self.value(x)": "self.value(x.roll(-1, 1))"}),
     "packed_is_alone": ("mixer", {"mean.masked_fill(starts[:, t, None], 0)": "mean"}),
-    "padding_is_nothing": (
-        "running_mean",
-        {"seen = seen & layout.padding_mask[:, None]": "pass"},
-    ),
+    "padding_is_nothing": ("running_mean", {"seen = seen & layout.padding_mask[:, None]": "pass"}),
     "cached_is_uncached": ("mixer", {"mean=mean)": "mean=0 * mean)"}),
     "cached_rows_of_different_lengths": (
         "mixer",

@@ -18,11 +18,7 @@ STUDY = StudySpec(variants={"a": (A,), "b": (B,), "both": (B, A)}, tune_lr=False
 def replicates(losses: dict[str, np.ndarray]) -> list[Replicate]:
     return [
         Replicate(
-            name,
-            seed,
-            float(loss),
-            1e-3,
-            RunResult(name, name, seed, 1e-3, float(loss), 1.0, 6.0),
+            name, seed, float(loss), 1e-3, RunResult(name, name, seed, 1e-3, float(loss), 1.0, 6.0)
         )
         for name, column in losses.items()
         for seed, loss in enumerate(column)

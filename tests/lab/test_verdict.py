@@ -202,10 +202,7 @@ def test_several_variants_share_the_level_as_holm_says(t_values, order):
         (lost("new", 5), "5 runs of new failed"),
         (lost("old", 6), "6 runs of old failed"),
         ({"variants": [variant("new", False)]}, "new could not be matched"),
-        (
-            {"learnt": {"new": 3.2}},
-            "new learnt no more than a bigram model (3.20 nats per token)",
-        ),
+        ({"learnt": {"new": 3.2}}, "new learnt no more than a bigram model (3.20 nats per token)"),
     ],
 )
 def test_reservations_conclude_nothing_and_say_why(more, reason):

@@ -36,10 +36,7 @@ def the_same_for_any_number_of_processes(objective: Objective) -> None:
             (name, array, [p.inputs.given()[name] for p in parts])
             for name, array in whole.inputs.given().items()
         ]
-        for name, array, shares in (
-            *pairs,
-            ("targets", whole.targets, [p.targets for p in parts]),
-        ):
+        for name, array, shares in (*pairs, ("targets", whole.targets, [p.targets for p in parts])):
             if not np.array_equal(np.concatenate(shares), array):
                 raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
 

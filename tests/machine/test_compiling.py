@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from archwright.cpu import prepare_process
-from archwright.machine.compiling import compile_parts, has_compiler
+from archwright.machine.compiling import compile_parts, has_compiler, uncompile_parts
 from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.spec.model_spec import ModelSpec
@@ -40,6 +40,8 @@ def test_each_layer_and_the_head_are_compiled(
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert compile_parts(model, "block", whole_loss=True) == ("block", "asked for")
     assert compiled == ["Layer", "Layer", "Head"]
+    uncompile_parts(model)
+    assert not any("product" in vars(module) for module in model.modules())
 
 
 def test_a_head_that_reads_chunks_of_many_sizes_is_not(

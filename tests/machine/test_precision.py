@@ -8,8 +8,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_products_run_in_it_and_weights_stay(name: str, dtype: torch.dtype) -> None:
     layer = nn.Linear(4, 4)

@@ -171,11 +171,7 @@ def test_distances_have_two_directions_where_keys_ahead_are_seen(mask: str, two_
 
 @pytest.mark.parametrize(
     ("over", "shapes"),
-    [
-        ("projection", [(32,), (16,)]),
-        ("head", [(8,), (8,)]),
-        ("per_head", [(4, 8), (2, 8)]),
-    ],
+    [("projection", [(32,), (16,)]), ("head", [(8,), (8,)]), ("per_head", [(4, 8), (2, 8)])],
 )
 def test_norms_of_queries_and_keys_have_the_width_that_is_asked_for(
     over: str, shapes: list[tuple[int, ...]]

@@ -58,11 +58,7 @@ GPT_3 = Paper(added=learned, sees=banded(8))  # section 2.1
 GOPHER = Paper(norm=rms_norm, bias=transformer_xl())  # section 3.1
 LAMDA = Paper(norm=rms_norm, eps=1e-6, bias=t5_bias(), feedforward=gated(gelu_tanh))  # section 3
 PALM = Paper(
-    wiring="parallel",
-    kv_heads=1,
-    turn=rope(1e4),
-    feedforward=gated(silu),
-    logit_scale=18432**-0.5,
+    wiring="parallel", kv_heads=1, turn=rope(1e4), feedforward=gated(silu), logit_scale=18432**-0.5
 )  # sections 2 and 5
 PHI_3_SMALL = Paper(
     kv_heads=2,
@@ -92,10 +88,7 @@ CHANGED = {
         "layer_kinds.looks.attention.value_embedding.kind=scaled",
         'layers.cycle=["default", "looks"]',
     ],
-    "gated value embeddings": [
-        "attention.num_kv_heads=2",
-        "attention.value_embedding.kind=gated",
-    ],
+    "gated value embeddings": ["attention.num_kv_heads=2", "attention.value_embedding.kind=gated"],
     "skip from the embedding": ["residual.embedding_skip=true"],
 }
 """What is changed of the presets."""
@@ -180,30 +173,20 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
         "alpha as it was",
         {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(0.5 * x) + bias},
     ),
-    (
-        "DyT",
-        "no offset",
-        {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(alpha * x)},
-    ),
+    ("DyT", "no offset", {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(alpha * x)}),
     ("value embeddings", "values of x alone", {"values": None}),
     ("value embeddings", "a plain sum", {"values": lambda w, at, v, rows, x: v + rows}),
     (
         "value embeddings",
         "heads by turns",
-        {
-            "values": lambda w, at, v, rows, x: scaled_values(w, at, v, rows[::-1], x),
-        },
+        {"values": lambda w, at, v, rows, x: scaled_values(w, at, v, rows[::-1], x)},
     ),
     ("gated value embeddings", "values of x alone", {"values": None}),
     ("gated value embeddings", "half the gate", {"values": gated_values(32, factor=1.0)}),
     (
         "gated value embeddings",
         "the gates of other heads",
-        {
-            "values": lambda w, at, v, rows, x: gated_values(32)(w, at, v[::-1], rows[::-1], x)[
-                ::-1
-            ],
-        },
+        {"values": lambda w, at, v, rows, x: gated_values(32)(w, at, v[::-1], rows[::-1], x)[::-1]},
     ),
     ("skip from the embedding", "no skip", {"from_embedding": None}),
     (

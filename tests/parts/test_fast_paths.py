@@ -77,9 +77,7 @@ def test_a_model_of_formulas_is_the_same(
     torch.testing.assert_close(fast, gradients(plain(model), **given), rtol=1e-9, atol=1e-12)
 
 
-def test_bfloat16_loses_no_more_than_the_formulas_do(
-    plain: Callable[[Decoder], Decoder],
-) -> None:
+def test_bfloat16_loses_no_more_than_the_formulas_do(plain: Callable[[Decoder], Decoder]) -> None:
     model = build(load("modern").override(*SHAPE))
     truth = gradients(build(load("modern").override(*SHAPE)).double().use_kernel("eager"))
     with torch.autocast("cpu", torch.bfloat16):

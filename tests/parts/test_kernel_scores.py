@@ -40,13 +40,7 @@ CHOICES: dict[str, spec.Mask] = {
         spec.BlockLocal(block_size=3, shift=1, num_global=2),
     )
 }
-PARTS = [
-    {"softcap"},
-    {"bias"},
-    {"sinks"},
-    {"softcap", "bias"},
-    {"softcap", "bias", "sinks"},
-]
+PARTS = [{"softcap"}, {"bias"}, {"sinks"}, {"softcap", "bias"}, {"softcap", "bias", "sinks"}]
 ROW = torch.arange(LENGTH)
 NARROWED: dict[str, dict[str, Tensor]] = {
     "": {},

@@ -81,11 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Frequencies], float]] = {
     "none": ({"kind": "none"}, lambda span: plain(), 1.0),
     "linear": ({"kind": "linear", "factor": 4.0}, lambda span: linear(4.0), 1.0),
     "dynamic": ({"kind": "dynamic", "factor": 3.0}, lambda span: dynamic(3.0, span), 1.0),
-    "yarn": (
-        {"kind": "yarn", "factor": 4.0},
-        lambda span: yarn(4.0, True),
-        0.1 * math.log(4) + 1,
-    ),
+    "yarn": ({"kind": "yarn", "factor": 4.0}, lambda span: yarn(4.0, True), 0.1 * math.log(4) + 1),
     "yarn untruncated": (
         {"kind": "yarn", "factor": 4.0, "truncate": False, "beta_fast": 3.0, "beta_slow": 0.5},
         lambda span: yarn(4.0, False, 3.0, 0.5),

@@ -20,12 +20,7 @@ from archwright.spec.feedforward import FeedForward, SwiGLU
 
 DIM, TOKENS = 32, 6
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-LATENT = {
-    "kv_rank": 12,
-    "nope_head_dim": 8,
-    "rope_head_dim": 4,
-    "value_head_dim": 8,
-}
+LATENT = {"kv_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "value_head_dim": 8}
 
 
 def cut(whole: nn.Module, part: nn.Module, index: int, devices: int) -> None:
@@ -52,10 +47,7 @@ def drawn(part: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("spec", "half"),
     [
-        (
-            SoftmaxAttention(**GROUPED),
-            SoftmaxAttention(num_heads=2, num_kv_heads=1, head_dim=8),
-        ),
+        (SoftmaxAttention(**GROUPED), SoftmaxAttention(num_heads=2, num_kv_heads=1, head_dim=8)),
         (
             SoftmaxAttention(**GROUPED, gate="value"),
             SoftmaxAttention(num_heads=2, num_kv_heads=1, head_dim=8, gate="value"),

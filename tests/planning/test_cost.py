@@ -13,12 +13,7 @@ from archwright.planning.cost import (
     forward_flops,
     parameters_by_part,
 )
-from archwright.planning.memory import (
-    WHOLE_LOGITS,
-    cache_bytes,
-    least_memory,
-    total_memory,
-)
+from archwright.planning.memory import WHOLE_LOGITS, cache_bytes, least_memory, total_memory
 from archwright.spec.attention import LongformerAttention, SoftmaxAttention
 from archwright.spec.masks import Longformer
 from archwright.spec.model_spec import ModelSpec

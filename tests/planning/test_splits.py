@@ -412,10 +412,7 @@ def test_tokens_go_to_their_experts_and_back(mixtral: Needs) -> None:
 
 @pytest.mark.parametrize(
     ("context", "split"),
-    [
-        (8192, "tensor=8,pipeline=16,fsdp"),
-        (131072, "tensor=8,pipeline=16,context=16,fsdp"),
-    ],
+    [(8192, "tensor=8,pipeline=16,fsdp"), (131072, "tensor=8,pipeline=16,context=16,fsdp")],
 )
 def test_llama_3_405b_fits_as_published(context: int, split: str) -> None:
     """16,384 H100s, 16M tokens a step, no activation computed again; 7 layers on the first and last stage, 8 on others

@@ -32,10 +32,7 @@ def test_it_opens_and_writes(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("found", "advice"),
-    [
-        (1, "Train again with another --out"),
-        (FORMAT + 1, "Install a later archwright"),
-    ],
+    [(1, "Train again with another --out"), (FORMAT + 1, "Install a later archwright")],
 )
 def test_another_format_is_refused(folder: Path, found: int, advice: str) -> None:
     file = folder / "spec.toml"

@@ -58,10 +58,7 @@ def first_gradients(session: Session, processes: Processes) -> Iterator[list[Ten
 
 def gradients(case: Case, processes: Processes) -> list[Tensor]:
     """Return the gradients of the first step."""
-    with (
-        started(case, processes=processes) as session,
-        first_gradients(session, processes) as seen,
-    ):
+    with started(case, processes=processes) as session, first_gradients(session, processes) as seen:
         session.step()
     return seen
 

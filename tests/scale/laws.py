@@ -272,11 +272,7 @@ def plans(size: int) -> Iterator[dict[str, Any]]:
             get_args(PipelineSchedule) if plan["pipeline"] > 1 else ("1f1b",),
         )
         for expert, sequence, schedule in choices:
-            yield plan | {
-                "expert": expert,
-                "sequence": sequence,
-                "pipeline_schedule": schedule,
-            }
+            yield plan | {"expert": expert, "sequence": sequence, "pipeline_schedule": schedule}
 
 
 def layout(run: RunSpec) -> Layout:

@@ -62,11 +62,7 @@ def test_what_is_left_open_follows(
         ({"tensor": 8, "expert": 2}, FOUR, "found scale.tensor=8 of 4 processes; expected"),
         ({"tensor": 2}, None, "found scale.tensor=2 of one process; start 2: torchrun"),
         ({"expert": 2}, None, "found scale.expert=2 of one process; start 2: torchrun"),
-        (
-            {"shard": 2, "expert": 2},
-            None,
-            "found scale.shard=2 of one process; start 2: torchrun",
-        ),
+        ({"shard": 2, "expert": 2}, None, "found scale.shard=2 of one process; start 2: torchrun"),
         (
             {"replicate": 2, "shard": 2, "tensor": 2},
             FOUR,

@@ -16,11 +16,7 @@ WINDOWED = (
     'layers.cycle=["local", "default"]',
 )
 
-GOLDEN = {
-    "default": "01e7b720ff566d53",
-    "windowed": "201efd16ff9940a9",
-    "run": "7458d98ec1d8b353",
-}
+GOLDEN = {"default": "01e7b720ff566d53", "windowed": "201efd16ff9940a9", "run": "7458d98ec1d8b353"}
 
 
 def test_hashes_are_what_they_were() -> None:

@@ -290,8 +290,7 @@ class TestOverride:
         )
 
     @pytest.mark.parametrize(
-        "key",
-        ["dim=256", "norm.kind=layer", "init.kind=gpt2", "layer_kinds.near.norm.eps=1e-4"],
+        "key", ["dim=256", "norm.kind=layer", "init.kind=gpt2", "layer_kinds.near.norm.eps=1e-4"]
     )
     def test_the_name_of_the_model_s_table_may_be_left_out_or_given(self, key: str) -> None:
         run, model = RunSpec(), ModelSpec()

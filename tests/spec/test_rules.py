@@ -32,10 +32,7 @@ BROKEN: dict[str, list[str]] = {
         "attention.kind=disentangled",
         "attention.num_buckets=512",
     ],
-    "streams_run_through": [
-        "residual.kind=reversible",
-        "layer_kinds.other.residual.kind=pre",
-    ],
+    "streams_run_through": ["residual.kind=reversible", "layer_kinds.other.residual.kind=pre"],
     "layers_are_reversible": ["residual.kind=reversible", "residual.embedding_skip=true"],
     "grids_fit": ["position.kind=axial", "position.shape=[2, 3]"],
     "rope_needs_pairs": ["position.fraction=0.01"],
@@ -88,7 +85,7 @@ BROKEN: dict[str, list[str]] = {
     "a_head_of_replaced_tokens_stands_alone": ["head.predicts=replaced", "head.tied=true"],
     "a_generator_is_found_out": ["generator.kind=stack"],
     "shared_tables_are_as_wide": [
-        *("encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=64"),
+        *("encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=64")
     ],
 }
 

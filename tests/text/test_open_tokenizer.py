@@ -96,11 +96,7 @@ def test_special_tokens_are_added_to_a_file(documents: Documents, tmp_path: Path
     ],
 )
 def test_a_wrong_path_is_told(
-    documents: Documents,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    expected: str,
+    documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenizer.json").write_text(raw_bytes(["</s>"]).to_str())

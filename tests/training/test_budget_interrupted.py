@@ -186,11 +186,12 @@ def test_dying_around_a_record_changes_nothing(
 def test_steps_that_are_trained_again_have_the_progress_they_had(
     timed: RunSpec, plain: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first process dies at step 17, after the checkpoint of 15; the second finds a busier machine."""
-    with monkeypatch.context() as patch:
-        at_step(patch, 17, die)
-        with pytest.raises(Died):
-            train(timed, tmp_path / "run")
+    """Two processes die, at step 17 and at 16, after the checkpoint of 15; the third finds a busier machine."""
+    for step in (17, 16):
+        with monkeypatch.context() as patch:
+            at_step(patch, step, die)
+            with pytest.raises(Died):
+                train(timed, tmp_path / "run")
     with monkeypatch.context() as patch:
         Steps(patch, slower=4.0)
         folder = train(timed, tmp_path / "run")

@@ -105,7 +105,6 @@ def run(*changes: str) -> RunSpec:
     return found.model_copy(update={"optimizer": found.optimizer.with_lrs_resolved()})
 
 
-@pytest.mark.sampled(full=3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -186,7 +185,7 @@ def test_the_analytic_sum_is_near_a_rehearsed_step(precision: str) -> None:
     assert estimate == pytest.approx(most(asked), rel=0.3)
 
 
-@pytest.mark.sampled(fast=3, full=5)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_every_published_model_is_rehearsed(name: str) -> None:
     assert most(tiny_run(load_run(name)).override("model.vocab_size=512")) > 0

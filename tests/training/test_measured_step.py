@@ -66,6 +66,16 @@ def test_memory_that_runs_out_nevertheless_is_one_line() -> None:
     assert same_limits
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_the_limit_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (7, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, given: limits.append(given))
+    with room._limited(10**9, "cpu"):
+        pass
+    assert limits == [(7, resource.RLIM_INFINITY)] * 2
+
+
 def run_out_of_memory() -> tuple[str, bool]:
     """Return the refusal, and whether the process's limits were set back."""
     before = resource.getrlimit(resource.RLIMIT_DATA)

@@ -68,9 +68,7 @@ def test_the_bar_counts_pauses_as_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left == pytest.approx(180, rel=0.15)
 
 
-def test_a_bar_without_a_terminals_width_does_not_break(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bar_without_a_terminals_width_does_not_break(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Terminal()
     monkeypatch.setattr(sys, "stderr", stderr)
     with Bar(3, 0) as bar:

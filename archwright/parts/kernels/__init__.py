@@ -9,6 +9,7 @@ from archwright.parts.kernels.flex import flex
 from archwright.parts.kernels.scores import ScoreMods as ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import AttentionMask
+from archwright.spec.errors import UserError
 
 Kernel = Callable[[Tensor, Tensor, Tensor, AttentionMask, ScoreMods], Tensor]
 """(query [b, t, h, d], key [b, s, kv, d], value [b, s, kv, e], view, scores) -> [b, t, h, e].
@@ -33,6 +34,18 @@ def register_kernel(
     KERNELS[name] = kernel
     if prepare is not None:
         _PREPARATIONS[kernel] = prepare
+
+
+def kernel_of(name: str) -> Kernel:
+    """Return a kernel by name.
+
+    Raises:
+        UserError: it is not registered.
+    """
+    if name not in KERNELS:
+        hint = ": import archwright.cpu.blockwise first" if name == "blockwise" else ""
+        raise UserError(f'kernel: found "{name}"; expected one of {", ".join(KERNELS)}{hint}')
+    return KERNELS[name]
 
 
 def prepare(kernel: Kernel | None, view: AttentionMask) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
-from archwright.parts.kernels import KERNELS, ScoreMods, prepare
+from archwright.parts.kernels import ScoreMods, kernel_of, prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
 from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.masks import AttentionMask, max_length, pairs
@@ -127,7 +127,7 @@ class AttentionMixer(Mixer):
         two_way = self.pattern.value.lookahead != 0
         self.rotary = layer.rotary(rotary_dim or key_dim)
         self.relative = layer.relative(dim, num_heads, key_dim, two_way=two_way)
-        self.kernel = KERNELS["sdpa"]
+        self.kernel = kernel_of("sdpa")
 
     @property
     @abstractmethod
@@ -224,7 +224,7 @@ class AttentionMixer(Mixer):
             context.rotation(self.rotary)
 
     def use_kernel(self, name: str) -> None:
-        self.kernel = KERNELS[name]
+        self.kernel = kernel_of(name)
 
 
 class EqualHeads(AttentionMixer, Generic[S]):
