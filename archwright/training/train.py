@@ -245,7 +245,7 @@ def train_in(
         if session.run.machine.num_steps == "auto":
             _settle_time(folder, session, material, since)
         _announce(folder, session, material, say, layout, verbose=verbose)
-        recorded = _keep_progress(folder)  # before later steps are cut off
+        recorded = _recorded_progress(folder)  # before later steps are cut off
         sent = folder.metrics() if session.run.loggers else []  # before then, too
         started = _restore(folder, session)
         if step := session.standing.step:
@@ -374,14 +374,18 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
         raise Stopped(text, interrupt.signal)
 
 
-def _keep_progress(folder: RunFolder) -> dict[int, float]:
-    """Return the recorded progress by step, and keep it: a run may be killed again before it has caught up."""
-    environment, found = folder.environment(), recorded_progress(folder.metrics())
-    found |= {int(step): value for step, value in environment.get("progress", {}).items()}
-    oldest = min(folder.checkpoints(), default=0)
-    if kept := {step: found[step] for step in sorted(found) if step > oldest}:
-        folder.write_environment(environment | {"progress": kept})
-    return found
+def _recorded_progress(folder: RunFolder) -> dict[int, float]:
+    """Return the recorded progress by step, also of steps whose records were cut off."""
+    kept = folder.environment().get("progress", {})
+    return recorded_progress(folder.metrics()) | {int(step): kept[step] for step in kept}
+
+
+def _cut(folder: RunFolder, step: int) -> None:
+    """Cut off records of later steps, but keep their progress: the run may be killed before it has caught up."""
+    later = {n: value for n, value in sorted(_recorded_progress(folder).items()) if n > step}
+    if later:
+        folder.write_environment(folder.environment() | {"progress": later})
+    folder.truncate_to(step)
 
 
 def _restore(folder: RunFolder, session: Session) -> str:
@@ -389,10 +393,10 @@ def _restore(folder: RunFolder, session: Session) -> str:
     checkpoint.remove_stale(folder.checkpoints_folder)
     if checkpoint.use_latest(folder.checkpoints_folder, session.restore) is None:
         session.initialise()
-        folder.truncate_to(-1)
+        _cut(folder, -1)
         return "started"
     step = session.standing.step
-    folder.truncate_to(step)
+    _cut(folder, step)
     checkpoint.drop_old(folder.checkpoints_folder, step, folder.spec.checkpoint.keep)
     return "resumed" if session.standing.step else "started"
 

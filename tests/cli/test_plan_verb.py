@@ -352,8 +352,7 @@ def test_a_training_of_twenty_tokens_for_each_parameter(capsys: pytest.CaptureFi
     steps = 20 * parameters // (8 * 64)
     assert re.search(rf"the run +{steps:,} steps, {steps * 512:,} tokens", text)
     assert re.search(r"text +none yet: .*none.txt", text)
-    ends = r"training +\S+ [kMG]B to \S+ [kMG]B on one device, estimated for 8 sequences at a time"
-    assert re.search(ends, text)
+    assert re.search(r"a step +8 sequences of 64 tokens", text)
     assert re.search(r"cache +\S+ \S+ a token, in 16 bits", text)
 
 
@@ -372,7 +371,6 @@ def test_a_dry_run_needs_no_less_than_the_least(
     found = re.findall(r"memory +(\S+) (\w+) at least|memory +(\S+) (\w+), estimated", text)
     (least, unit, *_), (*_, estimated, other_unit) = found
     assert 19.8e9 < float(least) * SIZES[unit] < float(estimated) * SIZES[other_unit]
-    assert "16 sequences of" in text
 
 
 def test_why_ways_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,16 +93,21 @@ def test_sources_side_by_side_are_answered_as_each_is_alone(settings: dict[str, 
     assert len({len(answer) for answer in alone}) > 1
 
 
-def test_when_a_search_is_over() -> None:
+@pytest.mark.parametrize(
+    ("p", "penalty", "expected"),
+    [((0.3, 0.5, 0.2), 3.0, (2, 12, 12)), ((0.4, 0.4, 0.2), 1.0, (2, 2, 12))],
+)
+def test_when_a_search_is_over(
+    p: tuple[float, ...], penalty: float, expected: tuple[int, ...]
+) -> None:
     """With a penalty by which longer texts gain, as long as one hopes."""
-    log_p = torch.tensor([0.3, 0.5, 0.2]).log()
-    lengths = {}
+    log_p, lengths = torch.tensor(p).log(), []
     for early_stopping in (True, False, "never"):
-        search = Search(Limits(12, 2, 3.0, early_stopping, frozenset({0})))
+        search = Search(Limits(12, 2, penalty, early_stopping, frozenset({0})))
         while search.running:
             search.take(log_p.expand(len(search.running), -1))
-        lengths[early_stopping] = search.length
-    assert lengths[True] < lengths[False] <= lengths["never"] == 12
+        lengths.append(search.length)
+    assert tuple(lengths) == expected
 
 
 def test_one_beam_takes_the_likeliest_token(model: LanguageModel) -> None:

@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek v3": {
         "routing": {"kind": "sigmoid"},
         "selection_bias": True,
-        "num_groups": 2,
+        "num_groups": 3,
         "group_score": "top_two",
         "routed_scaling_factor": 2.5,
         "shared": "added",

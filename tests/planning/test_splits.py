@@ -9,7 +9,7 @@ import torch
 from archwright.model import build
 from archwright.planning.activations import CHECKPOINTING, on_a_device
 from archwright.planning.exchange import exchanged
-from archwright.planning.micro_batch import Batch
+from archwright.planning.micro_batch import Batch, largest_micro
 from archwright.planning.plans import Plan, plan, why_not
 from archwright.planning.split import AXES, Split, parse_split
 from archwright.planning.splits import Degrees, problems, splits
@@ -267,6 +267,7 @@ def test_stages_have_four_micro_batches_each(pipeline: int) -> None:
     assert found.setup.bubble == pytest.approx(
         (pipeline - 1) / math.ceil(batch.texts / batch.micro)
     )
+    assert largest_micro(64, pipeline, lambda micro: True) == 64 // (4 * pipeline)
 
 
 def test_computing_again_where_links_would_take_longer() -> None:
