@@ -252,6 +252,12 @@ def test_curves_are_of_the_runs_that_are_compared() -> None:
     assert len(runs_at_best(alone, "modern")) == 2
 
 
+def test_losses_are_curves_in_bits_per_byte_too() -> None:
+    results = made.two_variants()
+    nats, bits = (chart(study_page(results), name).traces[2] for name in ("loss", "bits-per-byte"))
+    assert bits["y"] == pytest.approx([n / made.NATS_PER_BIT_PER_BYTE for n in nats["y"]])
+
+
 def test_differences_are_paired_by_seed() -> None:
     results = made.two_variants()
     line = chart(study_page(results), "difference").traces[-1]

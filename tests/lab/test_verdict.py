@@ -194,6 +194,18 @@ def test_several_variants_share_the_level_as_holm_says(t_values, order):
         assert (effect.outcome == "better") == (effect.holm_p_value < ALPHA)
 
 
+def test_holm_is_named_where_it_decides():
+    shape = np.array([-1.0, 0.5, 0.3, -0.4, 0.6]) * 0.01
+    t = shape.std(ddof=1) / math.sqrt(5)
+    losses = dict.fromkeys(("a", "b", "c"), 3.5 - 3.0 * t + shape)  # p = 0.04 for each
+    for effect in effects(
+        replicates(old=[3.5] * 5, **losses), study("a", "b", "c", equivalence_margin=0.001), "old"
+    ):
+        assert effect.p_value < ALPHA < effect.holm_p_value
+        assert effect.outcome == "inconclusive"
+        assert "not with Holm's correction" in effect.sentence
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [

@@ -36,6 +36,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         return train(run.override(*KEPT), folder / "run")
 
 
+def test_they_get_copies() -> None:
+    record: Record = {"step": 1}
+    Callbacks(lambda given: given.clear()).call("on_step", record)
+    assert record == {"step": 1}
+
+
 def same_as(plain: RunFolder, folder: RunFolder) -> None:
     """Assert that two runs came to the same, bit for bit."""
     for kind in ("train", "eval", "baseline"):
