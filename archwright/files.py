@@ -6,18 +6,57 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from archwright.spec import files
 from archwright.spec.errors import UserError
 
 
 class DamagedError(UserError):
     """A file that is cut short, changed or missing: an older copy may still be good."""
+
+
+def check_replaceable(path: Path, is_ours: Callable[[Path], bool] = lambda _: True) -> None:
+    """Refuse to write over anything but a regular file of ours; by default its place in a folder of ours is enough."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # it is missing, or writing raises the same
+        return
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "something else")
+        raise UserError(f"{path} cannot be written: found {kind}; expected a file or nothing.")
+    if not is_ours(path):
+        raise UserError(
+            f"{path} cannot be written: found a file that archwright did not write, or that was changed since. "
+            "Move it away, or name another."
+        )
+
+
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", **files.KINDS}
+
+
+def open_to_append(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
+    """Open a file of ours at its end, and never what a link in its place leads to."""
+    check_replaceable(path)
+    no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+    return open(path, mode, opener=lambda p, flags: os.open(p, flags | no_link, 0o666), **options)
+
+
+def check_folders(folder: Path, *names: str) -> None:
+    """Refuse links in place of folders inside `folder`, which may be a stranger's."""
+    files.check_utf8(folder)
+    for path in (folder / name for name in names):
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: found a link to {path.readlink()}; expected a folder. Put what it leads to in its place."
+            )
 
 
 def atomic_write(path: str | Path, content: bytes | str, *, setting: str = "") -> None:
@@ -30,16 +69,25 @@ def atomic_write(path: str | Path, content: bytes | str, *, setting: str = "") -
         UserError: the disk is full or the folder read-only; the old file is then untouched.
     """
     data = content.encode() if isinstance(content, str) else content
-    with replacing(path, setting=setting) as temporary, temporary.open("wb") as file:
+    with replacing(path, setting=setting) as temporary, temporary.open("xb") as file:
         file.write(data)
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a hidden name next to `path` that nobody can guess."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d{1,10})\.[0-9a-f]{8}\.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: str | Path, *, setting: str = "") -> Iterator[Path]:
-    """Yield a temporary path to write to; it takes the place of `path` when the block is done."""
+    """Yield a new path, to be created; the file there takes the place of `path` when the block is done."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    check_replaceable(path)
     with clear_errors(path, setting):
+        temporary = temporary_name(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
@@ -58,8 +106,8 @@ def publishing(draft: Path, folder: Path) -> Iterator[None]:
 
     All in it is then on the disk. Nothing is left of it if the block fails.
     """
+    draft.mkdir()
     try:
-        draft.mkdir()
         yield
         for path in (*draft.rglob("*"), draft):
             sync(path)
@@ -78,7 +126,11 @@ def clear_errors(path: Path, setting: str = "") -> Iterator[None]:
 
     Args:
         setting: variable of the environment that says where `path` is; by default the user has named it.
+
+    Raises:
+        UserError: that line; or as `check_utf8`, before anything is done.
     """
+    files.check_utf8(path)
     try:
         yield
     except OSError as error:
@@ -103,7 +155,7 @@ def sync(path: Path) -> None:
 
 
 def sweep(folder: Path, *names: str) -> None:
-    """Remove what `replacing` left in `folder` where its process died; `names` are patterns of the files it wrote."""
+    """Remove what `replacing` left in `folder` where its process died; `names` are patterns, by default of all."""
     for path in abandoned(folder, *names):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -111,11 +163,19 @@ def sweep(folder: Path, *names: str) -> None:
 
 def abandoned(folder: Path, *names: str) -> Iterator[Path]:
     """Yield what `sweep` removes; in a folder that machines share, a process of another one may be writing it."""
-    written = re.compile(rf"\.(?:{'|'.join(names)})\.(\d{{1,10}})\.tmp")
+    wanted = re.compile("|".join(names) or ".+")
     for path in folder.glob(".*.tmp"):
-        match = written.fullmatch(path.name)
-        if match and not path.is_symlink() and is_abandoned(path, int(match[1])):
+        match = TEMPORARY.fullmatch(path.name)
+        if match is None or not wanted.fullmatch(match["name"]) or path.is_symlink():
+            continue
+        if is_abandoned(path, int(match["pid"])):
             yield path
+
+
+def stamp(path: str | Path) -> tuple[int, int, int]:
+    """Return inode, size and time of a file, which differ once another is in its place or its content changes."""
+    found = os.stat(path)  # noqa: PTH116  (of a string, in a third of the time)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:
@@ -140,6 +200,8 @@ def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> Non
     """
     host = socket.gethostname()
     sweep(place.parent, re.escape(place.name))
+    if place.is_symlink():
+        remove(place)
     atomic_write(place, json.dumps({"host": host, **values}) + "\n")
     for path in place.parent.glob(f"{name}-*.json"):
         if path != place and read_object(path).get("host") == host:
@@ -210,6 +272,10 @@ def _reason(error: OSError, path: Path, setting: str) -> str:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{what}. Choose a folder that you may write to."
     return f"{what}."
+
+
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a process without descriptors or memory; nothing is wrong with its files."""
 
 
 def _free(path: Path) -> str:

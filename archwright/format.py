@@ -6,6 +6,7 @@ or turn what follows around. Texts that are given to a terminal go through `prin
 
 import itertools
 import math
+import os
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ DIGITS = 40
 """Most digits of an integer that is written out."""
 NARROWEST = 16
 """Least characters of a column in which cells are broken."""
+NO_UTILISATION = "share of the peak unknown, as that was measured next to other work"
 
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, ESC and BEL among them, but tab and the end of a line
@@ -232,8 +234,8 @@ def columns(
 class PrintableStream:
     """A stream of text that passes on what is printable; in all else it is the stream beneath."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = WatchedStream(stream)
+    def __init__(self, stream: TextIO, *, may_fail: bool = False) -> None:
+        self.rich_proxied_file = WatchedStream(stream, may_fail)
         """Where rich writes, whose colours steer; the text it is given must be printable already."""
 
     def write(self, text: str) -> int:
@@ -251,16 +253,25 @@ class PrintableStream:
 
 
 class WatchedStream:
-    """A stream of text that knows whether anything was written; in all else it is the stream beneath."""
+    """A stream of text that knows whether anything was written, and drops it where it `may_fail` and the disk is full;
+    in all else it is the stream beneath."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    def __init__(self, stream: TextIO, may_fail: bool = False) -> None:
+        self.stream, self.may_fail = stream, may_fail
         self.is_used = False
 
     def write(self, text: str) -> int:
         """Write text."""
         self.is_used = self.is_used or bool(text)
-        return self.stream.write(text)
+        try:
+            self.stream.write(text)
+            if self.may_fail:
+                self.stream.flush()
+        except OSError as error:
+            if not self.may_fail or isinstance(error, BrokenPipeError):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 HEIGHT = 800
 """Of a page inside a notebook, in pixels."""
@@ -38,10 +39,12 @@ class Cell:
 
 
 class Report(os.PathLike[str]):
-    """The page of a run or of a study: notebooks show it, and everywhere else it is the path of its file."""
+    """The page of a run or of a study: notebooks show it, and everywhere else it is the path of its file.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    With `inline`, a notebook stores the whole page, several MB, and not a link."""
+
+    def __init__(self, path: Path, *, inline: bool = False) -> None:
+        self.path, self.inline = path, inline
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -53,9 +56,15 @@ class Report(os.PathLike[str]):
         return f"Report({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """Return the page inside a frame of its own, as its styles and scripts are not the notebook's."""
-        page = escape(self.path.read_text("utf-8"))
-        return f'<iframe srcdoc="{page}" width="100%" height="{HEIGHT}" style="border: 0"></iframe>'
+        """Return a frame that shows the file, and a link to it; or the page inside the frame."""
+        frame = f'<iframe {{}} width="100%" height="{HEIGHT}" style="border: 0"></iframe>'
+        if self.inline:
+            return frame.format(f'srcdoc="{escape(self.path.read_text("utf-8"))}"')
+        # Notebooks resolve links from their own folder, in which the kernel works.
+        href = escape(quote(Path(os.path.relpath(self.path)).as_posix()))
+        link = f'<a href="{href}" target="_blank">{escape(str(self))}</a>'
+        more = "If no page appears, <code>report(inline=True)</code> stores it in the notebook."
+        return f"<p>{link} {more}</p>" + frame.format(f'src="{href}"')
 
 
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -32,6 +33,7 @@ from archwright.parts.residuals import RESIDUALS
 from archwright.parts.routing import ROUTINGS
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
+from archwright.spec.files import check_utf8
 
 REGISTRIES: tuple[Registry, ...] = (
     NORMS,
@@ -98,6 +100,7 @@ def load_parts_file(path: Path) -> str:
     Raises:
         UserError: no such file, or whatever goes wrong in it, in one line.
     """
+    check_utf8(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -134,7 +137,7 @@ def choices_of(path: Path) -> list[type[Choice]]:
 
 def _module_of(path: Path) -> str:
     """Return the name of the module that a file becomes, another one for each place."""
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     return f"{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
 
 

@@ -85,7 +85,7 @@ def main() -> None:
 def page(args: argparse.Namespace) -> str:
     """Measure all shapes, and return the results as Markdown."""
     device = torch.device(args.device)
-    rate = measure_peak(device, torch.bfloat16, seconds=args.seconds)
+    rate = measure_peak(device, torch.bfloat16, seconds=args.seconds).flops
     card = torch.cuda.get_device_name() if device.type == "cuda" else cpu_name()
     sheet = next((flops for name, flops in DATA_SHEETS.items() if name in card), None)
     lines = [

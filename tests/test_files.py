@@ -1,10 +1,21 @@
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from archwright.files import atomic_write, machine_file, remove_folder, state_of, write_machine_file
+from archwright.files import (
+    atomic_write,
+    machine_file,
+    open_to_append,
+    remove_folder,
+    state_of,
+    write_machine_file,
+)
+from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
+from archwright.spec.run_spec import RunSpec
 
 
 def test_atomic_write(tmp_path: Path) -> None:
@@ -43,7 +54,7 @@ def test_flushed_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: (path.mkdir(), (path / "x").touch())])
 def test_a_folder_in_the_way(tmp_path: Path, make: object) -> None:
     make(tmp_path / "file")
-    with pytest.raises(UserError, match=r"^\S*file cannot be written: Is a directory\.$"):
+    with pytest.raises(UserError, match=r"^\S*file cannot be written: found a folder; expected"):
         atomic_write(tmp_path / "file", "x")
 
 
@@ -74,3 +85,43 @@ def test_each_machine_has_a_file_until_it_is_started_again(
         written.append(place)
     assert len(set(written)) == 3
     assert set(tmp_path.iterdir()) == {*written[1:]}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links and pipes")
+@pytest.mark.parametrize("write", [lambda path: atomic_write(path, "x"), open_to_append])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_nothing_but_a_file_is_written_over(
+    kind: str, write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    other.write_text("mine")
+    {"link": lambda: path.symlink_to(other), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[
+        kind
+    ]()
+    with pytest.raises(UserError, match=f"file cannot be written: found a {kind}; expected a file"):
+        write(path)
+    assert other.read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_a_temporary_file_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can guess its name; who does all the same has nothing written through a link."""
+    monkeypatch.setattr("secrets.token_hex", lambda _: "01234567")
+    (tmp_path / "other").write_text("mine")
+    planted = tmp_path / f".file.{os.getpid()}.01234567.tmp"
+    planted.symlink_to("other")
+    with pytest.raises(UserError, match="file cannot be written: File exists"):
+        atomic_write(tmp_path / "file", "x")
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are UTF-16 there")
+def test_a_name_that_is_not_utf_8_is_refused_first(tmp_path: Path) -> None:
+    made = tmp_path / os.fsdecode(b"\xff")
+    for write in (
+        lambda: atomic_write(made / "file", "x"),
+        lambda: RunFolder.create(made, RunSpec()),
+    ):
+        with pytest.raises(UserError, match=r"found a name that is not UTF-8\. Rename it\."):
+            write()
+    assert not made.exists()

@@ -1,9 +1,11 @@
 """What a terminal is given steers it nowhere, and is no longer than a reader wants it; numbers and columns."""
 
+import contextlib
 import io
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +136,15 @@ def test_a_share_of_answers_never_looks_like_all_of_them() -> None:
     shares = (0.0, 0.0078, 0.31249, 0.9994, 0.99995, 0.9999999, 1.0, float("nan"))
     expected = ("0.0 %", "0.8 %", "31.2 %", "99.9 %", "99.99 %", "99.99 %", "100.0 %", "–")
     assert tuple(map(fmt.accuracy, shares)) == expected
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_stream_that_may_fail_drops_what_finds_no_room() -> None:
+    for may_fail in (True, False):
+        with contextlib.suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:
+            stream = PrintableStream(full, may_fail=may_fail)
+            for _ in range(2):
+                with (
+                    contextlib.nullcontext() if may_fail else pytest.raises(OSError, match="space")
+                ):
+                    print("words", file=stream, flush=True)

@@ -34,7 +34,7 @@ def test_a_page_is_a_frame_in_a_notebook_and_a_path_elsewhere(tmp_path: Path) ->
     file = tmp_path / "report.html"
     page = '<!doctype html><p title="a &amp; b">it\'s</p><script>if (1 < 2) {}</script>'
     file.write_text(page, "utf-8")
-    report = Report(file)
+    report = Report(file, inline=True)
     assert Path(report) == file
     assert str(report) == str(file)
     assert repr(report) == f"Report({str(file)!r})"
@@ -43,6 +43,17 @@ def test_a_page_is_a_frame_in_a_notebook_and_a_path_elsewhere(tmp_path: Path) ->
     assert unescape(source) == page
     assert html.count('"') == html.replace(source, "").count('"')  # none inside ends the attribute
     assert "<p" not in html
+
+
+def test_a_notebook_does_not_store_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    file = tmp_path / "a run" / 'report".html'
+    file.parent.mkdir()
+    file.write_text("page " * 100_000, "utf-8")
+    html = Report(file)._repr_html_()
+    assert len(html) < 1000
+    assert {*re.findall(r'(?:src|href)="([^"]*)"', html)} == {"../a%20run/report%22.html"}
 
 
 def test_a_table_shows_texts_as_they_are() -> None:

@@ -1,6 +1,7 @@
 """Every preset is good, within its lineage, and counted; published ones have the published size."""
 
 import csv
+import re
 import tomllib
 from decimal import Decimal
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from archwright import presets
 from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.planning.counts import counts_of
+from archwright.spec import absent
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.rules import enforce, suspicions
 
@@ -119,3 +121,14 @@ def test_the_numbers_of_parameters_are_those_of_the_built_models(name: str) -> N
 def test_the_anchors_work_at_any_size(name: str, dim: int) -> None:
     resolved = load(name).override(f"dim={dim}").resolved()
     assert resolved.attention.head_dim == dim // 8
+
+
+def test_no_preset_is_called_absent_and_nearest_ones_exist() -> None:
+    systems = tomllib.loads(absent.FILE.read_text("utf-8"))
+    for name in MODELS:
+        words = name.split("-")
+        for end in range(1, len(words) + 1):  # electra of electra-base
+            absent.refuse_absent("-".join(words[:end]))
+    for system in systems.values():
+        words = set(re.findall(r"[\w.]+-[\w.-]*\d\w+|[a-z]+-base", system["nearest"]))
+        assert words <= {*MODELS}

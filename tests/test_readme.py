@@ -83,7 +83,7 @@ def test_a_command_does_what_it_says(
     program, verb, *rest = shlex.split(line.replace("--seconds 5", "--seconds 0.1"))
     assert program == "archwright"
     if verb == "compare":
-        rest = [w for w in rest if w not in ("--budget", "5m", "20m", "--seeds", "15")]
+        rest = [w for w in rest if w not in ("--budget", "10m", "20m", "--seeds", "15")]
         rest += [*SHORT, "data.text=notes.txt", SHORTER, *MACHINE]
         rest += [] if "data.tokenizer" in line else [BYTES]
     if verb == "profile":

@@ -12,13 +12,12 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from archwright.files import clear_errors, is_abandoned, publishing, remove, sync
+from archwright import files
 
 FILE = ".archwright-started.jsonl"
 _FIRST = b'{"verb": '
@@ -71,7 +70,7 @@ class StartRecord:
             return
         for path in self.folder.glob("*"):
             if _written_as(path.name) in names - set(keep) and not path.is_symlink():
-                remove(path)  # nothing that we make is a link
+                files.remove(path)  # nothing that we make is a link
         if not keep:
             self.finish()
 
@@ -101,14 +100,17 @@ class StartRecord:
 
     def _append(self, line: dict[str, Any]) -> None:
         """Add a line that survives a power cut; where the disk refuses, the file is as it was."""
-        with clear_errors(self.file), self.file.open("ab", buffering=0) as file:
+        with (
+            files.clear_errors(self.file),
+            files.open_to_append(self.file, "ab", buffering=0) as file,
+        ):
             content = self.file.read_bytes()
             size = content.rfind(b"\n") + 1
             try:
                 file.truncate(size)  # a killed writer may have left half a line
                 file.write(json.dumps(line).encode() + b"\n")
-                sync(self.file)
-                sync(self.folder)
+                files.sync(self.file)
+                files.sync(self.folder)
             except OSError:
                 file.truncate(size)
                 if not size:
@@ -121,7 +123,7 @@ def folders_made(path: Path) -> Iterator[None]:
     """Make a folder and those above it; those that were made go again if the block fails, as far as they are empty."""
     made = missing(path)
     try:
-        with clear_errors(path):
+        with files.clear_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
@@ -147,10 +149,10 @@ def drafted(folder: Path, verb: str) -> Iterator[Path]:
 
     Nothing is left of it if the block fails. What a killed process left, the next one removes.
     """
-    with clear_errors(folder), folders_made(folder.parent):
+    with files.clear_errors(folder), folders_made(folder.parent):
         _sweep_drafts(folder)
-        draft = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        with publishing(draft, folder):
+        draft = files.temporary_name(folder)
+        with files.publishing(draft, folder):
             StartRecord(draft).begin(verb)
             yield draft
         # Last: until then it says whose the draft is.
@@ -159,23 +161,19 @@ def drafted(folder: Path, verb: str) -> Iterator[Path]:
 
 def _sweep_drafts(folder: Path) -> None:
     """Remove drafts of `folder` whose process is dead."""
-    pattern = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.[0-9a-f]{{8}}\.tmp")
-    for path in folder.parent.glob(".*.tmp"):
-        match = pattern.fullmatch(path.name)
-        if match is None or path.is_symlink():
-            continue
-        record, pid = StartRecord(path), int(match[1])
-        # Killed before its record was whole, a draft holds nothing else.
-        inside = {entry.name for entry in path.iterdir()}
-        ours = record.pid == pid or (inside <= {FILE} and not record.names)
-        if ours and is_abandoned(path, pid):
-            remove(path)
+    for path in files.abandoned(folder.parent, re.escape(folder.name)):
+        if path.is_dir():
+            record, pid = StartRecord(path), int(path.name.split(".")[-3])
+            # Killed before its record was whole, a draft holds nothing else.
+            inside = {entry.name for entry in path.iterdir()}
+            if record.pid == pid or (inside <= {FILE} and not record.names):
+                files.remove(path)
 
 
 def _written_as(name: str) -> str:
     """Return the name that a file gets which is being written."""
-    match = re.fullmatch(r"\.(.+)\.\d+\.tmp", name)
-    return match[1] if match else name
+    match = files.TEMPORARY.fullmatch(name)
+    return match["name"] if match else name
 
 
 def _is_plain(name: object) -> bool:

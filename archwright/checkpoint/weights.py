@@ -251,7 +251,7 @@ def write_values(
 
     head, begins = _header(path, tensors, metadata)
     missing = {name for name, tensor in tensors.items() if tensor.numel()}
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(head)
         for name, value in tensors.items() if values is None else values:
             if name in missing:

@@ -44,7 +44,10 @@ def card(
         yield _stream(spec, "target")
         yield from _layers(encoder, "encoder")
         yield from _layers(spec, "decoder")
-    yield from _section("model", _around(spec))
+    around = _around(spec)
+    if blame.get("init.kind", Origin("default")).file == "default" and "init" in around:
+        around["init"] += " (default)"  # which says nothing of how a published model began
+    yield from _section("model", around)
     yield from _section("sources", _sources(blame, file))
     yield from _section("parameters", _parameters(counts))
     yield from _section("costs", costs)

@@ -1,12 +1,17 @@
 """archwright check"""
 
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from archwright.cli.parser import Parser, print_table
+from archwright.cli.parser import Parser, as_options, print_table
+from archwright.format import columns, percent, significant
 from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from archwright.spec.run_spec import RunSpec
 
 ABOUT = """\
 Check files, and say all at once what is wrong in them and what to do.
@@ -17,13 +22,19 @@ Check files, and say all at once what is wrong in them and what to do.
               and packed as it reads them alone; an optimizer must follow its schedule and go on bit for bit;
               batches of an objective must follow from (seed, step). The file is run, so trust it.
 
-The exit code is 0 where all is good, 1 where a choice breaks a law, and 2 where a file cannot be read."""
+With --widths, MODEL KEY=VALUE ... is trained for 10 steps at each width (model.dim) on its text, by default with
+2 layers and 4 rows of 64 tokens. A table has the root mean square by which the outputs of the embedding, each
+branch and the head change, for the same input. muP wants changes that are flat: the same at all widths.
+
+The exit code is 0 where all is good, 1 where a choice breaks a law or a change is not flat, and 2 where a file
+cannot be read."""
 
 EXAMPLES = """\
   archwright check mine.toml
   archwright check my_norm.py
   archwright check my_norm.py my_mixer.py --json
-  archwright check mine.toml --parts my_norm.py    a model with a norm of your own"""
+  archwright check mine.toml --parts my_norm.py    a model with a norm of your own
+  archwright check modern init.kind=mup optimizer.kind=muon --widths 128,256,512"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -31,7 +42,11 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("check", ABOUT, EXAMPLES)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a .toml file, or a .py file")
     parser.add_argument("--json", action="store_true", help="print JSON: a list with each file")
-    options, _ = parser.parse_with_parts(words)
+    parser.add_argument("--widths", metavar="N,N,...", help="compare changes at these widths")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds of --widths (default: 5)")
+    options, parts = parser.parse_with_parts(words)
+    if (options.widths, options.seeds) != (None, None):
+        return _check_widths(options, parts)
     records: list[dict[str, Any]] = []
     # Choices first: a model beside them may name them.
     for file in sorted(options.files, key=lambda file: Path(file).suffix != ".py"):
@@ -143,3 +158,72 @@ def _located(file: str, line: str) -> str:
 
     keys = set(read_toml(Path(file)))
     return f"{file}: {line if is_recipe(keys) else line.removeprefix('model.')}"
+
+
+def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
+    """Print how far each part of a model moves by width; return 1 if some change is not flat."""
+    from archwright.progress import Progress
+    from archwright.spec.rules import suspicions
+    from archwright.spec.study_spec import StudySpec
+
+    seeds = 5 if options.seeds is None else options.seeds
+    try:
+        study = StudySpec().override(f"widths={options.widths or 'none'}", f"seeds={seeds}")
+    except UserError as error:
+        raise as_options(error, ("widths", "seeds")) from None
+    if not study.widths:
+        raise UserError("--widths: expected two widths or more, such as 128,256,512")
+    name, run = options.files[0], _requested_run(options, parts)
+    from archwright.training.coordinate_check import coordinate_check
+
+    with Progress("Checking widths", 1.0) as progress:
+        growths = coordinate_check(run, study.widths, study.seeds, progress.reached)
+    steep = sum(not growth.is_flat for growth in growths)
+    if options.json:
+        records = [growth._asdict() | {"flat": growth.is_flat} for growth in growths]
+        record = {"model": name, "seeds": study.seeds, "good": not steep, "parts": records}
+        print(json.dumps(record, indent=2))
+        return int(steep > 0)
+    rows = [["steps", "part", *(f"dim {width}" for width in study.widths), "growth", "error", ""]]
+    for growth in growths:
+        numbers = (*map(significant, growth.changes.values()), f"{growth.growth:.2f}")
+        state = "OK" if growth.is_flat else "not flat"
+        rows.append([str(growth.steps), growth.part, *numbers, percent(growth.error), state])
+    print("\n".join(columns(rows, right=(0, *range(2, len(rows[0]) - 1)))) + "\n")
+    if steep:
+        print(
+            f"{name}: {steep} of {len(growths)} changes are not flat within 25 %, so the best learning rate may move "
+            "with the width. More --seeds make errors smaller; below width 128, muP is not flat either"
+        )
+    else:
+        print(f"{name}: all changes are flat within 25 % over {study.seeds} seeds: OK")
+    for line in suspicions(run.model):
+        if "mup" in line:
+            print(f"{name}: warning: {line}")
+    return int(steep > 0)
+
+
+def _requested_run(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":
+    """Return the run that is asked for, with few layers and tokens unless their number is given.
+
+    With more tokens than coordinates, changes depend on the width under muP, too.
+    """
+    from archwright.cli.models import requested_run
+    from archwright.spec.overrides import assigned
+    from archwright.spec.run_spec import RunSpec
+
+    what, *assignments = options.files
+    words = argparse.Namespace(what=what, assignments=assignments, tiny=False)
+    run, _ = requested_run("check", words, parts)
+    if run.init.from_:
+        raise UserError(f"{what}: has weights of one width; name its model")
+    model, layers = run.model, run.model.layers
+    whole_cycle = len((*layers.prefix, *layers.cycle, *layers.suffix))
+    sizes = {
+        "model.num_layers": min(model.num_layers, max(2, whole_cycle)),
+        "model.context_length": min(model.context_length, 64),
+        "model.vocab_size": "auto",
+        "batch_size": 4,
+    }
+    given = assigned(RunSpec, assignments)
+    return run.override(*(f"{key}={size}" for key, size in sizes.items() if key not in given))

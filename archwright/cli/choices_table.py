@@ -58,6 +58,11 @@ def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]
     return found
 
 
+def with_parts(command: str, parts: Sequence[str]) -> str:
+    """Return a command with files of choices from outside the package."""
+    return " ".join([command, *(f"--parts {shlex.quote(file)}" for file in parts)])
+
+
 def names_of(section: Section) -> list[str]:
     """Return the words that stand for a section: its name and its paths."""
     paths = section["paths"]
@@ -87,8 +92,7 @@ def _lines(section: Section, kinds: list[str], parts: Sequence[str]) -> Iterator
         if kind["refusal"]:
             yield from wrapped(f"not yet: {kind['refusal']}", INDENT)
         else:
-            given = [word for file in parts for word in ("--parts", file)]
-            yield " ".join(filter(None, [INDENT + kind["command"], shlex.join(given)]))
+            yield INDENT + with_parts(kind["command"], parts)
         yield from _options(kind["options"])
         yield ""
 

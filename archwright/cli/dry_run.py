@@ -104,6 +104,7 @@ def _cost(
     run: RunSpec, model: LanguageModel, num_steps: int | None, text: str
 ) -> Iterator[tuple[str, str]]:
     flops = run_flops_per_token(run, model)
+    bound = ", an upper bound" if run.flops_evidence != "counted" else ""
     rows = -(-run.batch_size // run.grad_accum_steps)
     yield "text", text
     yield "parameters", f"{model.num_parameters():,}"
@@ -111,11 +112,13 @@ def _cost(
     yield "memory", f"{fmt.size(least)} at least"
     cache = f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
     yield "cache", cache if writes(model, run.objective) else "none"
-    yield "a token", f"{fmt.count(flops)} FLOPs"
+    yield "a token", f"{fmt.count(flops)} FLOPs{bound}"
     yield "a step", f"{run.tokens_per_step:,} tokens"
     if num_steps:
         tokens = num_steps * run.tokens_per_step
-        yield "the run", f"{num_steps:,} steps, {tokens:,} tokens, {tokens * flops:.3g} FLOPs"
+        total = f"{tokens * flops:.3g} FLOPs{bound}"
+        more = "at least " if bound and run.budget.unit == "flops" else ""
+        yield "the run", f"{more}{num_steps:,} steps, {tokens:,} tokens, {total}"
     else:
         yield "the run", f"about as many steps as fit into {run.budget}"
 

@@ -17,6 +17,7 @@ of it: the share of answers that are right, and nats per answer; one on pairs (d
 Of two stacks, --pairs judges the targets, in nats per predicted token, and --answers what the model writes."""
 
 EXAMPLES = """\
+  archwright eval runs/demo                                   its own held-out text
   archwright eval runs/demo --text mine.txt
   archwright eval runs/demo --text notes/ 'more/*.jsonl' --json
   archwright eval runs/mqar                                   the answers of a task
@@ -31,7 +32,7 @@ def run(words: Sequence[str]) -> int:
         "--text",
         nargs="+",
         metavar="TEXT",
-        help="files, folders, globs, -, stdlib (a task or pairs: none)",
+        help="files, folders, globs, -, stdlib (default: what the run held out)",
     )
     parser.add_argument(
         "--pairs", metavar="FILE", help="a .tsv or .jsonl file of sources and targets, or synthetic"
@@ -71,7 +72,7 @@ def run(words: Sequence[str]) -> int:
         elif options.text:
             result = evaluate_text(opened, *options.text, stride=options.stride)
         else:
-            result = evaluate_held_out(opened)
+            result = evaluate_held_out(opened, options.stride)
         answers = None
         if options.answers:
             answers = evaluate_answers(opened, options.pairs, num_beams=options.num_beams)

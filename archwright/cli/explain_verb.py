@@ -1,38 +1,44 @@
 """archwright explain"""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from archwright.cli.choices_table import Section, names_of, wrapped
+from archwright import presets
+from archwright.cli.choices_table import Section, names_of, with_parts, wrapped
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, print_table
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.other_names import CHOICES
+from archwright.spec.other_names import CHOICES, KEYS
 
 if TYPE_CHECKING:
     from archwright.inspection.explain import Numbers
 
 ABOUT = """\
 Explain a choice: what it is, the formula, the source, who uses it, and a few numbers that show what it does,
-computed on the spot."""
+computed on the spot. Axes, options and words of the field are explained in a few lines."""
 
 EXAMPLES = """\
   archwright explain rope
   archwright explain rmsnorm
   archwright explain swiglu
   archwright explain gqa
+  archwright explain perplexity
   archwright explain mask.window       a kind of one axis, where several have one of that name"""
 
 
 def run(words: Sequence[str]) -> int:
     """Print what a word means, once for each axis that has it."""
     parser = Parser("explain", ABOUT, EXAMPLES)
-    parser.add_argument("word", metavar="WORD", help="a kind or an option, as rope, layer, gqa")
+    parser.add_argument(
+        "word", metavar="WORD", help="a kind, option, axis or word, as rope, gqa, perplexity"
+    )
     options, _ = parser.parse_with_parts(words)
     found = list(_found(options.word, listing("choices")))
     for lines, numbers in found:
-        print("\n".join(lines))
+        for line in lines:
+            print(with_parts(line, options.parts) if "archwright " in line else line)
         for table in numbers:
             print()
             print("\n".join(wrapped(table.about)))
@@ -41,41 +47,71 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def _plain(word: str) -> str:
+    """Return a word without the marks that people set between its parts."""
+    return re.sub("[-_ ]", "", word.strip().lower())
+
+
+NAMES = {_plain(name): path.removesuffix(".kind") for name, path in {**KEYS, **CHOICES}.items()}
+
+
 def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "list[Numbers]"]]:
-    """Yield the text and the numbers of each kind of that name, or of each option where no kind has it.
+    """Yield the text and the numbers of each kind of that name; else of each option, of the axis, or of the word.
 
     Raises:
         UserError: nothing has it.
     """
-    wanted = word.strip().lower().replace("=", ".").replace(".kind.", ".")
-    axis, _, name = CHOICES.get(wanted, wanted).removeprefix("model.").rpartition(".")
-    here = [s for s in known if not axis or axis in names_of(s)]
-    kinds = [(s, kind) for s in here for kind in s["kinds"] if kind["name"] == name]
-    options: dict[str, str] = {}
+    wanted = _plain(word).replace("=", ".").replace(".kind.", ".")
+    path = _plain(NAMES.get(wanted, wanted)).removeprefix("model.")
+    axis, _, name = path.rpartition(".")
+    here = [s for s in known if not axis or axis in map(_plain, names_of(s))]
+    kinds = [(s, kind) for s in here for kind in s["kinds"] if _plain(kind["name"]) == name]
+    if kinds:
+        yield from (_of_kind(section, kind) for section, kind in kinds)
+        return
+    axes = [s for s in known if axis in ("", "model") and path in map(_plain, names_of(s))]
+    if axes:
+        yield from ((_of_axis(section), []) for section in axes)
+        return
+    options: dict[str, tuple[str, str]] = {}
     groups = (group for s in here for group in (s, *s["families"], *s["kinds"]))
     for asks, about in (pair for group in groups for pair in group["options"]):
-        path = asks.split()[-1].partition("=")[0]
-        if path.rpartition(".")[2] == name:  # several kinds may have it; the first has the users
-            options.setdefault(path, about)
-    axes = [s["name"] for s in known if wanted.removeprefix("model.") in names_of(s)]
-    if axes and not kinds:
-        raise UserError(
-            f'explain "{word}": expected a kind or an option; archwright list choices {axes[0]} '
-            f"shows those of {axes[0]}"
-        )
-    if not kinds and not options:
-        names = [kind["name"] for s in known for kind in s["kinds"]]
-        raise UserError(
-            f'explain "{word}": expected a kind or an option, such as rope, rms, swiglu or gqa; '
-            f"archwright list choices has all of them.{nearest(word, [*names, *CHOICES])}"
-        )
-    for section, kind in kinds:
-        yield _of_kind(section, kind)
-    if not kinds:
+        key = asks.split()[-1].partition("=")[0].removesuffix(".kind")
+        if _plain(key).rpartition(".")[2] == name:
+            options.setdefault(key, (asks, about))  # of several kinds the first has the users
+    for key, (asks, about) in options.items():
         from archwright.inspection.explain import numbers_of_option
 
-        for path, about in options.items():
-            yield [path.removeprefix("model."), *wrapped(about)], numbers_of_option(name)
+        lines = [key.removeprefix("model."), *wrapped(about), f"archwright train modern {asks}"]
+        yield lines, numbers_of_option(key.rpartition(".")[2])
+    if not options:
+        yield _of_word(word, known), []
+
+
+def _of_axis(section: Section) -> list[str]:
+    names = ", ".join(kind["name"] for kind in section["kinds"])
+    about = (line for text in (*section["about"], names) for line in wrapped(text))
+    return [section["name"], *about, f"archwright list choices {section['name']}"]
+
+
+def _of_word(word: str, known: Sequence[Section]) -> list[str]:
+    """Return a line of the glossary, or where models of that name are shown.
+
+    Raises:
+        UserError: there are none.
+    """
+    plain, words = _plain(word), listing("glossary")
+    for term, meaning in words.items():
+        if plain in map(_plain, term.split(", ")):
+            return [term, *wrapped(meaning)]
+    files = sorted(path.stem for path in (presets.FOLDER / "models").glob("*.toml"))
+    if models := [name for name in files if name == word or name.startswith(f"{word.lower()}-")]:
+        return [f"model: {', '.join(models)}", f"archwright show {models[0]}"]
+    names = [name for s in known for name in (s["name"], *(kind["name"] for kind in s["kinds"]))]
+    raise UserError(
+        f'explain "{word}": expected a kind, an option, an axis or a word of the glossary, such as rope, gqa, norm or '
+        f"perplexity; archwright list choices has all choices.{nearest(word, [*names, *CHOICES, *words])}"
+    )
 
 
 def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "list[Numbers]"]:

@@ -36,7 +36,11 @@ def run(words: Sequence[str]) -> int:
     """Write to standard output as the model goes."""
     parser = Parser("generate", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--prompt", default="", help="text to go on from (default: a new document)")
+    parser.add_argument(
+        "--prompt",
+        default="",
+        help="text to go on from, - for standard input (default: a new document)",
+    )
     parser.add_argument(
         "--source", metavar="TEXT", help="text that the encoder reads, of a model with one"
     )
@@ -76,6 +80,8 @@ def run(words: Sequence[str]) -> int:
     if options.source is not None and options.source_file is not None:
         raise UserError("--source-file: given beside --source; expected one of them")
     sources = None if options.source_file is None else _lines(options.source_file)
+    if options.prompt == "-":
+        options.prompt = _standard_input("--prompt")
     from archwright.generation.writing import generate_many, stream
     from archwright.runs import RunFolder
     from archwright.runs.load import open_run
@@ -104,6 +110,13 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def _standard_input(option: str) -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{option}: standard input: not UTF-8 at byte {error.start}") from None
+
+
 def _lines(name: str) -> list[str]:
     """Return the lines of a file, or of standard input.
 
@@ -111,13 +124,7 @@ def _lines(name: str) -> list[str]:
         UserError: no such file, or no text in it.
     """
     if name == "-":
-        content = sys.stdin.buffer.read()
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"--source-file: standard input: not UTF-8 at byte {error.start}"
-            ) from None
+        text = _standard_input("--source-file")
     else:
         try:
             text = read_text(expanded(name), MOST_BYTES, "a text")

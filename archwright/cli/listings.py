@@ -16,7 +16,8 @@ def listing(name: str) -> Any:
     if plugins is not None and plugins.have_joined():
         from archwright.reporting.listings import LISTINGS
 
-        return LISTINGS[name]()
+        if name in LISTINGS:
+            return LISTINGS[name]()
     return _read(name)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from archwright.format import PrintableStream, one_line
+from archwright.format import PrintableStream, WatchedStream, one_line
 from archwright.scale.launch import is_first, launched
 from archwright.spec.errors import UserError, nearest
 
@@ -80,6 +80,9 @@ QUICK = {"report", "list", "show", "diff", "cache", "schema", "new", "completion
 PATIENCE = 1.5
 """Seconds after which another verb says that it is at work, if it has printed nothing."""
 
+LEAST_MEMORY = 1 << 30
+"""Bytes of address space that loading torch takes."""
+
 MOST_LINES = 20
 """Most mistakes that are shown of one command."""
 
@@ -91,11 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         complete()
     code = _main(arguments)
-    if arguments is None and launched():
-        # What connects processes may abort one that ends in the usual way, though all is done.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    with contextlib.suppress(UserError):  # which was printed
+        if arguments is None and launched():
+            # What connects processes may abort one that ends in the usual way, though all is done.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
     return code
 
 
@@ -147,15 +151,23 @@ def _run(words: list[str]) -> int:
         return 0
     verb, *rest = words
     if verb != "train" and launched():
-        if not is_first():
+        if not is_first() and "TORCHELASTIC_RUN_ID" in os.environ:
             return 2
         raise UserError(
-            f'"{verb}": torchrun starts several processes, which train alone can use; leave torchrun out'
+            f'"{verb}": torchrun starts several processes, which train alone can use; leave torchrun out, or unset '
+            "WORLD_SIZE if it is left over"
         )
     if verb not in VERBS:
         known = OTHER_VERBS.get(verb)
         hint = f" Did you mean {known}?" if known else nearest(verb, VERBS)
         raise UserError(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{hint}')
+    if verb not in QUICK and sys.platform != "win32":
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if 0 <= limit < LEAST_MEMORY:  # libraries abort while they are loaded
+            least = f"{LEAST_MEMORY >> 10:,}, to load torch"
+            raise UserError(f"ulimit -v: found {limit >> 10:,} kB; expected at least {least}")
     # For compilers' processes, too: nothing of the current folder is imported.
     os.environ["PYTHONSAFEPATH"] = "1"
     module = importlib.import_module(f"archwright.cli.{verb}_verb")
@@ -176,7 +188,7 @@ def _printable_output() -> Iterator[tuple[PrintableStream, PrintableStream]]:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model may write what a console cannot show
-    out, err = (PrintableStream(stream) for stream in (sys.stdout, sys.stderr))
+    out, err = PrintableStream(sys.stdout), PrintableStream(sys.stderr, may_fail=True)
     with (
         contextlib.redirect_stdout(cast(Any, out)),
         contextlib.redirect_stderr(cast(Any, err)),
@@ -204,10 +216,11 @@ def _sign_of_life(verb: str, streams: tuple[PrintableStream, PrintableStream]) -
 
 
 def _mistake(*lines: str) -> int:
+    stream = WatchedStream(sys.stderr, may_fail=True)
     for line in lines[:MOST_LINES]:
-        print(f"archwright: {line}", file=sys.stderr)
+        stream.write(f"archwright: {line}\n")
     if lines[MOST_LINES:]:
-        print(f"archwright: and {len(lines) - MOST_LINES} more mistakes", file=sys.stderr)
+        stream.write(f"archwright: and {len(lines) - MOST_LINES} more mistakes\n")
     return 2
 
 

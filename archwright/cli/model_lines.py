@@ -10,7 +10,7 @@ from archwright.cli.models import check_words, load_model
 from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.overrides import dump, flatten, override, toml_value
+from archwright.spec.overrides import dump, flatten, override, toml_value, without_stale_sources
 from archwright.spec.read import (
     Loaded,
     Origin,
@@ -46,13 +46,15 @@ def print_model(options: argparse.Namespace) -> None:
     own_file = options.model.endswith(".toml") and not options.tiny
     given = given_model(options.model) if own_file else before
     if options.toml:
-        print(starting_file(_with_own_sources(spec, loaded.spec), loaded.objective), end="")
+        print(starting_file(without_stale_sources(loaded.spec, spec), loaded.objective), end="")
         return
     counts, blame = _counts(spec), _with_tiny(loaded, spec, options)
     if options.values or options.all or options.blame:
         lines = _values(spec, blame, options)
     else:
-        blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
+        values = flatten(spec.model_dump())
+        blame = {k: v for k, v in blame.items() if k in values}
+        blame |= _set_here(options.assignments, values)
         costs = costs_of(spec, loaded.objective, count=options.costs)
         by_name = {} if costs is None else cost_words(costs)
         costs_shown = {
@@ -65,18 +67,6 @@ def print_model(options: argparse.Namespace) -> None:
     print("\n".join([*filter(None, (title, spec.source, _objective(loaded))), "", *lines]))
     for line in suspicions(spec, given):
         print(f"\nwarning: {line}")
-
-
-def _with_own_sources(spec: ModelSpec, published: ModelSpec) -> ModelSpec:
-    """Return a model without the sources of values that were changed."""
-    before, after = flatten(dump(published)), flatten(dump(spec))
-    changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-    sources = {
-        path: source
-        for path, source in spec.sources.items()
-        if not any(f"{key}.".startswith(f"{path}.") for key in changed)
-    }
-    return spec.model_copy(update={"sources": sources})
 
 
 def _objective(loaded: Loaded) -> str:

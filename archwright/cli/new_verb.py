@@ -10,6 +10,7 @@ from archwright import presets
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.files import check_utf8
 
 ABOUT = """\
 Write a file of your own to start from: a small example that works, with comments that say what each line is
@@ -17,7 +18,8 @@ for. It passes `archwright check` as it is, and what to type next is printed.
 
   norm         what brings a vector back to a fixed scale
   position     how a token knows where it stands
-  mixer        how tokens exchange information: attention, or a recurrence as in the example
+  attention    how tokens weigh each other: differential attention, with one function to edit
+  mixer        how tokens exchange information otherwise: here a recurrence
   feedforward  what a layer computes of each token by itself
   optimizer    how a gradient becomes a step
   objective    what is read of a text, and what is to be predicted
@@ -29,7 +31,7 @@ is never overwritten."""
 
 EXAMPLES = """\
   archwright new norm my_norm.py
-  archwright new mixer decay.py
+  archwright new attention sigmoid.py
   archwright new model mine.toml"""
 
 FOLDER = presets.FOLDER / "skeletons"
@@ -37,6 +39,7 @@ FOLDER = presets.FOLDER / "skeletons"
 KEYS = {
     "norm": "model.norm.kind",
     "position": "model.position.kind",
+    "attention": "model.attention.kind",
     "mixer": "model.recurrence.kind",
     "feedforward": "model.feedforward.kind",
     "optimizer": "optimizer.kind",
@@ -45,16 +48,12 @@ KEYS = {
 """Kinds of files with a choice, and what asks for it."""
 KINDS = (*KEYS, "model")
 OTHERS = {
-    "attention": "mixer",
-    "recurrence": "mixer",
-    "ssm": "mixer",
+    **dict.fromkeys(("softmax", "mha", "gqa"), "attention"),
+    **dict.fromkeys(("recurrence", "ssm"), "mixer"),
     "rope": "position",
-    "ffn": "feedforward",
-    "mlp": "feedforward",
-    "activation": "feedforward",
+    **dict.fromkeys(("ffn", "mlp", "activation"), "feedforward"),
     "loss": "objective",
-    "architecture": "model",
-    "preset": "model",
+    **dict.fromkeys(("architecture", "preset"), "model"),
 }
 """Words that one may type for a kind."""
 
@@ -107,6 +106,7 @@ def _write(file: Path, text: str) -> None:
     Raises:
         UserError: it is there, or its folder is not.
     """
+    check_utf8(file)
     try:
         with file.open("x", encoding="utf-8", newline="\n") as new:
             new.write(text)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from archwright.format import columns
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.other_names import OPTIONS
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
@@ -42,7 +44,9 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, words: str) -> str:
         if not words.startswith("-"):
-            return f"{words}: more words than {self.prog} takes"
+            prompt = f". Did you mean --prompt {shlex.quote(words)}?"
+            hint = prompt if "--prompt" in self._option_string_actions else ""
+            return f"{words}: more words than {self.prog} takes{hint}"
         message = f"{words}: no such option"
         option, _, value = words.replace("=", " ", 1).partition(" ")
         if any(action.metavar == "KEY=VALUE" for action in self._actions):
@@ -52,10 +56,13 @@ class Parser(argparse.ArgumentParser):
             name = option.lstrip("-").replace("-", "_")
             key = key_meant(RunSpec, name)
             fits = value and " " not in value and (key == name or key != "budget")  # --epochs 3
+            if key == "budget" and value.isdecimal() and re.search("steps?$|iters?$", name):
+                value, fits = f"{value}steps", True  # --max_steps 100
             example = f": {key}={value}" if key and fits else ""
             message += f"; values are set as key=value, without dashes{example}"
         # What another command takes as a value may be an option here: --format json is --json.
         named = f"--{value}" if f"--{value}" in self._option_string_actions else option
+        named = OPTIONS.get(named.lstrip("-"), named)
         hint = nearest(named, self._option_string_actions)
         return f"{message}.{hint}" if hint else message
 
@@ -74,7 +81,8 @@ class Parser(argparse.ArgumentParser):
         if choice is not None and actions and actions[0].choices is not None:
             known = [*map(str, actions[0].choices)]
             expected = f"one of {', '.join(known)}" if known[1:] else known[0]
-            return f'{name}: found "{choice[1]}"; expected {expected}.{nearest(choice[1], known)}'
+            name = "" if name in known else f"{name}: "
+            return f'{name}found "{choice[1]}"; expected {expected}.{nearest(choice[1], known)}'
         return f"{name}: {complaint}"
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

@@ -217,7 +217,7 @@ def _workload(options: Namespace) -> "Workload":
 
 
 def _write(options: Namespace, page: "Page") -> None:
-    from archwright.files import atomic_write
+    from archwright.reporting.document import write_page
 
-    atomic_write(Path(options.html), page.html())
+    write_page(page, Path(options.html))
     print(f"\npage  {options.html}", file=sys.stderr if options.json else sys.stdout)

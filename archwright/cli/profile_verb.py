@@ -165,11 +165,14 @@ def _report(found: "Profile") -> Iterator[str]:
     rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
     yield from fmt.columns(rows, right=range(1, len(head)))
     yield ""
+    share = fmt.NO_UTILISATION
+    if found.peak:
+        used = fmt.percent(total.products / found.step / found.peak)
+        share = f"{used} of the measured peak of matrix products, {fmt.rate(found.peak)}"
     yield (
         f"A plain step takes {1e3 * found.step:.4g} ms, "
-        f"{fmt.count(found.batch_size * found.length / found.step)} tokens/s; "
-        f"{fmt.percent(total.products / found.step / found.peak)} of the measured peak of matrix "
-        f"products, {fmt.rate(found.peak)}. Medians of {found.num_steps} steps."
+        f"{fmt.count(found.batch_size * found.length / found.step)} tokens/s; {share}. "
+        f"Medians of {found.num_steps} steps."
     )
     yield from _compared(found)
 

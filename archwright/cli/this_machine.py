@@ -11,6 +11,7 @@ from archwright import format as fmt
 from archwright import presets
 from archwright.machine.decide import decide
 from archwright.machine.peaks import measure_bandwidth, peak_of
+from archwright.machine.precision import DTYPES
 from archwright.machine.rules import cpu_name
 from archwright.planning.memory import total_memory
 from archwright.planning.workload import Workload
@@ -23,16 +24,18 @@ from archwright.training.measured_step import MeasuredStep, measure_step
 
 def this_machine() -> Hardware:
     """Return this machine as a device, with measured peak FLOP/s; `with_bandwidth` measures the rest."""
-    decisions = decide(MachineSpec())
-    device = decisions.machine.device
+    machine = decide(MachineSpec()).machine
+    device, names = machine.device, dict.fromkeys(("fp32", machine.precision))
+    peaks = {name: peak_of(torch.device(device), DTYPES[name]) for name in names}
+    quiet = all(peak.quiet for peak in peaks.values())
     return Hardware(
         name=presets.THIS,
         title=torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         usual_devices=1,
-        source="measured",
+        source="measured" if quiet else "measured next to other work",
         evidence="measured",
         memory_bytes=float(total_memory(device)),
-        peak_flops=decisions.peaks | {"fp32": peak_of(torch.device(device), torch.float32)},  # type: ignore[arg-type]
+        peak_flops={name: peak.flops for name, peak in peaks.items()},  # type: ignore[misc]
     )
 
 

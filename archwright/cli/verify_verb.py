@@ -9,7 +9,8 @@ from archwright.cli.parser import Parser, print_table
 
 ABOUT = """\
 Compare a checkpoint's logits here with those of transformers, which must be installed, in float32 and in
-bfloat16, and print a certificate. The exit code is 0 where they are the same within rounding, 1 where not."""
+bfloat16, and the ids of a text, and print a certificate. The exit code is 0 if logits are the same within rounding
+and ids are the same, else 1."""
 
 EXAMPLES = """\
   archwright verify Llama-3.2-1B
@@ -50,4 +51,5 @@ def run(words: Sequence[str]) -> int:
         ["within rounding", *("yes" if c.agrees else "no" for c in found.comparisons)],
     ]
     print_table(columns)
+    print(f"a text, tokenized by both: {found.text}")
     return 0 if found.agrees else 1

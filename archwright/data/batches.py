@@ -1,6 +1,7 @@
 """Batches as a pure function of (seed, step): nothing to save but the step."""
 
-from typing import Any, Literal, Protocol
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from archwright.data.permutation import mix, permuted
 from archwright.spec.errors import UserError
 
 Ids = NDArray[np.int64]
+BLOCK = 1 << 20
+"""Documents whose lengths are added up at a time."""
 
 
 class TokenSource(Protocol):
@@ -21,8 +24,23 @@ class TokenSource(Protocol):
     def __getitem__(self, where: slice, /) -> NDArray[np.integer[Any]]: ...
 
 
+class TextLengths(NamedTuple):
+    """Lengths of texts that do not see each other, over an epoch."""
+
+    mean: float
+    """Mean length of the text of a token, in tokens: the sum of squared lengths over the sum of lengths."""
+    target: float
+    """Tokens of targets for each token of the texts; 1 if there are no targets."""
+    share: float = 1.0
+    """Tokens of the texts for each token that a run counts."""
+
+
 class BatchSource(Protocol):
     """The batches of a training."""
+
+    @property
+    def lengths(self) -> TextLengths | None:
+        """Lengths of texts; None if each row is one text as long as the context."""
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
         """Return the batch of a step, or the rows of it that belong to one of many processes."""
@@ -60,7 +78,7 @@ class Batches:
                 f"(model.context_length{f' + {more}' if more else ''}), there are {len(tokens)}. Give more "
                 f"text, or set model.context_length to {max(len(tokens) - more, 1)} or less."
             )
-        self.tokens = tokens
+        self.tokens, self.context_length = tokens, context_length
         self.batch_size = batch_size
         self.seed = seed
         self.end_of_text: int | None = None
@@ -88,6 +106,23 @@ class Batches:
         if self.end_of_text is not None:
             text = Inputs(windows, *_documents(windows, self.end_of_text))
         return self._examples.batch(text, self.seed, step)[share]
+
+    @cached_property
+    def lengths(self) -> TextLengths | None:
+        """Lengths of the documents of a token store, cut where windows end, if rows mask documents."""
+        offsets: Ids | None = getattr(self.tokens, "offsets", None)
+        if self.end_of_text is None or offsets is None:
+            return None
+        squares, stride, context = 0, self._stride, self.context_length
+        for first in range(0, len(offsets) - 1, BLOCK):
+            edges = np.asarray(offsets[first : first + BLOCK + 1])
+            begin, end = edges[:-1], edges[1:]
+            head = np.minimum(end, (begin // stride + 1) * stride) - begin
+            whole, rest = np.divmod(end - begin - head, stride)
+            squares += int((head**2 + whole * stride**2 + rest**2).sum())
+        # An objective makes a source of a whole window, and a target; those of documents are in proportion.
+        mean = squares / int(offsets[-1]) * context / stride
+        return TextLengths(mean, self._examples.objective.target_length(context) / context)
 
     def _starts(self, rows: Ids) -> list[int]:
         """Return the position of each row's first token."""

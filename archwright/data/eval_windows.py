@@ -32,6 +32,12 @@ def bits_per_byte(nats: float, num_bytes: int) -> float:
     return nats / (num_bytes * math.log(2))
 
 
+def why_no_bits(text_change: str | None) -> str:
+    """Return why a text has no bits per byte, by `TokenStore.text_change`."""
+    found = f"changes the text: {text_change}" if text_change else "may change the text"
+    return f"no bits per byte, as the tokenizer {found}"
+
+
 class Window(NamedTuple):
     """Tokens `start` to `stop` of the store, of which the last `counted` are counted."""
 
@@ -132,8 +138,11 @@ class HeldOut:
         token_lengths: NDArray[np.int64] | None = None,
         examples: Examples | None = None,
         max_bytes: int | None = None,
+        *,
+        lossless: bool = True,
     ) -> None:
         self.store = store
+        self._lossless = lossless
         self._examples = examples or Examples()
         self.objective = self._examples.objective
         self.window_length = self.objective.window_length(context_length)
@@ -149,10 +158,10 @@ class HeldOut:
         self._token_lengths = token_lengths if max_bytes is not None else None
         ranges: Iterable[tuple[int, int]] = pairwise(map(int, store.offsets))
         if max_bytes is not None:
-            if token_lengths is None:
+            if token_lengths is None or not lossless:
                 raise UserError(
-                    "evaluate.max_bytes: found a tokenizer of which the bytes of a token are not known; expected one "
-                    "of byte-level tokens"
+                    "evaluate.max_bytes: found a tokenizer that changes the text, or of which the bytes of a token are "
+                    "not known; expected one of byte-level tokens"
                 )
             size = PIECE_BYTES * context_length
             ranges = _pieces(store, size, max_bytes, token_lengths)
@@ -172,8 +181,8 @@ class HeldOut:
 
     @property
     def defines_bits_per_byte(self) -> bool:
-        """Whether the losses of all targets add up to that of the text."""
-        return self.objective.defines_bits_per_byte
+        """Whether the losses of all targets add up to that of the text, which the tokens give back."""
+        return self.objective.defines_bits_per_byte and self._lossless
 
     @property
     def generates_text(self) -> bool:

@@ -2,11 +2,12 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from archwright.data.batches import Ids, share_of
+from archwright.data.batches import Ids, TextLengths, share_of
 from archwright.data.eval_windows import ListedWindows
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, padded
@@ -39,7 +40,7 @@ class PairText:
         before, behind = tokenizer.frame
         around = max(len(before), len(tokenizer.decoder_start) - 1) + len(behind)
         self.pairs, self.tokenizer, self.most = pairs, tokenizer, context_length - around
-        self._context_length = context_length
+        self.context_length = context_length
         self.fingerprint = pairs.fingerprint
         number = min(pairs.num_pairs, SAMPLE) if pairs.endless else pairs.num_pairs
         read = [pairs.pair(0, index) for index in range(number)]
@@ -96,7 +97,7 @@ class PairText:
         """Say how many pairs are left out."""
         what = (
             f"data.pairs: {self.num_too_long:,} of {number:,} pairs have more than model.context_length = "
-            f"{self._context_length} tokens in the source or the target, the one that ends a text included, the first "
+            f"{self.context_length} tokens in the source or the target, the one that ends a text included, the first "
             f"at {first.place}"
         )
         if self.num_too_long == number:
@@ -114,6 +115,15 @@ class PairBatches:
     def __init__(self, text: PairText, examples: Examples, batch_size: int, seed: int = 0) -> None:
         self.text, self.batch_size, self.seed = text, batch_size, seed
         self._examples = examples
+
+    @cached_property
+    def lengths(self) -> TextLengths:
+        """Lengths of sources, their ends included; of pairs drawn for each step, of a sample."""
+        ends = sum(map(len, self.text.tokenizer.frame))
+        source = np.array([len(one.source) + ends for one in self.text.examples])
+        counted, total = len(source) * self.text.context_length, float(source.sum())
+        targets = (len(self.text) - total) / total
+        return TextLengths(float((source**2).sum()) / total, targets, total / counted)
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
         """Return the batch of a step, or the rows of it that belong to one of many processes."""

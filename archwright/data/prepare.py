@@ -54,6 +54,7 @@ class _Target:
     tokenizer: Tokenizer
     shard: int
     threads: int
+    check_text: bool
     parts: tuple["_Target", ...] = ()
 
 
@@ -62,7 +63,8 @@ def prepare(
 ) -> Prepared:
     """Return both parts of a corpus as token stores; see `prepare_documents`."""
     targets = [
-        _target(side, tokenizer, folder, SHARD, threads) for side in (corpus.train, corpus.held_out)
+        _target(corpus.train, tokenizer, folder, SHARD, threads, check_text=False),
+        _target(corpus.held_out, tokenizer, folder, SHARD, threads),
     ]
     with _of_one_text(*targets):
         for target in targets:  # parts of both, before this process waits for others
@@ -121,17 +123,24 @@ def _target(
     folder: Path | None,
     shard: int,
     threads: int | None,
+    *,
+    check_text: bool = True,
 ) -> _Target:
+    """Return the store to make; tokenizers that are made here change no text, so that theirs need no check."""
+    check_text = check_text and not tokenizer.is_fast
     folder = folder or cache_folder("tokens")
     threads = threads or num_threads()
-    pieces = documents.parts(PART)
+    pieces, checks = documents.parts(PART), ["text"] * check_text
+    how = tokenizer, shard, threads, check_text
     parts = tuple(
-        _Target(folder / _name(piece, tokenizer, shard), piece, tokenizer, shard, threads)
+        _Target(folder / _name(piece, tokenizer, shard, *checks), piece, *how)
         for piece in (pieces if len(pieces) > 1 else ())
     )
     # Shards end where parts do, so that the same text cut otherwise is another store.
-    name = _name(documents, tokenizer, shard, *(part.documents.fingerprint for part in parts))
-    return _Target(folder / name, documents, tokenizer, shard, threads, parts)
+    name = _name(
+        documents, tokenizer, shard, *checks, *(part.documents.fingerprint for part in parts)
+    )
+    return _Target(folder / name, documents, *how, parts)
 
 
 def _name(documents: Documents, tokenizer: Tokenizer, shard: int, *parts: str) -> str:
@@ -172,7 +181,7 @@ def _made(target: _Target) -> TokenStore:
 def _write(target: _Target, progress: Progress) -> None:
     """Write a store, or a part, beside its place and move it there when all of it is on the disk."""
     with _written_beside(target) as writer:
-        for encoded in _encoded(target.documents, target.tokenizer, target.threads, progress):
+        for encoded in _encoded(target, progress):
             writer.add(encoded)
         writer.finish(target.documents.fingerprint)
 
@@ -284,15 +293,14 @@ class Piece(NamedTuple):
     first: bool
 
 
-def _encoded(
-    documents: Documents, tokenizer: Tokenizer, threads: int, progress: Progress
-) -> Iterator[Encoded]:
+def _encoded(target: _Target, progress: Progress) -> Iterator[Encoded]:
     """Encode batches of pieces in threads (both libraries let go of the interpreter) in order."""
     waiting: deque[Future[Encoded]] = deque()
+    threads = target.threads
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for batch in _batches(documents, tokenizer):
-                waiting.append(pool.submit(_encode, batch, tokenizer))
+            for batch in _batches(target.documents, target.tokenizer):
+                waiting.append(pool.submit(_encode, batch, target))
                 while len(waiting) > 2 * threads:
                     yield progress.counted(waiting.popleft().result(), _size)
             while waiting:
@@ -327,12 +335,14 @@ def _batches(documents: Documents, tokenizer: Tokenizer) -> Iterator[list[Piece]
         yield batch
 
 
-def _encode(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
+def _encode(batch: list[Piece], target: _Target) -> Encoded:
     """Encode pieces and put the token that begins a text where a document begins."""
+    tokenizer = target.tokenizer
     begin = np.array([tokenizer.begin_of_text], np.uint32)
     parts: list[NDArray[np.uint32]] = []
     starts: list[int] = []
     num_bytes, position = [0], 0
+    text_change = "" if target.check_text else None
     for piece, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
         if piece.first:
             starts.append(position)
@@ -342,5 +352,7 @@ def _encode(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
         parts.append(ids)
         position += len(ids)
         num_bytes[-1] += len(piece.text if piece.text.isascii() else piece.text.encode())
+        if text_change == "":
+            text_change = tokenizer.text_change(piece.text, ids)
     tokens = np.concatenate(parts).astype(dtype_for(tokenizer.vocab_size))
-    return Encoded(tokens, starts, num_bytes)
+    return Encoded(tokens, starts, num_bytes, text_change)

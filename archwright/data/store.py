@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from archwright.files import machine_file, read_object, state_of, write_machine_file
+from archwright import files
 from archwright.progress import Progress
 from archwright.spec.errors import UserError
 from archwright.text.cache import only_one
+from archwright.text.tokenizer import Tokenizer
 
 FORMAT = 1
 """Of the folder's layout."""
@@ -72,6 +73,8 @@ class Index(_Values):
     """Fingerprint of the tokenizer."""
     shards: tuple[Shard, ...]
     arrays: Arrays
+    text_change: str | None = None
+    """First change of the text by encoding and decoding it: empty if there is none, None if not tested."""
     format: int = FORMAT
     digest: str = ""
     """BLAKE2 hash of all other values."""
@@ -86,7 +89,7 @@ class Index(_Values):
         return self.digest == self._digest()
 
     def _digest(self) -> str:
-        values = self.model_dump(mode="json", exclude={"digest"})
+        values = self.model_dump(mode="json", exclude={"digest"}, exclude_none=True)
         return hashlib.blake2b(
             json.dumps(values, sort_keys=True).encode(), digest_size=16
         ).hexdigest()
@@ -101,7 +104,7 @@ class TokenStore:
     processes, for which the others wait.
 
     Raises:
-        StoreError: the folder holds no store, a damaged one, or one of another format.
+        StoreError: the folder holds no store, a damaged one, one of another format, or one that changes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -113,12 +116,16 @@ class TokenStore:
             self._verify_once()
             self._map()
         except OSError as error:
+            if error.errno in files.EXHAUSTED:  # a good store is not to be made again
+                raise
             name = Path(error.filename or folder).name
             raise StoreError(folder, f'"{name}": {error.strerror or error}') from error
 
     def _map(self) -> None:
         """Map all files, which have the content that was written."""
         dtype, shards = np.dtype(self.index.dtype), self.index.shards
+        paths = (str(self.folder / shard.file) for shard in shards)
+        self._stamps = [(path, files.stamp(path)) for path in paths]
         # A plain array over the map: slicing np.memmap itself costs microseconds. An empty file cannot be mapped.
         self._shards: list[Tokens] = [
             np.asarray(np.memmap(self.folder / shard.file, dtype, "r"))
@@ -134,8 +141,8 @@ class TokenStore:
         """Verify the content, unless a process of this machine has since it was started. Each machine does so for
         itself: what it reads goes through memory and links of its own."""
         names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in self.index.shards))
-        state = state_of({name: self.folder / name for name in names})
-        place = machine_file(self.folder, CHECKED, state)
+        state = files.state_of({name: self.folder / name for name in names})
+        place = files.machine_file(self.folder, CHECKED, state)
         if _is_kept(place, state):
             return
         with contextlib.ExitStack() as stack:
@@ -144,7 +151,7 @@ class TokenStore:
             if not _is_kept(place, state):
                 self.verify()
                 with contextlib.suppress(OSError, UserError):  # the next process verifies
-                    write_machine_file(place, state, CHECKED)
+                    files.write_machine_file(place, state, CHECKED)
 
     def __len__(self) -> int:
         """Return the number of tokens, end-of-text included."""
@@ -161,12 +168,21 @@ class TokenStore:
         first = int(np.searchsorted(self._borders, start, "right")) - 1
         parts = []
         while start < stop:
+            self._check_kept(first)
             base, end = int(self._borders[first]), min(stop, int(self._borders[first + 1]))
             parts.append(self._shards[first][start - base : end - base])
             start, first = end, first + 1
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.zeros(0, self.index.dtype)
+
+    def _check_kept(self, shard: int) -> None:
+        """Refuse a shard that was changed on disk; where it was cut, reading its map would end the process."""
+        file, known = self._stamps[shard]
+        with contextlib.suppress(FileNotFoundError):  # what was removed stays mapped
+            now = files.stamp(file)
+            if now != known and now[0] == known[0]:
+                raise StoreError(self.folder, f'"{Path(file).name}" was changed while it was read')
 
     def document(self, i: int) -> Tokens:
         """Return document i, its end-of-text token first."""
@@ -193,6 +209,13 @@ class TokenStore:
         """A hash of all tokens."""
         digests = "".join(shard.digest for shard in self.index.shards)
         return hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
+
+    def text_change(self, tokenizer: Tokenizer) -> str | None:
+        """Return the first change of the text by its tokenizer: empty if there is none, None if not tested.
+
+        Tokenizers that are made here change no text.
+        """
+        return "" if tokenizer.is_fast else self.index.text_change
 
     @property
     def end_of_text(self) -> int:
@@ -246,7 +269,9 @@ def read_index(folder: Path) -> Index:
         index = Index.model_validate_json(content)
     except FileNotFoundError as error:
         raise StoreError(folder, f'there is no "{INDEX}"') from error
-    except (NotADirectoryError, OSError) as error:
+    except OSError as error:
+        if error.errno in files.EXHAUSTED:
+            raise
         raise StoreError(folder, f'"{INDEX}": {error.strerror or error}') from error
     except ValidationError as error:
         raise StoreError(folder, f'"{INDEX}" is damaged') from error
@@ -271,5 +296,5 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
 
 def _is_kept(place: Path, state: dict[str, Any]) -> bool:
     """Return whether a check is remembered that holds for this state."""
-    found = read_object(place)
+    found = files.read_object(place)
     return {key: found.get(key) for key in state} == state

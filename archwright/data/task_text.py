@@ -94,6 +94,8 @@ class TaskText:
 class TaskBatches:
     """Batches of fresh examples, as a pure function of (seed, step): no example is seen twice."""
 
+    lengths = None
+
     def __init__(self, text: TaskText, batch_size: int, seed: int = 0) -> None:
         self.text, self.batch_size, self.seed = text, batch_size, seed
         _ = text.sampler  # refuses a context that is too short

@@ -24,6 +24,8 @@ class Encoded:
     tokens: NDArray[np.integer[Any]]
     starts: list[int]
     num_bytes: list[int]
+    text_change: str | None = None
+    """As of `Index`."""
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
@@ -42,6 +44,7 @@ class Writer:
         self.offsets = array("q")
         self.document_bytes = array("q")
         self.num_tokens = 0
+        self.text_change: str | None = None
         self.file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
@@ -58,6 +61,8 @@ class Writer:
         self.document_bytes.extend(encoded.num_bytes[1:])
         self.offsets.extend(self.num_tokens + start for start in encoded.starts)
         self.num_tokens += len(encoded.tokens)
+        if encoded.text_change is not None:
+            self.text_change = self.text_change or encoded.text_change
         tokens = encoded.tokens
         if not self.file:
             self._next_shard()
@@ -79,6 +84,8 @@ class Writer:
         self.offsets.frombytes((offsets[:-1] + self.num_tokens).tobytes())
         self.document_bytes.frombytes(document_bytes.tobytes())
         self.num_tokens += index.num_tokens
+        if index.text_change is not None:  # a part without documents has no tokens to test
+            self.text_change = self.text_change or index.text_change
 
     def finish(self, text: str) -> None:
         """Close the last shard and write offsets, bytes and index."""
@@ -98,8 +105,9 @@ class Writer:
             tokenizer=self.tokenizer.fingerprint,
             shards=tuple(self.shards),
             arrays=hashed_arrays(self.folder),
+            text_change=self.text_change,
         )
-        content = index.sealed().model_dump_json(indent=2)
+        content = index.sealed().model_dump_json(indent=2, exclude_none=True)
         (self.folder / INDEX).write_text(content + "\n", "utf-8")
 
     def _write(self, tokens: NDArray[np.integer[Any]]) -> None:

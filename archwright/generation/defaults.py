@@ -1,6 +1,5 @@
 """How a model is sampled from where nobody says: as the folder it came from does, or plainly."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +87,7 @@ SEARCH_LIMITS: dict[str, Callable[[Any], bool]] = {
 
 
 LIMITS: dict[str, Callable[[Any], bool]] = {
-    "temperature": lambda x: 0 <= x < math.inf,
+    "temperature": lambda x: x == 0 or 1e-6 <= x <= 1e6,
     "top_k": lambda x: isinstance(x, int) and x >= 0,
     "top_p": lambda x: 0 < x <= 1,
 }

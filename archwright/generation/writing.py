@@ -10,7 +10,7 @@ from archwright.generation.beams import EarlyStopping, beam_search, beam_search_
 from archwright.generation.defaults import Searching, sampling, searching
 from archwright.generation.sampling import sample
 from archwright.model.language_model import LanguageModel
-from archwright.runs.load import OpenRun
+from archwright.runs.load import Run, open_run
 from archwright.spec.errors import UserError
 from archwright.text.tokenizer import Tokenizer
 
@@ -41,18 +41,19 @@ class Settings(TypedDict, total=False):
 
 
 def generate(
-    run: OpenRun, prompt: str = "", *, source: str | None = None, **settings: Unpack[Settings]
+    run: Run, prompt: str = "", *, source: str | None = None, **settings: Unpack[Settings]
 ) -> str:
     """Return a text that begins with `prompt` and goes on as the run's model would; see `stream`.
 
     Raises:
         UserError: settings out of their limits, one line each.
     """
+    run = open_run(run)
     return prompt + "".join(stream(run.model, run.tokenizer, prompt, source=source, **settings))
 
 
 def generate_many(
-    run: OpenRun, sources: Sequence[str], prompt: str = "", **settings: Unpack[Settings]
+    run: Run, sources: Sequence[str], prompt: str = "", **settings: Unpack[Settings]
 ) -> list[str]:
     """Return the answer to each of many sources, each as `generate` has it but for rounding: they are read side by
     side, unless they are drawn.
@@ -60,6 +61,7 @@ def generate_many(
     Raises:
         UserError: settings out of their limits, one line each.
     """
+    run = open_run(run)
     model, tokenizer = run.model, run.tokenizer
     search, temperature = _settled(tokenizer, True, settings)
     if search.num_beams == 1 and temperature != 0:

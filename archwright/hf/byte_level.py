@@ -44,7 +44,9 @@ def read_byte_level(
     prefix = bool(settings.get("add_prefix_space"))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     inner.decoder = decoders.ByteLevel()
-    for token, i in _added(names, settings, added):
+    special = list(_added(names, settings, added))
+    check_ids({token.content: i for token, i in special}, str(folder))
+    for token, i in special:
         inner.add_tokens([token])
         if inner.token_to_id(token.content) != i:
             raise UserError(

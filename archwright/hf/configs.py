@@ -9,7 +9,7 @@ from typing import Any
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.hf.multimodal import WRAPPERS, Wrapper
-from archwright.spec.errors import UserError, nearest
+from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.text.json_table import read_table
 
@@ -50,7 +50,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the config.json of a folder."""
     if not folder.is_dir():
         near = nearest(folder.name, [p.name for p in folder.parent.glob("*")])
-        raise UserError(f"{folder}: there is no such folder.{near}")
+        raise UserError(f"{folder}: there is no such folder.{near or hub_hint(str(folder))}")
     return read_table(folder / FILE)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from archwright.hf.defaults import class_defaults, class_key_aliases
 from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
+from archwright.hf.rope import with_older_keys
 from archwright.hf.weight_map import Constant, Fused, Mapped, Slot, StackKeys, When, slots
 from archwright.spec.embeddings import Head, SequenceHead
 from archwright.spec.errors import UserError
@@ -195,7 +196,7 @@ class Family:
         if spec.encoder_model is not None:
             for group in self.encoder_groups:
                 keys = joined(keys, group.write(spec.encoder_model))
-        return keys
+        return with_older_keys(keys)
 
     def with_unsaid(self, spec: ModelSpec, own: ModelSpec) -> ModelSpec:
         """Return a spec that was read from a config, with what only tensors tell as another spec has it."""

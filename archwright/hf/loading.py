@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,9 @@ from archwright.text.tokenizer import Tokenizer
 
 NAMED = 3
 """Tensors that one line names at most."""
+COPY = re.compile(r".*(?:decoder|generator_lm_head|vocab_projector|embed_tokens)\.(weight|bias)")
+COPIES = {"weight": ("embedding.weight",), "bias": ("head.bias",)}
+"""Names of tensors that repeat one of ours in published files, and ours by the names' endings."""
 SIZES = (
     *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
     *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),
@@ -194,6 +198,7 @@ def _checked(
         if name in in_file and not slot.fits(found := store.shapes[in_file[name]], tensors):
             wanted = list(slot.shape(tensors))
             lines.append(f"{folder}: {name}: found shape {list(found)}; expected {wanted}")
+    lines += [] if lines else [f"{folder}: {line}" for line in _unlike_copies(family, slots, store)]
     if lines:
         more = [f"{folder}: and {len(lines) - 8} more shapes"] if len(lines) > 8 else []
         raise UserError(*lines[:8], *more)
@@ -210,20 +215,39 @@ def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
 
 def _aliases(family: Family, store: Store) -> dict[str, str]:
     """Return names as the family has them, with those of the files, which may lack the body's prefix."""
-    plain = {name: name for name in store.shapes}
+    return dict(_all_aliases(family, store))
+
+
+def _all_aliases(family: Family, store: Store) -> list[tuple[str, str]]:
+    """Return the pairs of `_aliases`, and those of further tensors with the same name in the family."""
+    plain = [(name, name) for name in store.shapes]
     for old, new in family.endings.items():
-        plain = {
-            name.removesuffix(old) + new if name.endswith(old) else name: found
-            for name, found in plain.items()
-        }
-    whole = any(name.startswith(family.prefix) for name in plain)
+        plain = [
+            (name.removesuffix(old) + new if name.endswith(old) else name, found)
+            for name, found in plain
+        ]
+    whole = any(name.startswith(family.prefix) for name, _ in plain)
     if whole or not family.prefix:
         return plain
     outside = {name for name in family.model_keys if not name.startswith(family.prefix)}
-    return {
-        name if outside & {name, name.rpartition(".")[0]} else family.prefix + name: found
-        for name, found in plain.items()
-    }
+    return [
+        (name if outside & {name, name.rpartition(".")[0]} else family.prefix + name, found)
+        for name, found in plain
+    ]
+
+
+def _unlike_copies(family: Family, slots: Mapping[str, Slot], store: Store) -> Iterator[str]:
+    """Yield a line for each tensor of a file that repeats another one with different values."""
+    copied = {slot.ours: name for name, slot in slots.items()}
+    first: dict[str, str] = {}
+    for name, stored in _all_aliases(family, store):
+        if name not in slots and (found := COPY.fullmatch(name)):
+            name = copied.get(COPIES[found[1]], name)
+        if (other := first.setdefault(name, stored)) == stored:
+            continue
+        one, two = store.read(other), store.read(stored)
+        if not torch.equal(one.to(two.dtype), two):
+            yield f"{stored}: found other values than in {other}, which it repeats; expected the same"
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:

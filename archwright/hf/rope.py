@@ -70,11 +70,33 @@ class Rope:
         if self.fraction:
             parameters["partial_rotary_factor"] = fraction
         if self.layer_type:
-            return {"rope_parameters": {self.layer_type: parameters}}
+            of_type = {"rope_parameters": {self.layer_type: parameters}, self.theta: theta}
+            return of_type | (
+                _older(parameters) if self.scaled and self.theta == "rope_theta" else {}
+            )
         keys: dict[str, Any] = {"rope_parameters": parameters, "rope_theta": theta}
         if self.fraction:
             keys[self.fraction] = fraction
         return keys
+
+
+def with_older_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the keys by which `transformers` before version 5 reads scaled rotary positions."""
+    parameters = config.get("rope_parameters") or {}
+    if "rope_type" not in parameters:  # none, or one for each type of layer
+        return config
+    return config | _older(parameters, config["model_type"])
+
+
+def _older(parameters: Mapping[str, Any], model_type: str = "") -> dict[str, Any]:
+    kind, original = parameters["rope_type"], "original_max_position_embeddings"
+    others = {"rope_theta", "partial_rotary_factor"}
+    scaling = {key: value for key, value in parameters.items() if key not in others}
+    if kind != "longrope":
+        return {"rope_scaling": None if kind == "default" else scaling}
+    if model_type == "phi3":  # whose class takes these alone
+        scaling = {key: scaling[key] for key in ("short_factor", "long_factor")}
+    return {"rope_scaling": {"type": kind, **scaling}, original: parameters[original]}
 
 
 def _read_scaling(parameters: Mapping[str, Any], config: Config) -> Table:

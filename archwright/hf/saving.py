@@ -18,6 +18,7 @@ from archwright.checkpoint.weights import read_tensors, write_tensors
 from archwright.hf.exporting import as_computed, exportable
 from archwright.hf.family import Family
 from archwright.hf.loading import CAME_FROM, Origin, tensors_of
+from archwright.hf.older_readers import difference
 from archwright.hf.weight_map import Slot
 from archwright.hf.weights_reader import INDEX
 from archwright.model.build import detector_of
@@ -26,7 +27,7 @@ from archwright.model.replaced_tokens import ReplacedTokenDetector
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.text.companions import DECODER_START, GENERATION, TOKEN_IDS, as_text, table
-from archwright.text.tokenizer import Tokenizer
+from archwright.text.tokenizer import PAD, Tokenizer
 
 SHARD = 5 * 10**9
 """Bytes of tensors in one file at most, as one that is larger stands alone."""
@@ -61,6 +62,8 @@ def save(
         origin, model = _came_from(model), detector_of(model)
         CAME_FROM[model] = origin
     chosen = exportable(model.spec, family or _came_from(model).family)
+    if tokenizer is not None:
+        tokenizer = _exported(model, tokenizer)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not _is_export(folder, model, chosen, tokenizer, max_shard_bytes):
             raise UserError(f"{folder}: not empty; expected a new or empty folder")
@@ -68,6 +71,9 @@ def save(
         return chosen.model_type
     if not folder.name:
         raise UserError(f"{folder}: expected the name of a new folder")
+    if words := difference(config_of(model.spec, chosen)):
+        line = f"{folder}: transformers 4.57 {words}; transformers 5 reads it as it is"
+        warnings.warn(line, stacklevel=2)
     with drafted(folder, "export") as draft:
         tensors = tensors_of(model)
         slots, split = chosen.slots(model.spec, tensors), _split(model, chosen, max_shard_bytes)
@@ -146,7 +152,7 @@ def _write_small_files(
     _write_json(folder / "config.json", config | table(files, TOKEN_IDS))
     (folder / GENERATION).write_text(files.get(GENERATION, "{}\n"), "utf-8")
     if tokenizer is not None:
-        (tokenizer.with_frame() if has_source else tokenizer).save(folder)
+        tokenizer.save(folder)
         (folder / TOKEN_IDS).unlink(missing_ok=True)  # which stand in config.json
 
 
@@ -189,6 +195,22 @@ def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:
     if padding is not None and rows != "auto" and padding >= rows:
         config.setdefault("pad_token_id", None)  # the class's own does not exist here
     return config
+
+
+def _exported(model: LanguageModel, tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer to write; a line says where other libraries read otherwise than training."""
+    rows, has_source = model.spec.vocab_size, model.spec.encoder_model is not None
+    assert rows != "auto"
+    found = tokenizer.exported(rows, model.spec.context_length, has_source=has_source)
+    if line := found.otherwise(found.around, has_source=has_source):
+        warnings.warn(f"tokenizer.json: {line}", stacklevel=3)
+    if found is not tokenizer and PAD not in found.special_ids:
+        warnings.warn(
+            f"tokenizer_config.json: pad_token is {found.end_of_text_name}, as the vocabulary has no spare row: "
+            "collators mask it, so that fine-tuning does not learn where a text ends",
+            stacklevel=3,
+        )
+    return found
 
 
 def _files(tokenizer: Tokenizer, has_source: bool) -> dict[str, str]:

@@ -19,6 +19,8 @@ from archwright.hf.families import FAMILIES
 from archwright.hf.loading import Loaded, load
 from archwright.hf.multimodal import own_name
 from archwright.spec.errors import UserError
+from archwright.text.json_table import first_line
+from archwright.text.selfcheck import PROBE
 
 TOKENS = 64
 """Length of the texts that are compared, or the model's own if that is shorter."""
@@ -62,16 +64,20 @@ class Certificate:
     transformers: str
     torch: str
     comparisons: tuple[Comparison, ...]
+    same_ids: bool
+    """Whether a text has the same ids in both; what is put around it aside."""
+    text: str
+    """How a text is tokenized by both, in words."""
 
     @property
     def agrees(self) -> bool:
-        """Whether all comparisons agree."""
-        return all(comparison.agrees for comparison in self.comparisons)
+        """Whether all comparisons agree, and the ids of a text are the same."""
+        return self.same_ids and all(comparison.agrees for comparison in self.comparisons)
 
 
 def verify(folder: str | Path) -> Certificate:
     """Compare a folder's logits here and in `transformers`, in float32 and bfloat16, on random tokens, with
-    padding at the end of one text.
+    padding at the end of one text; and the ids of a text.
 
     Raises:
         UserError: `transformers` is not installed or cannot read the folder, or what `load` refuses.
@@ -80,7 +86,7 @@ def verify(folder: str | Path) -> Certificate:
         import transformers
     except ImportError:
         raise UserError(
-            "verify compares with transformers, which is not installed: pip install transformers"
+            "verify compares with transformers, which is not installed: pip install 'archwright[verify]'"
         ) from None
     comparisons, exact = [], None
     for dtype in DIVERGES:
@@ -95,7 +101,36 @@ def verify(folder: str | Path) -> Certificate:
         transformers.__version__,
         torch.__version__,
         tuple(comparisons),
+        *_text(folder, own),
     )
+
+
+def _text(folder: str | Path, own: Loaded) -> tuple[bool, str]:
+    """Return whether a text has the same ids in both, and in words how it is tokenized."""
+    from transformers import AutoTokenizer
+
+    tokenizer = own.tokenizer
+    if tokenizer is None:
+        return True, "no tokenizer that is read here"
+    # In ASCII: the classes of transformers 5 leave out the normaliser of other letters that some files have.
+    text = "".join(
+        char for char in PROBE if char.isascii() and (char.isprintable() or char == "\n")
+    )
+    for name in tokenizer.special_ids:  # ids there, text here
+        text = text.replace(name, "")
+    try:
+        theirs: list[int] = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )(text).input_ids
+    except Exception as error:  # of many kinds
+        return False, f"transformers cannot read the tokenizer: {first_line(error)}"
+    ours = tokenizer.encode(text).tolist()
+    starts = [i for i in range(len(theirs)) if theirs[i : i + len(ours)] == ours]
+    if not starts:
+        return False, f"other ids: {len(ours)} here, {len(theirs)} in transformers"
+    around = theirs[: starts[0]], theirs[starts[0] + len(ours) :]
+    has_source = own.spec.encoder_model is not None
+    return True, tokenizer.otherwise(around, has_source=has_source) or "the same ids"
 
 
 def _theirs(folder: str | Path, own: Loaded, dtype: torch.dtype) -> nn.Module:
@@ -119,8 +154,7 @@ def _theirs(folder: str | Path, own: Loaded, dtype: torch.dtype) -> nn.Module:
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # of many kinds
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{folder}: transformers cannot read it: {line}") from None
+        raise UserError(f"{folder}: transformers cannot read it: {first_line(error)}") from None
     return model.eval()
 
 

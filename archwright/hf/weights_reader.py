@@ -16,7 +16,7 @@ from torch import Tensor
 from archwright.format import shortened
 from archwright.hf.layouts import Shape
 from archwright.spec.errors import UserError
-from archwright.spec.files import irregular
+from archwright.spec.files import check_utf8, irregular
 from archwright.text.json_table import first_line, read_table
 
 WEIGHTS = "model.safetensors"
@@ -143,6 +143,7 @@ def _is_plain(name: object) -> bool:
 
 
 def _open(path: Path) -> Any:
+    check_utf8(path)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, ValueError) as error:

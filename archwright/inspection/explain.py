@@ -18,6 +18,7 @@ from archwright.model import build
 from archwright.optim.schedules import learning_rate
 from archwright.parts.feedforward import ACTIVATIONS
 from archwright.parts.kernels import ScoreMods
+from archwright.parts.kernels.eager import eager
 from archwright.parts.masks import AttentionMask, pattern_of
 from archwright.parts.mixers import AttentionMixer
 from archwright.parts.norms import NORMS
@@ -92,16 +93,11 @@ def scores_of(model: Any, tokens: Tensor, **given: Tensor) -> Tensor:
     seen: list[Tensor] = []
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, mods: ScoreMods) -> Tensor:
-        # [batch, heads, tokens, d]
-        q, k = (x.transpose(1, 2) for x in (q, k))
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        scores = q @ k.mT * mods.scale
-        if mods.bias is not None:
-            scores = scores + mods.bias.block(0, q.shape[2], 0, k.shape[2])
-        seen.append(scores)
-        groups = q.shape[1] // v.shape[2]
-        v = v.repeat_interleave(groups, dim=2).transpose(1, 2)  # [batch, heads, tokens, d]
-        return (scores.softmax(-1) @ v).transpose(1, 2)
+        keys = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+        products = torch.einsum("bqhd,bkhd->bhqk", q, keys)
+        bias = None if mods.bias is None else mods.bias.block(0, q.shape[1], 0, k.shape[1])
+        seen.append(mods.scores(products, None, bias))
+        return eager(q, k, v, view, mods)
 
     for mixer in model.modules():
         if isinstance(mixer, AttentionMixer):

@@ -6,20 +6,21 @@ from dataclasses import replace
 import numpy as np
 
 from archwright.format import duration, short
+from archwright.lab.command_line import Command
 from archwright.lab.looks import ALPHA, Looks
-from archwright.lab.plan import Plan
+from archwright.lab.plan import LEAST_STEPS, Plan
+from archwright.lab.planner import time_budget
 from archwright.lab.results import Effect
 from archwright.lab.scaling import SIZES
 from archwright.lab.scheduler import Execution
 from archwright.lab.statistics import SharedError, half_width
 from archwright.lab.variants import arms, sized_by_user
-from archwright.lab.verdict import DIVERGED, is_unlearnt, seeds_needed
+from archwright.lab.verdict import DIVERGED, is_unlearnt
+from archwright.spec.budget import Budget
 from archwright.spec.model_spec import ModelSpec
 
-LEAVES_PLATEAU = 500
-"""Steps in which small models of all presets have left the plateau on which they know how often tokens occur."""
 LONGER = 3
-"""Times the steps that are advised where more than that were not enough."""
+"""Times the steps that are advised if so many were not enough."""
 LOWER = 10
 """Times by which a learning rate is lowered where everything diverged."""
 MANY = 100
@@ -28,35 +29,34 @@ ROUNDS = 3
 """Guesses of how many seeds are added, on which the level depends at which they are judged."""
 
 
-def advice(effect: Effect, execution: Execution) -> str:
-    """Return what would decide a variant, or nothing where nobody knows."""
+def advice(effect: Effect, execution: Execution, command: Command) -> str:
+    """Return what would decide a variant, with the command; nothing if nobody knows."""
     study, now = execution.plan.study, execution.standing()
     if any(DIVERGED in caveat for caveat in effect.caveats):
-        return _lower_rate(effect, execution)
+        return _lower_rate(effect, execution, command)
     if is_unlearnt(effect):
-        return _longer(execution)
+        return _longer(execution, command)
     if edges := [
         n
         for n, s in now.sweeps.items()
         if s.at_boundary and n in (effect.variant, next(iter(execution.plan.arms)))
     ]:
-        return _other_rate(edges[0], execution)
+        return _other_rate(edges[0], execution, command)
     if effect.caveats:
         return ""
     if now.looks is None:
-        needed = seeds_needed(effect)
-        if needed > MANY:
-            return f"too close to call, about {needed} seeds would tell"
-        return f"about {needed} seeds would tell: --seeds {needed} --out DIR" if needed else ""
+        again = command.again(elsewhere=True, seeds=2 * study.seeds)
+        return f"too close to call, twice as many seeds may tell: {again}"
     superior = sum(decision.outcome == "superior" for decision in now.decisions.values())
     more = more_seeds(effect, now.looks, ALPHA / max(1, len(study.variants) - superior))
     if not more:
-        return _beyond_seeds(effect, execution)
+        return _beyond_seeds(effect, execution, command)
     baseline, *variants = execution.plan.arms
     trained = [baseline, *(name for name in variants if name not in now.decisions)]
     seconds = more * sum(map(execution.run_seconds, trained)) / execution.plan.workers
     seeds = f"{more} more seed{'s' * (more > 1)}"
-    return f"too close to call, about {seeds} would tell, {duration(seconds)}: --add-seeds {more}"
+    added = f"{command} --add-seeds {more}"
+    return f"too close to call, about {seeds} would tell, {duration(seconds)}: {added}"
 
 
 def more_seeds(effect: Effect, looks: Looks, alpha: float) -> int:
@@ -97,19 +97,19 @@ def _enough(effect: Effect, superior: float, equivalent: float) -> int:
     return 0
 
 
-def _beyond_seeds(effect: Effect, execution: Execution) -> str:
+def _beyond_seeds(effect: Effect, execution: Execution, command: Command) -> str:
     """Say what may decide where MANY more seeds would not: more held-out text, where its choice is what is unsure."""
     least = float(np.std(effect.differences)) / math.sqrt(len(effect.differences) + MANY)
     if effect.text_error <= max(least, effect.placing_error):
         return f"too close to call, {MANY} more seeds would not tell either"
     asked, there = execution.plan.study.evaluation_tokens, execution.plan.evaluation_tokens
-    more = "a longer text" if there < asked else f"--evaluation-tokens {4 * asked} --out DIR"
+    more = "a longer text" if there < asked else command.again(evaluation_tokens=4 * asked)
     return (
         f"too close to call on {there:,} held-out tokens, whatever the seeds; more may tell: {more}"
     )
 
 
-def _lower_rate(effect: Effect, execution: Execution) -> str:
+def _lower_rate(effect: Effect, execution: Execution, command: Command) -> str:
     """Say what may keep runs from diverging."""
     plan = execution.plan
     key = plan.baseline.run.optimizer.learning_rates[0]
@@ -120,45 +120,45 @@ def _lower_rate(effect: Effect, execution: Execution) -> str:
         if cell.variant in (diverged & {effect.variant, plan.baseline.name})
     )
     tuned = "leave out --no-tune-lr, or " * (not plan.study.tune_lr)
-    lower = float(f"{lowest / LOWER:.2g}")
-    return f"{tuned}start from a lower learning rate: optimizer.{key}={short(lower)} --out DIR"
+    lower = f"optimizer.{key}={short(float(f'{lowest / LOWER:.2g}'))}"
+    common = (*command.study.common, lower)
+    again = command.again(elsewhere=True, common=common)
+    return f"{tuned}start from a lower learning rate: {again}"
 
 
-def _longer(execution: Execution) -> str:
+def _longer(execution: Execution, command: Command) -> str:
     """Say which budget gives the steps that it takes to learn more."""
     plan = execution.plan
-    steps = max(LEAVES_PLATEAU, LONGER * plan.steps)
+    steps = max(LEAST_STEPS, LONGER * plan.steps)
     times = steps / plan.steps
     if seconds := plan.study.budget.seconds:
-        budget = f"{math.ceil(times * seconds / 60)}m"
+        budget = time_budget(times * seconds)
     elif plan.study.budget.unit == "steps":
         budget = f"{steps}steps"
     else:
         budget = f"{math.ceil(times * plan.tokens_per_run / 1e6)}Mtokens"
-    size = _same_size(plan)
-    return (
-        f"{plan.steps:,} steps were too few, try about {steps:,}: --budget {budget}{size} --out DIR"
-    )
+    again = command.again(budget=Budget(budget), size=_same_size(plan))
+    return f"{plan.steps:,} steps were too few, try about {steps:,}: {again}"
 
 
 def _same_size(plan: Plan) -> str:
-    """Return the option that keeps models as they are, where a longer budget would be spent on larger ones."""
+    """Return the size that keeps models as they are, as a longer budget would be spent on larger ones."""
     study, run = plan.study, plan.baseline.run
     if study.size != "auto" or sized_by_user(study) or not study.budget.seconds:
-        return ""
+        return study.size
 
     def alike(size: float) -> tuple[bool, ...]:
         other = next(iter(arms(study, size).values()))
         return _shape(other.model) == _shape(run.model), other.batch_size == run.batch_size
 
-    return f" --size {max(SIZES, key=alike) / 1e6:g}M"
+    return f"{max(SIZES, key=alike) / 1e6:g}M"
 
 
 def _shape(model: ModelSpec) -> tuple[int, int, int]:
     return model.dim, model.num_layers, model.context_length
 
 
-def _other_rate(name: str, execution: Execution) -> str:
+def _other_rate(name: str, execution: Execution, command: Command) -> str:
     """Say from which learning rate to search on."""
     window = execution.standing().sweeps[name].window
     losses = {
@@ -169,4 +169,5 @@ def _other_rate(name: str, execution: Execution) -> str:
     best = min(losses, key=losses.__getitem__, default=window[0])
     lr = execution.plan.lr(name, best)
     key = execution.plan.arms[name].run.optimizer.learning_rates[0]
-    return f"search on from there with optimizer.{key}={short(lr)} for {name}, with --out DIR"
+    again = command.again_from(name, f"optimizer.{key}={short(lr)}")
+    return f"search on from there: {again}"

@@ -208,7 +208,8 @@ class Tuner(Runner):
         return statistics.median(took[found]) / statistics.median(took[Setting()])
 
     def command(self, cell: Cell) -> str:
-        return shlex.join(["archwright", "train", str(self._folder(cell).path / "spec.toml")])
+        spec = str(self._folder(cell).path / "spec.toml")
+        return shlex.join(["archwright", "train", spec, *self.parts_words()])
 
     def remaining(self) -> float:
         left = max(self.expected - len(self.results), len(self.wanted()))
@@ -293,7 +294,7 @@ def tuned_plan(plan: Plan, tuning: Tuning, left: float | None = None) -> Plan:
     paid = int(steps * (left - fixed) / max(1e-9, needed - fixed))
     if paid >= SHORTER * steps:
         return new
-    paid = max(LEAST_STEPS, paid)
+    paid = min(steps, max(LEAST_STEPS, paid))
     arms = {
         name: replace(arm, run=of_steps(arm.run, paid, paid / num_steps(arm.run)))
         for name, arm in arms.items()

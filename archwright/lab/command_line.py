@@ -1,18 +1,22 @@
 """From words to a study, and back to the command line that asks for it."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archwright.lab.plan import slug
+from archwright.lab.plan import STUDY, slug
+from archwright.lab.plan_file import free_name
 from archwright.lab.run_cache import POOL
 from archwright.lab.variants import is_variant, label, run_key, split
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.overrides import toml_value
+from archwright.spec.overrides import assignments_of, toml_value
 from archwright.spec.read import load_study, preset_names, study_names
 from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import OPTIONS, StudySpec
+
+Words = tuple[str, ...]
 
 OTHERS = ("add_seeds", "on", "out", "runs", "slurm", "workers")
 """Options of the command that are no fields of a study."""
@@ -22,11 +26,13 @@ SIZE_OF_WIDTHS = "0.05M"
 
 
 def study_of(
-    *words: str | StudySpec, parts: tuple[PartsFile, ...] = (), **options: Any
+    *words: str | StudySpec | Mapping[str, Any], parts: tuple[PartsFile, ...] = (), **options: Any
 ) -> StudySpec:
     """Return the study that words ask for; see `compare`."""
-    names = [w for w in words if isinstance(w, StudySpec) or is_variant(w)]
-    common = [str(w) for w in words if w not in names]
+    studies = [word for word in words if isinstance(word, StudySpec)]
+    texts = assignments_of(*(word for word in words if not isinstance(word, StudySpec)))
+    names: list[str | StudySpec] = [*studies, *filter(is_variant, texts)]
+    common = [word for word in texts if not is_variant(word)]
     for word in common:  # an option that is written like a key of a run: seeds=5
         key, _, value = word.partition("=")
         name = "first_seed" if key == "seed" else key.replace("-", "_")
@@ -67,43 +73,77 @@ def _with_widths(study: StudySpec) -> StudySpec:
     return study.model_copy(update=update)
 
 
-def command_of(
-    study: StudySpec,
-    folder: Path,
-    out: str | Path | None = None,
-    parts: Sequence[str | Path] = (),
-    where: Sequence[str] = (),
-    runs: str | Path = POOL,
-) -> str:
-    """Return the command line of a study."""
-    default, words = StudySpec(), [label(study.baseline)]
-    if study.name in study_names() and _goes_on_from(study, load_study(study.name)):
-        default, words = load_study(study.name), [study.name]
-    elif all(name == label(given) for name, given in study.variants.items()):
-        words += [
-            (f":{label(given)}" if "=" in given[0] else label(given))
-            for given in study.variants.values()
-        ]
-    else:
-        default, words = study, [str(folder / "study.toml")]
-    words += [word for word in study.common if word not in default.common]
-    for name in OPTIONS:
-        value = getattr(study, name)
-        if value != getattr(default, name):
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                listed = ",".join(map(str, value)) or "none" if isinstance(value, tuple) else value
-                words += [f"--{flag}", str(listed)]
-    for file in parts:
-        words += ["--parts", str(file)]
-    if out:
-        words += ["--out", str(out)]
-    if Path(runs) != POOL:
-        words += ["--runs", str(runs)]
-    words += where
-    return shlex.join(["archwright", "compare", *words])
+@dataclass(frozen=True)
+class Command:
+    """The command line of a study, and those of studies that follow from it."""
+
+    study: StudySpec
+    folder: Path
+    out: str | Path | None = None
+    parts: Sequence[str | Path] = ()
+    where: Sequence[str] = ()
+    runs: str | Path = POOL
+    file: str = ""
+    """The user's own file of the study, if there is one."""
+
+    def __str__(self) -> str:
+        return self.again()
+
+    def again(self, *, elsewhere: bool = False, **changes: Any) -> str:
+        """Return the command with fields of the study changed.
+
+        Args:
+            elsewhere: Name a new folder, as this one would refuse the study.
+        """
+        study = self.study.model_copy(update=changes)
+        default, words = StudySpec(), [label(study.baseline)]
+        if study.name in study_names() and _goes_on_from(study, load_study(study.name)):
+            default, words = load_study(study.name), [study.name]
+        elif self.file:
+            default, words = load_study(self.file), [self.file]
+        elif all(name == label(given) for name, given in study.variants.items()):
+            words += [
+                (f":{label(given)}" if "=" in given[0] else label(given))
+                for given in study.variants.values()
+            ]
+        else:
+            default, words = self.study, [str(self.folder / STUDY)]
+        words += [word for word in study.common if word not in default.common]
+        for name in OPTIONS:
+            value = getattr(study, name)
+            if value != getattr(default, name):
+                flag = name.replace("_", "-")
+                if isinstance(value, bool):
+                    words.append(f"--{flag}" if value else f"--no-{flag}")
+                else:
+                    listed = (
+                        ",".join(map(str, value)) or "none" if isinstance(value, tuple) else value
+                    )
+                    words += [f"--{flag}", str(listed)]
+        for file in self.parts:
+            words += ["--parts", str(file)]
+        out = free_name(Path(self.out or self.folder)) if elsewhere else self.out
+        if out:
+            words += ["--out", str(out)]
+        if Path(self.runs) != POOL:
+            words += ["--runs", str(self.runs)]
+        return shlex.join(["archwright", "compare", *words, *self.where])
+
+    def again_from(self, name: str, key: str) -> str:
+        """Return the command with a key of one variant set, or of all if variants have names of their own."""
+        study, changed = self.study, run_key(key).partition("=")[0]
+
+        def with_key(words: Words) -> Words:
+            return (*(w for w in words if run_key(w).partition("=")[0] != changed), key)
+
+        named = any(variant != label(words) for variant, words in study.variants.items())
+        if named or self.file or study.name in study_names():
+            return self.again(elsewhere=True, common=with_key(study.common))
+        every = {label(study.baseline): study.baseline, **study.variants}
+        every[name] = with_key(every[name])
+        baseline, *variants = every.values()
+        changes = {"baseline": baseline, "variants": {label(words): words for words in variants}}
+        return self.again(elsewhere=self.out is not None, **changes)
 
 
 def _goes_on_from(study: StudySpec, shipped: StudySpec) -> bool:

@@ -1,6 +1,6 @@
 """The verb of the lab: from the names of architectures to a verdict on which is better."""
 
-import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from archwright.checkpoint.started import StartRecord, folders_made
-from archwright.files import atomic_write, sweep
+from archwright.files import atomic_write, check_folders, sweep
 from archwright.lab import plan as plans
 from archwright.lab.baseline_runs import Tuner, tune
-from archwright.lab.command_line import command_of, load, study_of
+from archwright.lab.command_line import Command, load, study_of
 from archwright.lab.ngrams import counted
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import STUDY, Plan, slug
-from archwright.lab.plan_file import PLAN
+from archwright.lab.plan_file import PLAN, free_name
 from archwright.lab.planner import USED, Planner
 from archwright.lab.progress import progress
 from archwright.lab.results import StudyResults
@@ -24,6 +24,7 @@ from archwright.lab.run_cache import POOL
 from archwright.lab.runner import Display
 from archwright.lab.scheduler import ENDING, Execution
 from archwright.lab.summary import announcement, results_of, tuned_words
+from archwright.lab.variants import is_variant
 from archwright.lab.where import Where
 from archwright.lab.workers import Workers
 from archwright.machine.decide import usable_cores
@@ -38,18 +39,11 @@ STUDIES = Path("studies")
 
 LOCKS = ("lock", "lock.json")
 
+LARGER = ("budget", "size", "evaluation_tokens")
+"""Options with which a study goes on in its own folder."""
+
 FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN, "jobs")
 """Files of a study's folder until it is planned, beside locks and a tokenizer."""
-
-LAST = (
-    "report.html",
-    "runs.csv",
-    "curves.csv",
-    "replicates.csv",
-    "effects.csv",
-    "horizons.csv",
-    "interactions.csv",
-)
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -62,7 +56,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def compare(
-    *words: str | StudySpec,
+    *words: str | StudySpec | Mapping[str, Any],
     out: str | Path | None = None,
     runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
@@ -81,7 +75,7 @@ def compare(
 
     Args:
         words: a baseline and variants, each the name of a model with dotted keys after colons
-            (`"modern:norm.kind=layer"`), and dotted keys that all share (`"data.text=notes.txt"`);
+            (`"modern:norm.kind=layer"`), and dotted keys that all share (`"data.text=notes.txt"`, or a dict);
             or the name or file of a study; or a StudySpec.
         out: the study's folder; by default studies/NAME.
         runs: where single runs are kept; studies share them.
@@ -101,14 +95,14 @@ def compare(
     """
     started, where = time.monotonic() - waited, Where(on, workers, slurm)
     files = [Path(file).resolve() for file in parts]
-    study, path = _asked(words, options, files, out, where, add_seeds)
-    command = command_of(study, path, out, parts, where.words(), runs)
+    command = _asked(words, options, files, out, parts, where, runs, add_seeds)
+    study, path = command.study, command.folder
     with open_study(path, study) as folder:
         with where.start(usable_cores(), path / "log.txt", files) as pool:
             plan = plans.saved(study, folder)
             if plan is None:
                 say = progress(quiet).say
-                planner = Planner(study, folder, pool, say, started=started, runs=Path(runs))
+                planner = Planner(study, folder, pool, command, say, started, Path(runs))
                 plan = planner.plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
@@ -139,7 +133,7 @@ def compare(
 
 
 def plan(
-    *words: str | StudySpec,
+    *words: str | StudySpec | Mapping[str, Any],
     out: str | Path | None = None,
     runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
@@ -160,7 +154,8 @@ def plan(
 
     where = Where(on, workers, slurm)
     files = [Path(file).resolve() for file in parts]
-    study, path = _asked(words, options, files, out, where, add_seeds)
+    command = _asked(words, options, files, out, parts, where, runs, add_seeds)
+    study, path = command.study, command.folder
     _check_place(path, study)
     if _is_planned(path):
         found = plans.saved(study, RunFolder(path))
@@ -172,7 +167,7 @@ def plan(
     with tempfile.TemporaryDirectory(dir=Path.cwd() if on else None) as scratch:
         folder, log = RunFolder(scratch), Path(scratch) / "log.txt"
         with folder.lock(), where.start(usable_cores(), log, files) as pool:
-            return Planner(study, folder, pool, runs=Path(runs)).plan()
+            return Planner(study, folder, pool, command, runs=Path(runs)).plan()
 
 
 @contextmanager
@@ -201,8 +196,8 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
                     record.add(*FIRST)
                     if not (path / STUDY).exists():
                         atomic_write(path / STUDY, to_toml(study))
-                sweep(path, *(re.escape(name) for name in (*LOCKS, *FIRST, *LAST)))
-                sweep(path / "variants", r".+\.toml")
+                sweep(path)
+                sweep(path / "variants")
                 yield folder
             except BaseException:
                 if not (path / PLAN).exists():
@@ -245,17 +240,19 @@ def _keep_end(execution: Execution, folder: RunFolder) -> None:
 
 
 def _asked(
-    words: Sequence[str | StudySpec],
+    words: Sequence[str | StudySpec | Mapping[str, Any]],
     options: Mapping[str, Any],
     files: Sequence[Path],
     out: str | Path | None,
+    parts: Sequence[str | Path],
     where: Where,
+    runs: str | Path,
     seeds: int | None,
-) -> tuple[StudySpec, Path]:
-    """Return the study that is asked for, and its folder."""
+) -> Command:
+    """Return the study that is asked for, with its folder."""
     study = study_of(*words, **options, parts=load(files))
     where.check(study)
-    path = Path(out) if out else STUDIES / slug(study.name)
+    path = _place(Path(out) if out else STUDIES / slug(study.name), study)
     if seeds is not None and seeds < 1:
         raise UserError(f"--add-seeds: found {seeds}; expected 1 or more")
     if seeds and not _is_planned(path):
@@ -263,7 +260,26 @@ def _asked(
             f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
             "the study's folder with --out"
         )
-    return study, path
+    names = [
+        str(word)
+        for word in words
+        if isinstance(word, StudySpec) or (isinstance(word, str) and is_variant(word))
+    ]
+    file = names[0] if len(names) == 1 and names[0].endswith(".toml") else ""
+    return Command(study, path, out, parts, where.words(), runs, file)
+
+
+def _place(path: Path, study: StudySpec) -> Path:
+    """Return the folder of a study, inside that of the same study with another budget if there is one."""
+    if not _is_planned(path):
+        return path
+    there = read_study(path / STUDY)
+    changed = {
+        key: getattr(study, key) for key in LARGER if getattr(study, key) != getattr(there, key)
+    }
+    if not changed or there.model_copy(update={**changed, "parts": study.parts}) != study:
+        return path
+    return path / slug("-".join(f"{key}-{value}" for key, value in changed.items()))
 
 
 def _extended(execution: Execution, seeds: int) -> Execution:
@@ -286,7 +302,8 @@ def _extended(execution: Execution, seeds: int) -> Execution:
             f"--add-seeds: {len(now.wanted)} runs of the study are still to be made; let it end first, without "
             "--add-seeds"
         )
-    if all(name in now.decisions for name in [*execution.plan.arms][1:]):
+    closed, (baseline, *variants) = now.decisions.keys() | now.unlearnt.keys(), execution.plan.arms
+    if baseline in closed or closed.issuperset(variants):
         raise UserError(
             "--add-seeds: no variant is open: each is decided, or inconclusive for a reason that more seeds do not "
             "change, which its sentence gives"
@@ -299,11 +316,13 @@ def _extended(execution: Execution, seeds: int) -> Execution:
 
 def _check_place(path: Path, study: StudySpec) -> None:
     """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
+    check_folders(path.absolute(), "variants", "timing", "tokenizer", "jobs")
     if _is_planned(path):
         there = read_study(path / STUDY)
         if lines := diff(there.model_copy(update={"parts": study.parts}), study):
             raise UserError(
-                f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out DIR"
+                f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out "
+                f"{shlex.quote(str(free_name(path)))}"
             )
         if there.parts != study.parts:
             needed = " ".join(f"--parts {part.name}" for part in there.parts) or "no --parts"

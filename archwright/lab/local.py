@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import archwright
+from archwright.files import open_to_append
 from archwright.lab.jobs import PATIENCE, Answer, Executor, Handle, Job, surroundings
 
 PACKAGE = str(Path(archwright.__file__).parent)
@@ -36,7 +37,7 @@ class LocalExecutor(Executor):
 
     def __init__(self, log: Path, parts: Sequence[Path] = ()) -> None:
         self._command = [sys.executable, "-P", "-c", START, PACKAGE, *map(str, parts)]
-        self._log = log.open("a", encoding="utf-8")
+        self._log = open_to_append(log, encoding="utf-8")
         self._processes: list[tuple[subprocess.Popen[str], dict[str, str]]] = []
         self._idle: set[int] = set()
         """Numbers of processes that wait for a job."""

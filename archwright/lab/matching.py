@@ -3,23 +3,32 @@ What a variant sets itself stays."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from archwright.model.build import build
+from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import flops_per_token, parameters_by_part
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import enforce
 from archwright.spec.study_spec import Match
 
+Flops = Callable[[LanguageModel], float]
+"""Returns the FLOPs of a training token."""
 TOLERANCE = 0.005
 """Largest share by which a variant may miss the baseline's size."""
 
 RATIOS = (0.5, 16.0)
 """hidden_dim over dim, beyond which dim is changed instead."""
+
+FARTHEST = 4
+"""Times by which dim may become wider or narrower: beyond that, models of one size are no longer comparable."""
+
+LEAST_WIDTH = 8
+"""Narrowest dim and hidden width that matching makes."""
 
 MULTIPLES = (16, 8, 4, 2, 1)
 """Divisors of hidden_dim, of which the first that comes near enough is taken: round widths compute fastest."""
@@ -59,15 +68,15 @@ class Counts:
         }.get(match, float(self.non_embedding))
 
 
-def count(spec: ModelSpec, vocab_size: int) -> Counts:
-    """Return the counts of a model, built without memory."""
+def count(spec: ModelSpec, vocab_size: int, flops: Flops | None = None) -> Counts:
+    """Return the counts of a model, built without memory; FLOPs by default of texts as long as the context."""
     model = build(spec, device="meta", vocab_size=vocab_size)
     parts = parameters_by_part(model)
     outside = tuple(f"{name}." for name in OUTSIDE)
     return Counts(
         model.num_parameters(),
         sum(n for part, n in parts.items() if not f"{part}.".startswith(outside)),
-        flops_per_token(model, spec.context_length),
+        flops(model) if flops else flops_per_token(model, spec.context_length),
     )
 
 
@@ -77,13 +86,14 @@ def matched(
     match: Match,
     vocab_size: int,
     held: Collection[str] = (),
+    flops: Flops | None = None,
 ) -> tuple[ModelSpec, bool]:
     """Return the spec with the widths at which it equals `target`, and whether it does within 0.5 %.
 
     The widths are hidden_dim; dim, where that is not enough; and last the width of heads. Values at the dotted
     paths `held` stay. Where nothing near enough is found, the nearest is returned.
     """
-    matching = _Matching(target.of(match), match, vocab_size, frozenset(held))
+    matching = _Matching(target.of(match), match, vocab_size, frozenset(held), flops)
     nearest, least = spec, 0.0 if match == "none" else matching.miss(spec)
     if least == 0:
         return spec, True
@@ -109,9 +119,10 @@ class _Matching:
     match: Match
     vocab_size: int
     held: frozenset[str]
+    flops: Flops | None
 
     def size(self, spec: ModelSpec) -> float:
-        return count(spec, self.vocab_size).of(self.match)
+        return count(spec, self.vocab_size, self.flops).of(self.match)
 
     def miss(self, spec: ModelSpec) -> float:
         return abs(self.size(spec) / self.wanted - 1)
@@ -140,6 +151,7 @@ class _Matching:
             return
         exact = hidden + (self.wanted - size(hidden)) / slope
         least = RATIOS[0] * spec.dim / getattr(resolved.feedforward, "num_experts", 1)
+        least = max(least, min(hidden, LEAST_WIDTH))
         allowed = min(max(exact, least), RATIOS[1] * spec.dim)
         for multiple in MULTIPLES if allowed == exact else MULTIPLES[-1:]:
             width = max(multiple, multiple * round(allowed / multiple))
@@ -150,10 +162,10 @@ class _Matching:
         near = self._nearest_dims(spec)
         yield from (self._with_dim(spec, dim) for dim in near)
         if type(spec.attention).model_fields.keys() >= HEADS and HEAD_DIM not in self.held:
-            far = max(self._step(spec), TRIES // 4)
+            far, least = max(self._step(spec), TRIES // 4), _narrowest(spec)
             around = sorted(range(near[0] - far, near[0] + far + 1), key=lambda d: abs(d - near[0]))
             for odd in (0, 1):
-                dims = [dim for dim in around if dim > 0 and dim % 2 == odd][:TRIES]
+                dims = [dim for dim in around if dim >= least and dim % 2 == odd][:TRIES]
                 yield from self._head_candidates(spec, dims)
 
     def _head_candidates(self, spec: ModelSpec, dims: Sequence[int]) -> list[ModelSpec]:
@@ -211,8 +223,8 @@ class _Matching:
         return sorted(near, key=lambda dim: abs(size(dim) / self.wanted - 1))
 
     def _other_dims(self, spec: ModelSpec) -> list[int]:
-        step = self._step(spec)
-        return [dim for dim in range(step, 4 * spec.dim + 1, step) if dim != spec.dim]
+        step, dims = self._step(spec), range(_narrowest(spec), FARTHEST * spec.dim + 1)
+        return [dim for dim in dims if dim % step == 0 and dim != spec.dim]
 
     def _step(self, spec: ModelSpec) -> int:
         """Return by how much a model's width may change: a whole pair of dimensions for each head that follows it."""
@@ -235,6 +247,11 @@ class _Matching:
         if fixed or head_dim * num_heads != spec.dim:
             return [f"attention.num_heads={num_heads}"] if num_heads else []
         return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]
+
+
+def _narrowest(spec: ModelSpec) -> int:
+    """Return the least dim that matching may give a model."""
+    return max(min(spec.dim, LEAST_WIDTH), math.ceil(spec.dim / FARTHEST))
 
 
 def _table(layer: dict[str, Any]) -> dict[str, Any]:

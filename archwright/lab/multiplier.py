@@ -65,9 +65,6 @@ def multiplier_of(
         most=1 / shares[0],
         flops=base.counts.flops_per_token / arm.counts.flops_per_token,
         seconds=pace[effect.variant] / pace[plan.baseline.name],
-        # In the time of the variant the baseline reads fewer tokens where it is slower.
-        at_equal_seconds=effect.mean
-        - rise_before(pace[plan.baseline.name] / pace[effect.variant], shares, baseline),
         horizons=[
             *(
                 horizon(plan.steps_of(share) * base.run.tokens_per_step, differences[:, i].tolist())
@@ -133,18 +130,6 @@ def multiplier_in_tokens(
     ]
     low, high = np.quantile(_read(drawn, steps, *falls), [0.025, 0.975])
     return float(value[0]), float(low), float(high)
-
-
-def rise_before(share: float, shares: Sequence[float], falls: Drops) -> float:
-    """Return how much higher the loss was after a share of the whole horizon; NaN beyond its last stretch."""
-    steps = np.diff(np.log([*shares, 1.0]))[::-1]
-    before, backwards = -math.log(share), falls.mean[::-1]
-    if not abs(before) <= steps[0]:
-        return math.nan
-    rate = float(_steepening(backwards[:, None], steps)[0, 0])
-    if abs(rate) < 1e-9:
-        return float(backwards[0]) * before / float(steps[0])
-    return float(backwards[0]) * math.expm1(rate * before) / math.expm1(rate * float(steps[0]))
 
 
 def _read(differences: Floats, steps: Floats, baseline: Floats, variant: Floats) -> Floats:

@@ -1,8 +1,10 @@
 """Jobs as batch jobs of SLURM, by submitit."""
 
 import contextlib
+import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,9 @@ class SlurmExecutor(RemoteExecutor):
         self._submitit = _submitit(cluster)
         super().__init__(log, parts)
         self._most = workers or AT_ONCE
-        self._executor = self._submitit.AutoExecutor(self.folder, cluster)
+        # Jobs start in the user's folder, which may have a numpy.py: -P imports nothing from it.
+        python = f"{shlex.quote(sys.executable)} -P"
+        self._executor = self._submitit.AutoExecutor(self.folder, cluster, slurm_python=python)
         self._update({})
 
     def places(self, machine: MachineSpec) -> int:

@@ -28,8 +28,9 @@ STUDY = "study.toml"
 TOKENIZERS = "tokenizers"
 """Where the tokenizers of variants are that have others than the baseline's, in the folder."""
 
-LEAST_STEPS = 50
-"""Of a run; fewer tell nothing."""
+LEAST_STEPS = 500
+"""Steps of a run below which a study cannot answer: post-norm models are then on the plateau on which they know how
+often tokens occur, and the order of others still changes. A budget in time that pays for fewer is refused."""
 
 EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
@@ -115,9 +116,7 @@ class Plan:
     @property
     def num_runs(self) -> int:
         """Runs of the whole study, about."""
-        shorter = min(self.shorter_pairs, self.study.seeds) * len(horizons(self.study))
-        tuning = expected_runs(self.tuning, self.study.lr_grid_size)
-        return round((runs_each(self.study) + shorter) * len(self.arms) + tuning)
+        return runs_of(self.study, len(self.arms), self.shorter_pairs, self.tuning)
 
     def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
         """Return the seconds that a run of a variant takes, one of a share of its steps, or one that tunes."""
@@ -202,6 +201,16 @@ def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
     """Return the material of each tokenizer that variants have, the baseline's first."""
     found = {arm.material.tokenizer.fingerprint: arm.material for arm in arms.values()}
     return [*found.values()]
+
+
+def runs_of(
+    study: StudySpec, variants: int, pairs: int = PAIRS, tuning: Tuning | None = None
+) -> int:
+    """Return the mean number of runs of a study of so many variants, the baseline among them."""
+    shorter = min(pairs, study.seeds) * len(horizons(study))
+    return round(
+        (runs_each(study) + shorter) * variants + expected_runs(tuning, study.lr_grid_size)
+    )
 
 
 def runs_each(study: StudySpec) -> float:

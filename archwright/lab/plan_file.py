@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,8 @@ class Cost:
     setup: float
     step: float
     token: float
+    counted: bool = False
+    """Whether they follow from FLOPs and none was measured."""
 
     def run(self, steps: int, evaluated: int) -> float:
         """Return the seconds of a whole run."""
@@ -111,8 +115,14 @@ def _check_files(folder: Path, record: PlanRecord) -> None:
         if not path.is_file() or _sha256(path.read_bytes()) != sha256:
             raise UserError(
                 f"{path}: changed or gone since the study was planned: bring it back as it was, or give the study as "
-                "it is now a folder of its own: --out DIR"
+                f"it is now a folder of its own: --out {shlex.quote(str(free_name(folder)))}"
             )
+
+
+def free_name(folder: Path) -> Path:
+    """Return the first path next to a folder that is free: studies/x-2."""
+    names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in names if not path.exists())
 
 
 def checksum(values: dict[str, Any]) -> str:

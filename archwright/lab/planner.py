@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from archwright.checkpoint.started import StartRecord
@@ -12,8 +13,9 @@ from archwright.data.eval_windows import Windows
 from archwright.lab import run_cache
 from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.baseline_runs import open_axes, remembered, tuned_plan
+from archwright.lab.command_line import Command
 from archwright.lab.identical import refuse_identical, unscaled
-from archwright.lab.matching import count, matched
+from archwright.lab.matching import count, matched, mismatch
 from archwright.lab.plan import (
     LEAST_STEPS,
     TOKENIZERS,
@@ -23,6 +25,7 @@ from archwright.lab.plan import (
     evaluated,
     horizons,
     runs_each,
+    runs_of,
     tuning_runs_each,
 )
 from archwright.lab.plan_file import Cost
@@ -34,13 +37,14 @@ from archwright.lab.variants import Arms, arms, set_by, sized_by_user, words_of
 from archwright.lab.workers import Workers
 from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss, usable_cores
 from archwright.model.build import build
+from archwright.planning.cost import run_flops_per_token
 from archwright.runs import RunFolder
 from archwright.spec.budget import Budget
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec, TokenizerSpec
 from archwright.spec.study_spec import StudySpec, parse_count
 from archwright.training.data import Material, prepare_data
-from archwright.training.evaluation import held_out_windows
+from archwright.training.evaluation import held_out_windows, reading_of
 from archwright.training.resolve import make_batches, resolved, with_steps
 
 USUAL_SIZE = 2e5
@@ -48,10 +52,6 @@ USUAL_SIZE = 2e5
 
 LEAST_TOKENS_PER_PARAMETER = 5.0
 """The largest size is taken that is trained on so many tokens for each parameter."""
-
-STEPS_TO_GROW = 500
-"""Steps of a run without which no larger model is taken: in fewer, post-norm models do not leave the plateau on which
-they know how often tokens occur."""
 
 LEAST_EVALUATION = 8192
 """Held-out tokens below which a loss says more of the text than of the model."""
@@ -62,6 +62,14 @@ less, more is trained that narrows intervals."""
 
 TIMED_SECONDS = (0.3, 4.0)
 """Least and most time for which steps are timed, about a hundredth of the budget."""
+
+COUNTED_FROM = 10.0
+"""Seconds of a step by its FLOPs from which no step is timed."""
+MFU = 0.4
+"""Share of the peak that such a step is taken to reach, as by `archwright plan`."""
+
+SLACK = 1.2
+"""Times the time that the fewest steps need, as advised: timings vary with what else runs."""
 
 WARMUP = 0.1
 """Share of the steps in which the learning rate rises, where a study does not say."""
@@ -74,6 +82,7 @@ class Planner:
     study: StudySpec
     folder: RunFolder
     workers: Workers
+    command: Command
     say: Callable[[str], None] = lambda text: None
     started: float = field(default_factory=time.monotonic)
     runs: Path | None = None
@@ -95,12 +104,21 @@ class Planner:
         found = self._settled(asked)
         self.say(f"timing {len(found)} variants")
         workers = self._workers(found)
+        sizes, timed = [size], size
         if may_grow:
-            better = self._size_for_budget(found, workers, may_grow)
-            if better != size:
-                found = self._settled(arms(self.study, better))
-        refuse_identical(self.study, {name: arm.run for name, arm in found.items()})
-        costs = self._time(found, workers)
+            most = self._size_for_budget(found, workers, may_grow)
+            sizes = [size for size in reversed(SIZES) if size <= most]
+        for size in sizes:
+            if size != timed:
+                found, timed = self._settled(arms(self.study, size)), size
+            refuse_identical(self.study, {name: arm.run for name, arm in found.items()})
+            costs = self._time(found, workers)
+            try:
+                steps = self._steps(found, costs, workers)
+                break
+            except UserError:  # it takes longer than its FLOPs let expect
+                if size == sizes[-1]:
+                    raise
         final = self._evaluation_tokens(found)
 
         def planned(steps: int) -> Plan:
@@ -109,7 +127,7 @@ class Planner:
             return Plan(self.study, done, self.decisions, *decided, tuning=tuning)
 
         tuning = self._tuning(next(iter(found.values())).run)
-        plan = planned(self._steps(found, costs, workers))
+        plan = planned(steps)
         if tuning is None:
             return plan
         if self.runs and (earlier := remembered(self.runs, plan)):
@@ -154,23 +172,40 @@ class Planner:
         windows = self._evaluation_windows(asked[first], materials[first])
         if len({id(material) for material in materials.values()}) > 1:
             asked = {name: _judged_by_bytes(run, windows) for name, run in asked.items()}
+            for name, run in asked.items():
+                try:
+                    reading_of(run, 0, 1).windows(run, materials[name])
+                except UserError as error:
+                    raise UserError(f"{name}: {error}") from None
         baseline = asked[first]
-        for name, run in asked.items():
-            make_batches(run, materials[name])
+        batches = {name: make_batches(run, materials[name]) for name, run in asked.items()}
+        flops = {
+            name: partial(run_flops_per_token, run, lengths=batches[name].lengths)
+            for name, run in asked.items()
+        }
         self.decisions = self._decide(baseline, materials[first].tokenizer.vocab_size)
-        target = count(baseline.model, materials[first].tokenizer.vocab_size)
-        found = {}
+        target = count(baseline.model, materials[first].tokenizer.vocab_size, flops[first])
+        found, lines = {}, []
         for name, run in asked.items():
             words = words_of(self.study)[name]
             held = {path.removeprefix("model.") for path in set_by(words)}
             vocab_size = materials[name].tokenizer.vocab_size
             model, equal = run.model, True
             if name != first:
-                model, equal = matched(model, target, self.study.match, vocab_size, held)
+                match = self.study.match
+                model, equal = matched(model, target, match, vocab_size, held, flops[name])
             run = run.model_copy(update={"model": model, "machine": self.decisions.machine})
             built = build(model, device="meta", vocab_size=vocab_size)
-            counts = count(model, vocab_size)
+            counts = count(model, vocab_size, flops[name])
             found[name] = Arm(name, words, resolved(run, built), counts, equal, materials[name])
+            if not equal:
+                off = 100 * mismatch(counts, target, self.study.match)
+                lines.append(
+                    f"{name}: the nearest to the size of {first} that its words allow is {off:+.0f} %, at dim "
+                    f"{model.dim}: set fewer widths, or give a larger --size or --match none"
+                )
+        if lines:
+            raise UserError(*lines)
         return found
 
     def _materials(self, asked: Arms) -> dict[str, Material]:
@@ -249,9 +284,7 @@ class Planner:
         if asked.threads == "auto" and asked.device != "cuda":
             asked = asked.model_copy(update={"threads": 1})
         decisions = decide(asked)
-        model = build(
-            run.model, seed=run.seed, device=decisions.machine.device, vocab_size=vocab_size
-        )
+        model = build(run.model, device="meta", vocab_size=vocab_size)
         decide_kernel(decisions, model, run)
         decide_loss(decisions, model, run)
         for key in ("compile", "fused"):
@@ -285,13 +318,18 @@ class Planner:
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
         first = expected_runs(self._tuning(baseline.run), self.study.lr_grid_size)
         each = seconds * USED * workers / (_wholes(self.study) * len(found) + first)
+        lengths = make_batches(baseline.run, baseline.material).lengths
 
         def fits(size: float) -> bool:
-            run = next(iter(arms(self.study, size).values()))
-            counts = count(run.model, baseline.material.tokenizer.vocab_size)
+            try:
+                run = next(iter(arms(self.study, size).values()))
+            except UserError:  # words that no model of this size has, such as more heads
+                return False
+            counted = partial(run_flops_per_token, run, lengths=lengths)
+            counts = count(run.model, baseline.material.tokenizer.vocab_size, counted)
             tokens: float = (each - cost.setup) * flops / counts.flops_per_token
             enough = tokens >= LEAST_TOKENS_PER_PARAMETER * counts.non_embedding
-            return enough and tokens >= STEPS_TO_GROW * run.tokens_per_step
+            return enough and tokens >= LEAST_STEPS * run.tokens_per_step
 
         fitting: list[float] = [size for size in SIZES if fits(size)]
         return max(fitting) if fitting else SIZES[0]
@@ -323,19 +361,25 @@ class Planner:
         planning = self._spent + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
-            least = (planning + fixed + LEAST_STEPS * step) / USED
-            runs = runs_each(self.study) * len(found)
-            runs += expected_runs(tuning, self.study.lr_grid_size)
-            needed = f"{math.ceil(least / 60)}m" if least > 90 else f"{math.ceil(least)}s"
+            least = SLACK * (planning + fixed + LEAST_STEPS * step) / USED
+            runs = runs_of(self.study, len(found), tuning=tuning)
+            longer = self.command.again(budget=Budget(time_budget(least)))
             raise UserError(
-                f"budget: found {self.study.budget}, which pays for "
-                f"{max(0, steps)} steps in each of about {round(runs)} runs; "
-                f"expected {LEAST_STEPS} or more: give {needed}, fewer seeds or variants, or a smaller size"
+                f"budget: {self.study.budget} pays for {max(0, steps)} steps in each of about {runs} runs; expected "
+                f"{LEAST_STEPS} or more: give fewer seeds or variants, a smaller --size, or more time: {longer}"
             )
         return steps
 
+    def _counted(self, arm: Arm) -> Cost:
+        """Return the cost of a run by its FLOPs, at a usual share of the machine's peak."""
+        token = self.decisions.least_seconds(arm.counts.flops_per_token) / MFU
+        return Cost(0.0, arm.run.tokens_per_step * token, token / 3, counted=True)
+
     def _time(self, timed: Mapping[str, Arm], workers: int) -> dict[str, Cost]:
         """Time runs in processes as they will run, as many at once."""
+        counted = {name: self._counted(arm) for name, arm in timed.items()}
+        if max(cost.step for cost in counted.values()) > COUNTED_FROM:
+            return counted
         scratch = self.folder.path / "timing"
         # Less where the estimate is only shown than where the number of steps follows from it.
         least, most = TIMED_SECONDS
@@ -356,12 +400,16 @@ class Planner:
                 for done in self.workers.wait(1.0):
                     if done.state != "done":
                         raise UserError(f"{done.name}: cannot be trained: {done.why}")
-                    found[str(done.name)] = Cost(
-                        *(float(done.answer[key]) for key in ("setup", "step", "token"))
-                    )
+                    setup, step, token = (float(done.answer[k]) for k in ("setup", "step", "token"))
+                    found[str(done.name)] = Cost(setup, step, token)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return found
+
+
+def time_budget(seconds: float) -> str:
+    """Return a budget in whole minutes, or in hours from ten on."""
+    return f"{math.ceil(seconds / 60)}m" if seconds < 36_000 else f"{math.ceil(seconds / 3600)}h"
 
 
 def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:

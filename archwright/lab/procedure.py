@@ -21,6 +21,7 @@ from archwright.lab.sweep import (
     Sweep,
     around_vertex,
     first_window,
+    lowest_point,
     placing_error,
     plan_sweep,
     pooled_sweep,
@@ -54,6 +55,8 @@ class Standing:
     """None: each seed sweeps for itself, and pairs are looked at once."""
     placing: Mapping[str, float] = field(default_factory=dict)
     """By how much the loss of each variant may be too high for where its rate was placed, in nats."""
+    unlearnt: Mapping[str, float] = field(default_factory=dict)
+    """Variants that are trained no further, as they learnt no more than bigrams, with their lowest loss."""
 
     @property
     def judged(self) -> dict[str, Any]:
@@ -71,6 +74,7 @@ def standing(
     may_shift: bool = True,
     fill: bool = False,
     plateau: Mapping[str, float] | None = None,
+    learnt: Mapping[str, float] | None = None,
     text_error: TextError = lambda variant, pairs: 0.0,
     own_starts: Collection[str] = (),
 ) -> Standing:
@@ -87,6 +91,8 @@ def standing(
         may_shift: whether time allows a window of learning rates to move for all seeds.
         fill: whether there is time for variants that are decided.
         plateau: by variant, the loss above which nothing was learnt.
+        learnt: By variant, the loss that it must be below once its rate is tuned or given. If the baseline is not, the
+            study ends.
         text_error: error of a variant's mean over so many pairs, from the choice of held-out documents.
         own_starts: variants that do not start around the baseline's vertex.
     """
@@ -96,13 +102,17 @@ def standing(
     sweeps: dict[str, Sweep] = {}
     powers: dict[str, float] = {}
     placing: dict[str, float] = {}
+    unlearnt: dict[str, float] = {}
     baseline, start, waiting = next(iter(losses)), None, set[str]()
     for name, known in losses.items():
+        most = (learnt or {}).get(name, math.inf)
         if not study.tune_lr:
             sweeps[name], powers[name] = Sweep(range(1), [], [], at_boundary=False), 0.0
+            if (lowest := min(known.values(), default=-math.inf)) > most:
+                unlearnt[name] = lowest
             continue
         own = name == baseline or name in own_starts
-        if not own and sweeps[baseline].wanted:
+        if baseline in unlearnt or (not own and sweeps[baseline].wanted):
             sweeps[name] = Sweep(first_window(study.lr_grid_size), [], [], at_boundary=False)
             waiting.add(name)
             continue
@@ -117,8 +127,11 @@ def standing(
         if sweeps[name].seeds and not sweeps[name].wanted:
             powers[name] = vertex(known, sweeps[name])
             placing[name] = placing_error(known, sweeps[name])
+            if (lowest := lowest_point(known, sweeps[name]).loss) > most:
+                unlearnt[name] = lowest
         if name == baseline and name in powers and not sweeps[name].at_boundary:
             start = around_vertex(known, sweeps[name])
+    powers = {n: k for n, k in powers.items() if not {n, baseline} & unlearnt.keys()}
     wanted = [(name, seed, k) for name, sweep in sweeps.items() for seed, k in sweep.wanted]
     compared: dict[str, dict[int, Sequence[float]]] = {name: {} for name in losses}
     for name, k in powers.items():
@@ -140,7 +153,9 @@ def standing(
     for pairs in looks.numbers:
         # Those that are open at this look, all where time is left, and the baseline while any is.
         variants = [
-            n for n in list(losses)[1:] if fill or n not in decisions or decisions[n].look >= pairs
+            n
+            for n in list(losses)[1:]
+            if n not in failed and (fill or n not in decisions or decisions[n].look >= pairs)
         ]
         arms = [baseline, *variants] if variants else []
         until = study.seed_numbers[:pairs]
@@ -151,8 +166,9 @@ def standing(
             if name in powers and (seed, powers[name]) not in losses[name]
         ]
         if missing or wanted:
-            return Standing(sweeps, [*wanted, *missing], compared, decisions, looks, placing)
-    return Standing(sweeps, wanted, compared, decisions, looks, placing)
+            wanted += missing
+            break
+    return Standing(sweeps, wanted, compared, decisions, looks, placing, unlearnt)
 
 
 def shorter_runs(

@@ -71,7 +71,7 @@ def left(runner: Runner, running: Mapping[Cell, RunFolder]) -> str:
         _done(runner, cell, folder) * runner.cell_seconds(cell) for cell, folder in running.items()
     )
     seconds = max(0.0, runner.remaining() - started / runner.plan.workers)
-    return runner.words(duration(seconds))
+    return runner.words(duration(round(seconds, 1)))
 
 
 def _done(runner: Runner, cell: Cell, folder: RunFolder) -> float:

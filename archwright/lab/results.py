@@ -171,8 +171,6 @@ class Multiplier:
     """FLOPs per token of the baseline over those of the variant."""
     seconds: float
     """Seconds of the processor per token of the baseline over those of the variant."""
-    at_equal_seconds: float = float("nan")
-    """The difference, variant minus baseline, if the baseline were trained for as many seconds as the variant was."""
     horizons: Sequence[Horizon] = ()
     """The shortest first."""
 
@@ -375,9 +373,9 @@ class StudyResults:
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""
 
-    def report(self) -> Report:
-        """Return the study's page, which notebooks show, and which is the path of its file elsewhere."""
-        return Report(Path(self.folder) / "report.html")
+    def report(self, *, inline: bool = False) -> Report:
+        """Return the study's page, as `OpenRun.report` returns a run's."""
+        return Report(Path(self.folder) / "report.html", inline=inline)
 
     def __repr__(self) -> str:
         return f"StudyResults({self.folder}: {self.verdict})"

@@ -12,6 +12,7 @@ import torch
 from archwright.lab.results import Halves, Point, RunResult, Unit
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
+from archwright.runs.lossy import text_change_of
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
@@ -22,7 +23,7 @@ from archwright.training.resolve import EVALUATIONS
 POOL = Path("studies/runs")
 """Where runs are kept when the user names no folder; studies share them."""
 
-NUMERICS = 2
+NUMERICS = 3
 """Raised by hand with every change after which some run, trained again, would have other numbers; renaming, moving
 or simplifying code is none. Runs of another number are not used. `tests/golden` holds it."""
 
@@ -107,6 +108,8 @@ def read(
         )
     end = _number(last_evaluation.get("nats_per_token"))
     bits_per_nat = _bits_per_nat(evaluations)
+    if math.isfinite(bits_per_nat) and text_change_of(folder) != "":
+        bits_per_nat = math.nan
     scale = 1.0
     if unit == "bits per byte":
         scale = bits_per_nat

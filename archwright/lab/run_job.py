@@ -66,14 +66,14 @@ def _train(path: str) -> Answer:
 
 def _wait_for(folder: "RunFolder") -> None:
     """Wait for another process that trains here: one that is told to save, or of another study."""
-    from archwright.spec.errors import UserError
+    from archwright.runs.lock import BusyError
 
     end = time.monotonic() + PATIENCE
     while True:
         try:
             with folder.lock():
                 return
-        except UserError:
+        except BusyError:
             if time.monotonic() > end:
                 raise
         time.sleep(0.2)

@@ -124,9 +124,12 @@ class Runner(ABC):
             words += [f"machine.num_steps={run.machine.num_steps}"]
             words += [f"schedule.warmup={run.schedule.warmup}"]
         words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
-        for given in self.parts or [part.name for part in self.plan.study.parts]:
-            words += ["--parts", given]
-        return shlex.join(words)
+        return shlex.join([*words, *self.parts_words()])
+
+    def parts_words(self) -> list[str]:
+        """Return the options of a command that name files of choices from outside the package."""
+        names = self.parts or [part.name for part in self.plan.study.parts]
+        return [word for name in names for word in ("--parts", name)]
 
     def cell_seconds(self, cell: Cell) -> float:
         """Return the wall time that a run takes."""

@@ -196,9 +196,23 @@ class Execution(Runner):
             may_shift=may_shift,
             fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
+            learnt=self._learnt(),
             text_error=self._text_error,
             own_starts=self.plan.own_starts,
         )
+
+    def _learnt(self) -> dict[str, float]:
+        """Return the loss above which each variant is trained no further.
+
+        Not if all its runs diverged, as another rate may learn; not of tasks, whose solution is found late.
+        """
+        if (
+            not (self.counted and self.plan.study.early_stopping)
+            or self.plan.unit == "nats per answer"
+        ):
+            return {}
+        trained = {cell.variant for cell, run in self.results.items() if not run.diverged}
+        return {name: found.learnt for name, found in self.counted.items() if name in trained}
 
     def loss(self, run: RunResult, by_halves: bool) -> float:
         """Return the loss that counts: on the half of the windows that tunes, or on the one that judges."""

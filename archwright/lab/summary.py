@@ -1,7 +1,7 @@
 """A study's results, put together from its runs: effects, verdict, controlled variables, notes."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from archwright.lab import widths
 from archwright.lab.advice import advice
 from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.baseline_runs import GAIN, decay_of
+from archwright.lab.command_line import Command
 from archwright.lab.interactions import interactions
 from archwright.lab.matching import mismatch
 from archwright.lab.multiplier import multiplier_of
@@ -28,14 +29,21 @@ from archwright.lab.results import (
 )
 from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, first_window, is_sharp
+from archwright.lab.variants import SIZES, set_by
 from archwright.lab.verdict import SCOPE, UNLEARNT, effects, verdict
 from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
+from archwright.spec.read import differing
 from archwright.spec.run_spec import Optimizer, Schedule
 from archwright.spec.study_spec import Match
 
+COUNTED = "  times are counted from FLOPs, as steps of this size are too slow to be timed"
 
-def results_of(execution: Execution, command: str, complete: bool) -> StudyResults:
+SHOWN = 6
+"""Differences of a variant that a plan lists."""
+
+
+def results_of(execution: Execution, command: Command, complete: bool) -> StudyResults:
     """Return what a study found so far."""
     plan = execution.plan
     order = {name: i for i, name in enumerate(plan.arms)}
@@ -48,7 +56,9 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         found: list[Effect] = []
         moved, outcome = _of_widths(execution, variants, replicates)
     else:
-        found, outcome = _compared(execution, variants, runs, replicates, complete)
+        given = partial(advice, execution=execution, command=command)
+        advised = given if complete else lambda effect: ""
+        found, outcome = _compared(execution, variants, runs, replicates, advised)
     unfit = {name for name, sweep in sweeps.items() if sweep.at_boundary}
     unfit |= {effect.variant for effect in found if effect.caveats}
     return StudyResults(
@@ -68,7 +78,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         device=device_of(execution),
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
-        command=command,
+        command=str(command),
         unit=plan.unit,
         interactions=interactions(
             plan.study, replicates, plan.baseline.name, unfit, plan.unit, now.placing, now.looks
@@ -99,11 +109,10 @@ def _compared(
     variants: Sequence[Variant],
     runs: Sequence[RunResult],
     replicates: Sequence[Replicate],
-    complete: bool,
+    advised: Callable[[Effect], str],
 ) -> tuple[list[Effect], str]:
     """Return each variant against the baseline, and the verdict."""
     plan, now = execution.plan, execution.standing()
-    advised = partial(advice, execution=execution) if complete else lambda effect: ""
     found = effects(
         replicates,
         plan.study,
@@ -112,6 +121,7 @@ def _compared(
         runs=runs,
         edges=[name for name, sweep in now.sweeps.items() if sweep.at_boundary],
         learnt={name: found.learnt for name, found in execution.counted.items()},
+        unlearnt=now.unlearnt,
         unit=plan.unit,
         multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
         advice=advised,
@@ -152,16 +162,17 @@ def announcement(plan: Plan) -> str:
     first, others = tuning[:1], [*map(str, tuning[1:])]
     where_steep = f" (and {fmt.listed(others)} where losses are steep)" if others else ""
     few = (
-        f"  {plan.steps} step{'s' * (plan.steps != 1)} a run tell next to nothing: give {LEAST_STEPS} or more, as with "
-        f"--budget {LEAST_STEPS}steps"
+        f"  {plan.steps} step{'s' * (plan.steps != 1)} a run are too few to answer: give {LEAST_STEPS} or more, as "
+        f"with --budget {LEAST_STEPS}steps"
     )
     tuned = f"learning rates tuned by seed {first[0]}{where_steep}, then" if first else "each for"
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
         _each_run(plan),
+        *([COUNTED] if plan.costs[plan.baseline.name].counted else []),
         *([few] if plan.steps < LEAST_STEPS else []),
         f"  {batch_words(plan)}",
-        *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
+        *(line for arm in plan.arms.values() for line in _announced(arm, plan)),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
         + (
             ""
@@ -225,51 +236,75 @@ def _each_run(plan: Plan) -> str:
     return f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}"
 
 
-def _announced(arm: Arm, plan: Plan) -> str:
-    """Say of one variant how large it is, which learning rates it is trained at, and how long a run takes."""
+def _announced(arm: Arm, plan: Plan) -> Iterator[str]:
+    """Say of one variant how large it is, its learning rates, how long a run takes, and what differs."""
     base = plan.baseline
     size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
     if arm is not base:
         off = 100 * mismatch(arm.counts, base.counts, "non_embedding")
         size += f" ({off:+.2f} %), FLOPs {100 * mismatch(arm.counts, base.counts, 'flops'):+.1f} %"
     size += "".join(f", {shape}" for shape in _shape(arm, base))
-    if not arm.matched:
-        size += (
-            "; it could not be matched to the baseline by what it leaves open, so that nothing will be concluded: "
-            "set fewer widths, or give --match none"
-        )
     powers = first_window(plan.study.lr_grid_size) if plan.study.tune_lr else range(1)
     lrs = ", ".join(f"{plan.lr(arm.name, k):.3g}" for k in powers)
     confirms = plan.study.tune_lr and plan.study.procedure == "confirm"
     if confirms and arm is not base and arm.name not in plan.own_starts:
         lrs = f"around the best of {base.name}"
-    return (
-        f"{arm.name}: {size}; learning rate {lrs}; {fmt.duration(plan.run_seconds(arm.name))} a run"
-    )
+    seconds = fmt.duration(plan.run_seconds(arm.name))
+    yield f"  {arm.name}: {size}; learning rate {lrs}; {seconds} a run"
+    if arm is not base:
+        sizes = {f"model.{path}" for path in (*_sizes_of(arm), *_sizes_of(base))}
+        # Options that only one of them has follow from its kind.
+        changes = [
+            f"{path.removeprefix('model.')} {new} ({old})"
+            for path, (old, new) in differing([base.run, arm.run]).items()
+            if path not in sizes and "-" not in (old, new)
+        ]
+        more = f" and {len(changes) - SHOWN} more" * (len(changes) > SHOWN)
+        yield f"    differs in {', '.join(changes[:SHOWN]) or 'these sizes'}{more}"
 
 
 def _shape(arm: Arm, base: Arm) -> Iterator[str]:
-    """Say how wide a variant came to be, and what its masks show, where that is not as in the baseline."""
+    """Say how large a variant's widths are, and what its masks show, where that is not as in the baseline."""
+    if arm is base:
+        shown = {p: n for p, n in _sizes_of(arm).items() if p == "dim" or p.endswith("hidden_dim")}
+        yield from (f"{path} {value:,}" for path, value in shown.items())
+        return
+    yield from _other_sizes(arm, base).values()
     values, base_values = (flatten(a.run.model.model_dump()) for a in (arm, base))
     for path, value in values.items():
-        axis, _, field = path.removeprefix("expert.").rpartition(".")
+        axis, _, field = path.rpartition(".")
         default = values.get(path.split(".", 2)[-1]) if axis.startswith("layer_kinds.") else None
-        if arm is base:
-            shown = path == "dim" or field == "hidden_dim"
-        else:
-            is_size = path == "dim" or field in ("hidden_dim", "head_dim") or axis.endswith(".mask")
-            shown = is_size and field != "kind" and value != base_values.get(path)
-        if shown and value != default:
-            extent = (
-                f" (texts have {arm.run.model.context_length:,})" if axis.endswith(".mask") else ""
-            )
-            yield f"{path} {value:,}{extent}" if isinstance(value, int) else f"{path} {value}"
+        known = (base_values.get(path), default)
+        if axis.endswith(".mask") and field != "kind" and value not in known:
+            yield f"{path} {value} (texts have {arm.run.model.context_length:,})"
+
+
+def _sizes_of(arm: Arm) -> dict[str, int]:
+    """Return depth, heads and widths of a variant by path; of kinds of layers, those unlike the default's."""
+    values = flatten(arm.run.model.model_dump(exclude={"sources"}))
+    return {
+        path: value
+        for path, value in values.items()
+        if isinstance(value, int)
+        and (path in ("dim", "num_layers") or path.rpartition(".")[2] in SIZES)
+        and not (path.startswith("layer_kinds.") and value == values.get(path.split(".", 2)[-1]))
+    }
+
+
+def _other_sizes(arm: Arm, base: Arm) -> dict[str, str]:
+    """Return the sizes that a variant has unlike the baseline, in words, by path."""
+    others = _sizes_of(base)
+    return {
+        path: f"{path} {value:,}" + (f" ({base.name} {others[path]:,})" if path in others else "")
+        for path, value in _sizes_of(arm).items()
+        if value != others.get(path)
+    }
 
 
 def _notes(
     effects: Sequence[Effect], replicates: Sequence[Replicate], execution: Execution
 ) -> list[str]:
-    runs = execution.results.values()
+    runs = [*execution.results.values(), *execution.shorter.values()]
     notes = []
     if diverged := [run for run in runs if run.diverged]:
         notes.append(
@@ -278,10 +313,24 @@ def _notes(
     if failed := [run for run in runs if run.failed]:
         notes.append(f"{len(failed)} of {len(runs)} runs failed; the first: {failed[0].failed}.")
     now, study = execution.standing(), execution.plan.study
+    for arm in [] if study.widths else execution.plan.arms.values():
+        # Matching sets hidden widths.
+        sizes = [
+            words
+            for path, words in _other_sizes(arm, execution.plan.baseline).items()
+            if f"model.{path}" not in set_by(arm.words)
+            and (study.match == "none" or not path.endswith("hidden_dim"))
+        ]
+        if sizes:
+            notes.append(f"{arm.name} also has {', '.join(sizes)}, which its words do not set.")
     for effect in effects:
         look = now.decisions[effect.variant].look if effect.variant in now.decisions else 0
         if effect.outcome != "inconclusive" and 0 < look < study.seeds:
             notes.append(f"{effect.variant} was decided after {look} of {study.seeds} seeds.")
+    if now.unlearnt:
+        notes.append(
+            f"Not trained further, as more seeds change nothing: {'; '.join(now.unlearnt)}."
+        )
     inconclusive = [e.variant for e in effects if e.variant not in now.decisions]
     ended = study.ends[0] if study.ends else len(execution.seeds)
     if (number := study.seeds - ended) > 0 and (inconclusive or study.widths):
@@ -290,7 +339,9 @@ def _notes(
             "the budget did not pay for them."
         )
     if horizons(study) and not execution.shorter_pairs:
-        notes.append("Shorter horizons were left out: the budget did not pay for them.")
+        made = len(execution.shorter)
+        after = f" after {made} of their runs" * (made > 0)
+        notes.append(f"Shorter horizons were left out{after}: the budget did not pay for them.")
     tuning = execution.plan.study.tuning_seed_numbers
     if not tuning and (edges := sum(r.at_boundary for r in replicates)):
         notes.append(
@@ -359,6 +410,7 @@ def held(plan: Plan) -> list[ControlledVariable]:
         ),
         ControlledVariable("threads", f"{threads} a run, {plan.workers} runs at a time"),
     ]
+    sizes = {arm.name: _sizes_of(arm) for arm in arms}
     schedules = {arm.name: _settings(arm.run.schedule) for arm in arms}
     optimizers = {
         arm.name: _settings(arm.run.optimizer, without=arm.run.optimizer.learning_rates[0])
@@ -370,8 +422,16 @@ def held(plan: Plan) -> list[ControlledVariable]:
         _sizes("parameters outside embedding and head", "non_embedding", plan),
         _sizes("all parameters", "parameters", plan),
         _sizes("training FLOPs per token", "flops", plan),
-        _held("width", {arm.name: f"{arm.run.model.dim:,}" for arm in arms}),
-        _held("layers", {arm.name: f"{arm.run.model.num_layers:,}" for arm in arms}),
+        *(
+            _held(
+                path,
+                {
+                    name: f"{found[path]:,}" if path in found else "none"
+                    for name, found in sizes.items()
+                },
+            )
+            for path in dict.fromkeys(path for found in sizes.values() for path in found)
+        ),
     ]
     return [*common, *measured]
 

@@ -161,8 +161,12 @@ def pooled(losses: Losses, seeds: Sequence[int], window: Window) -> list[float]:
 
 def vertex(losses: Losses, sweep: Sweep) -> float:
     """Return the power k of the ratio at which the parabola through the pooled losses is lowest, to a hundredth."""
-    found = tuned(pooled(losses, sweep.seeds, sweep.window), [math.exp(k) for k in sweep.window])
-    return round(math.log(found.lr), 2)
+    return round(math.log(lowest_point(losses, sweep).lr), 2)
+
+
+def lowest_point(losses: Losses, sweep: Sweep) -> Tuned:
+    """Return the vertex of the pooled losses, with exp(k) for the learning rate."""
+    return tuned(pooled(losses, sweep.seeds, sweep.window), [math.exp(k) for k in sweep.window])
 
 
 def placing_error(losses: Losses, sweep: Sweep) -> float:

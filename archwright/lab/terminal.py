@@ -96,10 +96,8 @@ def _line(effect: Effect, several: bool) -> str:
     compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
     alone = AT_EQUAL_TOKENS * is_at_odds(effect)
     bits = math.nan if effect.unit == "bits per byte" else effect.bits_per_byte
-    seconds = effect.multiplier.at_equal_seconds if effect.multiplier else math.nan
     return (
         f"{effect.variant}: {effect.outcome}{alone}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
         f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if math.isfinite(bits) else ''}"
-        f"{f'; {seconds:+.4f} at equal seconds' if math.isfinite(seconds) else ''}; "
-        f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
+        f"; noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from archwright.lab.scaling import RECIPE, scaled, with_fitting_masks, with_step_tokens
 from archwright.spec.errors import UserError
-from archwright.spec.overrides import assigned, full_path
+from archwright.spec.overrides import assigned, flatten, full_path
 from archwright.spec.read import diff, load_run, preset_names
+from archwright.spec.rules import enforce
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
@@ -41,6 +43,9 @@ DECIDED = {
     "name": "",
 }
 """Keys of a run that a study decides for all its runs, each with the option that says it."""
+
+SIZES = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim", "hidden_dim")
+"""Options of a branch that say how large it is."""
 
 SHAPE = ("model.dim", "model.num_layers")
 """Keys by which a user says the size."""
@@ -116,7 +121,7 @@ def arms(study: StudySpec, size: float | None) -> Arms:
     complaints: dict[str, list[str]] = {}
     for name, named in wanted.items():
         try:
-            found[name] = _run(named, study, size)
+            found[name] = _run(named, study, size, next(iter(found.values()), None))
         except UserError as error:
             for line in error.lines:
                 complaints.setdefault(line, []).append(name)
@@ -166,7 +171,7 @@ def _is_recipe(name: str) -> bool:
     return name in preset_names("runs")
 
 
-def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
+def _run(named: Named, study: StudySpec, size: float | None, baseline: RunSpec | None) -> RunSpec:
     run = load_run(named.name)
     length = run.model.context_length
     if not _is_recipe(named.name):
@@ -177,11 +182,46 @@ def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
     for keys in (tuple(map(run_key, study.common)), *named.groups):
         run = run.override(*keys)
     given = assigned(RunSpec, [*map(run_key, study.common), *named.keys])
+    if baseline and not study.widths:
+        run = _with_sizes_of(baseline, run, given)
     run = with_fitting_masks(run, given, length)
     if size is not None and "batch_size" not in given:
         run = with_step_tokens(run, step_tokens)
     run = run.model_copy(update={"name": "", "parts": study.parts})
-    enforce_run(run)
+    try:
+        enforce_run(run)
+    except UserError as error:
+        hint = f", scaled to dim {run.model.dim}: say auto, or give a larger --size"
+        lines = (line + hint * (size is not None and "num_heads" in line) for line in error.lines)
+        raise UserError(*lines) from None
+    return run
+
+
+def _with_sizes_of(baseline: RunSpec, run: RunSpec, given: Mapping[str, Any]) -> RunSpec:
+    """Return a run whose branches of another kind are as large as the baseline's, as far as `given` paths leave it
+    open and rules allow it: else a choice from outside would have its default of heads at every size."""
+    base = baseline.model.resolved().layers_by_kind
+    for kind_path, kind in given.items():
+        at, _, leaf = kind_path.rpartition(".")
+        where, _, axis = at.rpartition(".")
+        if leaf != "kind" or axis not in ("attention", "feedforward"):
+            continue
+        old = getattr(base.get(where.rpartition(".")[2], base["default"]), axis)
+        if old.kind == kind:
+            continue
+        for field in SIZES:
+            value, path = getattr(old, field, None), f"{at}.{field}"
+            ratio = [f"{at}.ratio=none"] * (field == "hidden_dim" and f"{at}.ratio" not in given)
+            if value is None or path in given:
+                continue
+            with suppress(UserError):  # what it was may break a rule
+                sizes = flatten(run.model.resolved().model_dump())
+                if sizes.get(path.removeprefix("model."), value) == value:
+                    continue
+            with suppress(UserError):
+                changed = run.override(f"{path}={value}", *ratio)
+                enforce(changed.model)
+                run = changed
     return run
 
 

@@ -49,6 +49,7 @@ def effects(
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
     learnt: Mapping[str, float] | None = None,
+    unlearnt: Mapping[str, float] | None = None,
     unit: Unit = "nats per token",
     decisions: Mapping[str, Decision] | None = None,
     looks: Looks | None = None,
@@ -75,6 +76,7 @@ def effects(
 
     Args:
         learnt: the loss below which each variant has learnt; without it, all have.
+        unlearnt: Loss of each variant that tuning found to be above that, so that it was trained no further.
         unit: of all losses.
         placing: by how much the loss of each variant may be too high for where its learning rate was placed, in nats.
         multiplier: returns how much compute a difference is worth.
@@ -103,7 +105,8 @@ def effects(
     for effect, p_value in zip(measured, adjusted, strict=True):
         pair = (effect.variant, baseline)
         decision = (decisions or {}).get(effect.variant)
-        few = {0: ["no seed has both"], 1: ["only one seed has both"]}
+        stopped = not (unlearnt or {}).keys().isdisjoint(pair)
+        few = {} if stopped else {0: ["no seed has both"], 1: ["only one seed has both"]}
         caveats = [
             *few.get(len(effect.seeds), []),
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
@@ -118,7 +121,7 @@ def effects(
         runs_of_both = {n: by_seed[n] for n in pair}
         diverged = _diverged_alone(runs_of_both, learnt or {}, study)
         if not diverged:
-            caveats += _unlearnt(runs_of_both, learnt or {}, unit)
+            caveats += _unlearnt(runs_of_both, learnt or {}, unit, unlearnt or {})
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats), diverged=diverged)
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
         if same:
@@ -290,13 +293,19 @@ def _turned(effect: Effect, decision: Decision | None) -> Iterator[str]:
 
 
 def _unlearnt(
-    pair: Mapping[str, Mapping[int, Replicate]], learnt: Mapping[str, float], unit: Unit
+    pair: Mapping[str, Mapping[int, Replicate]],
+    learnt: Mapping[str, float],
+    unit: Unit,
+    tuned: Mapping[str, float],
 ) -> Iterator[str]:
     best = {
-        n: min((r.loss for r in found.values()), default=-math.inf) for n, found in pair.items()
+        n: min((r.loss for r in found.values()), default=tuned.get(n, -math.inf))
+        for n, found in pair.items()
     }
     unlearnt = [name for name, loss in best.items() if loss > learnt.get(name, math.inf)]
-    diverged = [n for n in unlearnt if all(found.best.diverged for found in pair[n].values())]
+    diverged = [
+        n for n in unlearnt if pair[n] and all(found.best.diverged for found in pair[n].values())
+    ]
     yield from (f"{name} {DIVERGED}" for name in diverged)
     asks = unit == "nats per answer"
     if asks and len(unlearnt) < len(pair):
@@ -396,17 +405,6 @@ def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -
         why = "; the interval leaves out 0, but not with Holm's correction for several variants"
     then = advice(effect) if effect.outcome == "inconclusive" else ""
     return why + (f"; {then}" if then else "")
-
-
-def seeds_needed(effect: Effect) -> int:
-    """Return the seeds that would decide at this mean and deviation; 0 if unknown."""
-    half = (effect.interval.high - effect.interval.low) / 2
-    if not 0 < half < math.inf:
-        return 0
-    inside = (effect.equivalence.high - effect.equivalence.low) / 2
-    better, alike = abs(effect.mean), effect.margin - abs(effect.mean)
-    shares = [half / better if better else math.inf, inside / alike if alike > 0 else math.inf]
-    return math.ceil(len(effect.seeds) * max(1.0, min(shares)) ** 2) + 1
 
 
 def _numbers(effect: Effect, baseline: str) -> str:

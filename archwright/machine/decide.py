@@ -34,13 +34,19 @@ class Decisions:
 
     machine: MachineSpec
     peaks: dict[str, float] = field(default_factory=dict)
-    """FLOP/s of matrix products by precision."""
+    """FLOP/s of matrix products by precision, measured on a quiet machine."""
+    disturbed_peak: float = math.inf
+    """FLOP/s that were measured next to other work, for estimates alone."""
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property
-    def peak(self) -> float:
-        """FLOP/s of matrix products in the run's precision."""
-        return self.peaks[self.machine.precision]
+    def peak(self) -> float | None:
+        """FLOP/s of matrix products in the run's precision; None if other work disturbed them."""
+        return self.peaks.get(self.machine.precision)
+
+    def least_seconds(self, flops: float) -> float:
+        """Return the time of matrix products at the measured peak, disturbed or not."""
+        return flops / (self.peak or self.disturbed_peak)
 
     def decide(self, key: str, value: Any, reason: str) -> None:
         """Set a value and say why."""
@@ -89,7 +95,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
         UserError: a device that is not here, or kernels that it does not have.
     """
     peaks = {name: float(peak) for name, peak in environment.get("peak_flops", {}).items()}
-    found = Decisions(machine, {machine.precision: math.inf} | peaks)
+    found = Decisions(machine, peaks)
     _check_device(machine.device)
     check_liger(machine)
     _use_threads(machine.threads)
@@ -199,4 +205,5 @@ def _decide_precision(found: Decisions) -> None:
         choice = rules.decision(rules.PRECISIONS, rules.processor(device.type))
         found.decide("precision", *choice)
     name = found.machine.precision
-    found.peaks = {name: peak_of(device, DTYPES[name])}
+    peak = peak_of(device, DTYPES[name])
+    found.peaks, found.disturbed_peak = {name: peak.flops} if peak.quiet else {}, peak.flops

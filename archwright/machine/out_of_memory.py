@@ -26,5 +26,5 @@ def explain_out_of_memory() -> Iterator[None]:
         raise UserError(
             "batch_size: a step does not fit into memory; lower batch_size or "
             "model.context_length, raise grad_accum_steps, take machine.activation_checkpointing=selective or full, or "
-            "machine.loss=chunked, share it with more processes by scale.shard, or make the model smaller"
+            "machine.loss=chunked, share it with more processes by scale.shard, or make the model smaller (--tiny)"
         ) from error

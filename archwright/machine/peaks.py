@@ -1,4 +1,4 @@
-"""Measured peaks of matrix products, kept for a week. They are for utilisation figures and decide no arithmetic."""
+"""Peaks of matrix products, measured on a quiet machine and kept for a week. They decide no arithmetic."""
 
 import contextlib
 import hashlib
@@ -7,6 +7,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel, Field
@@ -20,22 +21,34 @@ SIZE = {"cpu": 1024, "cuda": 8192}
 KEPT = timedelta(days=7)
 """Lifetime of a measurement."""
 FRESH = timedelta(hours=1)
-"""Age from which it is repeated; the faster one is kept, because other work makes a peak look low."""
+"""Age from which it is repeated; the faster one is kept."""
+FORMAT = 2
+"""Of these files."""
+UNDISTURBED = 0.9
+"""Least processor time of an undisturbed product, over its wall time and threads."""
 SETTINGS = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_")
 """Prefixes of environment variables that change the speed of torch's libraries."""
 
 
+class Peak(NamedTuple):
+    """FLOP/s of matrix products, and whether no other work disturbed them."""
+
+    flops: float
+    quiet: bool
+
+
 class _Kept(BaseModel):
-    """Contents of a file: the peak and the seconds of the epoch when it was measured."""
+    """Contents of a file: the peak of a quiet machine, and the seconds of the epoch when it was measured."""
 
     peak: float = Field(gt=0, lt=1e30)
     time: float
 
 
-def peak_of(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of matrix products in `dtype`, from the cache or measured now."""
+def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
+    """Return the peak of matrix products in `dtype`, from the cache or measured now."""
     is_cuda = device.type == "cuda"
     facts = {
+        "format": FORMAT,
         "torch": torch.__version__,
         "name": torch.cuda.get_device_name() if is_cuda else cpu_name(),
         "dtype": str(dtype),
@@ -47,25 +60,35 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> float:
     file = cache_folder("measured", f"{digest}.json")
     kept = _read(file)
     if kept and time.time() - kept.time < FRESH.total_seconds():
-        return kept.peak
-    peak = max(measure_peak(device, dtype), kept.peak if kept else 0.0)
+        return Peak(kept.peak, quiet=True)
+    measured = measure_peak(device, dtype)
+    if not measured.quiet:
+        return Peak(kept.peak, quiet=True) if kept else measured
+    peak = max(measured.flops, kept.peak if kept else 0.0)
     with contextlib.suppress(ValueError):  # no permission to write: the next run measures again
         sweep(file.parent, r"[0-9a-f]{32}\.json")
         atomic_write(file, _Kept(peak=peak, time=time.time()).model_dump_json())
-    return peak
+    return Peak(peak, quiet=True)
 
 
-def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.1) -> float:
-    """Return the FLOP/s of the fastest matrix product within `seconds`."""
+def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.1) -> Peak:
+    """Return the FLOP/s of the fastest undisturbed matrix product within `seconds`.
+
+    On a CPU a product is undisturbed if its threads had their cores all the time; without one the fastest product
+    counts, and the machine is not quiet. On a GPU other processes are not noticed.
+    """
     size = SIZE[device.type]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     _product(a, b)
-    times: list[float] = []
-    while sum(times) < seconds or len(times) < 3:
-        start = time.perf_counter()
+    least = UNDISTURBED * torch.get_num_threads() if device.type == "cpu" else 0.0
+    times: list[tuple[bool, float]] = []
+    while len(times) < 3 or sum(wall for _, wall in times) < seconds:
+        start, cpu = time.perf_counter(), time.process_time()
         _product(a, b)
-        times.append(time.perf_counter() - start)
-    return 2 * size**3 / min(times)
+        wall = time.perf_counter() - start
+        times.append((time.process_time() - cpu < least * wall, wall))
+    disturbed, wall = min(times)
+    return Peak(2 * size**3 / wall, quiet=not disturbed)
 
 
 def measure_bandwidth(device: torch.device, seconds: float = 0.1) -> float:

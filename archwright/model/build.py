@@ -1,6 +1,7 @@
 """From a spec to a model: the one place where parts meet."""
 
 from collections.abc import Callable, Container, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from archwright.parts.weighted_sum import WeightedSum
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
+from archwright.spec.read import load
 
 MIXERS = {
     "attention": ATTENTIONS,
@@ -38,7 +40,7 @@ MIXERS = {
 
 
 def build(
-    spec: ModelSpec,
+    spec: ModelSpec | str | Path,
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -53,7 +55,7 @@ def build(
     Raises:
         UserError: rules between axes that the spec breaks, one line each; a choice without a part.
     """
-    spec = spec.resolved(vocab_size)
+    spec = load(spec).resolved(vocab_size)
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     model = _unset(spec, init, device)
     if torch.device(device).type != "meta":

@@ -1,5 +1,6 @@
 """Which optimizer moves which parameter, and which parameters decay."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -34,8 +35,7 @@ def build_optimizers(
 
     `precision` is that of the run's matrix products; Muon computes its own in it. Every parameter
     group keeps its peak rate as "initial_lr", from which `set_learning_rates` works. AdamW's rate is
-    multiplied by the `lr_scales` of a language model, by a parameter's role (muP); Muon's is not, as the size of
-    its updates knows of widths already.
+    multiplied by the `lr_scales` of a language model, by a parameter's role (muP); Muon's by their square root.
 
     Raises:
         ValueError: a model without trainable parameters.
@@ -149,21 +149,25 @@ def _muon(
     precision: torch.dtype,
     lr_scales: Mapping[str, float],
 ) -> Optimizers:
-    """Muon for the matrices inside; AdamW for what is looked up, read out or no matrix."""
+    """Muon for the matrices inside; AdamW for what is looked up, read out or no matrix.
+
+    An update has the spectral norm lr 0.2 sqrt(max(d_out, d_in)), which grows with sqrt(m), m = dim / base_dim. muP
+    keeps it: where AdamW's rate is multiplied by 1 / m, Muon's is by 1 / sqrt(m).
+    """
     rest: dict[Role, Parameters] = {r: named for r, named in by_role.items() if r != "matrix"}
     optimizers: Optimizers = {}
     if rest:
         lr = spec.lr if spec.adamw_lr == "auto" else spec.adamw_lr
         optimizers["adamw"] = _fused_adamw(rest, lr, spec, lr_scales)
     if by_role.get("matrix"):
+        matrices: dict[Role, Parameters] = {"matrix": by_role["matrix"]}
+        scales = {"matrix": math.sqrt(lr_scales.get("matrix", 1.0))}
         optimizers["muon"] = Muon(
-            by_role["matrix"],
-            lr=spec.lr,
+            parameter_groups(matrices, spec.lr, spec.weight_decay, scales),
             momentum=spec.momentum,
             nesterov=spec.nesterov,
             method=spec.method,
             steps=spec.steps,
-            weight_decay=spec.weight_decay,
             dtype=torch.bfloat16 if precision == torch.bfloat16 else torch.float32,
         )
     return optimizers
@@ -187,5 +191,5 @@ OPTIMIZERS = Registry(
     {AdamWSpec: _adamw, MuonSpec: _muon},
 )
 """Functions that return torch optimizers by name, which together move every parameter. They get the named parameters
-of each role, the dtype of matrix products, and what the learning rates of roles are multiplied by; see
-`parameter_groups`."""
+of each role, the dtype of matrix products, and factors of the learning rates of roles, for updates whose size does not
+depend on that of the gradient, as AdamW's and Lion's; see `parameter_groups`."""

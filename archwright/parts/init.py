@@ -111,7 +111,7 @@ class FanIn(Init):
 
 class MuP(Init):
     """Matrices N(0, std^2 / m), embeddings and head N(0, std^2), m = dim / base_dim; AdamW's rate of
-    matrices is divided by m, and so are the logits.
+    matrices is divided by m, Muon's by sqrt(m), and the logits by m.
 
     Then every activation moves by as much in a step as at base_dim, whatever the width.
     Yang et al., 2022, Tensor Programs V, table 8.

@@ -1,10 +1,12 @@
 """Parameters and FLOPs, counted from the built model."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
 
+from archwright.data.batches import TextLengths
 from archwright.model.decoder import Decoder
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
@@ -110,10 +112,25 @@ def flops_of_next(branch: Branch, text: int, source: int, streams: int) -> float
     return branch.flops_of_next_token(text) + of_streams
 
 
-def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:
-    """Return the FLOPs of training on one token by the objective of a run."""
+def run_flops_per_token(
+    run: RunSpec, model: LanguageModel, lengths: TextLengths | None = None
+) -> float:
+    """Return the FLOPs of training on one token by the objective of a run.
+
+    Attention to all tokens before takes FLOPs per token that are linear in the length of a text, so that those of many
+    texts are those of a text of their mean length. For windows they are concave, and this is an upper bound.
+
+    Args:
+        lengths: of the texts in its batches. Default: whole windows, an upper bound if texts are shorter.
+    """
     length = run.model.context_length
-    return flops_per_token(model, length, run.objective.target_length(length))
+    if lengths is None:
+        return flops_per_token(model, length, run.objective.target_length(length))
+    below = max(1, math.floor(lengths.mean))
+    low, high = (
+        flops_per_token(model, n, max(1, round(lengths.target * n))) for n in (below, below + 1)
+    )
+    return lengths.share * (low + (lengths.mean - below) * (high - low))
 
 
 def global_tokens(model: LanguageModel) -> dict[Layer, int]:

@@ -111,6 +111,8 @@ class Plan:
     counts: Counts
     forward_flops: dict[str, float]
     """FLOPs of a forward pass on a token, by part; a backward pass takes twice as many."""
+    flops_evidence: str
+    """Evidence of FLOPs: counted, or an upper bound."""
     kv_cache_bytes_per_token: int
     """Bytes that another token takes in 16 bits, before any window ends."""
     cache_bytes_per_later_token: int
@@ -176,7 +178,8 @@ class Plan:
     def evidence(self) -> dict[str, str]:
         """How each number of a record was found: times follow from speeds that are published, or were measured."""
         known = self.workload.hardware.evidence
-        found = EVIDENCE | {"hardware": known}
+        flops = dict.fromkeys((key for key in EVIDENCE if "flops" in key), self.flops_evidence)
+        found = EVIDENCE | flops | {"hardware": known}
         if known == "measured":
             found |= {key: f"{found[key]} from measured rates" for key in TIMES}
         return found
@@ -283,6 +286,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         target_length=target_length,
         counts=counts,
         forward_flops=forward,
+        flops_evidence=run.flops_evidence,
         kv_cache_bytes_per_token=cache_bytes_per_token(model),
         cache_bytes_per_later_token=cache_bytes_per_later_token(model),
         cache_bytes_per_text=cache_bytes(model, context),

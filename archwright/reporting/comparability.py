@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright import format as fmt
+from archwright.data.eval_windows import why_no_bits
 from archwright.reporting.history import History
 from archwright.reporting.result import device
 from archwright.spec.errors import UserError
@@ -86,9 +87,11 @@ def _refusals(histories: Sequence[History]) -> Iterator[str]:
         elif history.task is None and not _same_tokenizer(first, history):
             for each in (first, history):
                 if any("bits_per_byte" not in line for line in each.evals):
+                    lossy = each.text_change != ""
+                    why = why_no_bits(each.text_change) if lossy else "no bits per byte"
                     yield (
-                        f"{history.folder} and {first.folder}: their tokenizers differ, and {each.folder} has no bits "
-                        "per byte, so that no loss of theirs can be compared; give runs of one tokenizer"
+                        f"{history.folder} and {first.folder}: their tokenizers differ, and {each.folder} has {why}, "
+                        "so that no loss of theirs can be compared; give runs of one tokenizer"
                     )
                     break
 
@@ -106,6 +109,9 @@ def _all_alike(histories: Sequence[History], alike: Callable[[History, History],
 
 def _same_tokenizer(one: History, other: History) -> bool:
     """Tell whether two runs have the same tokens; a trained tokenizer depends on the text it was trained on."""
+    recorded = [history.environment.get("data", {}).get("tokenizer") for history in (one, other)]
+    if all(recorded):
+        return recorded.count(recorded[0]) == len(recorded)
     if one.spec.data.tokenizer != other.spec.data.tokenizer:
         return False
     return one.spec.data.tokenizer.kind != "bpe" or _same_text(one, other, "train")

@@ -104,7 +104,8 @@ def _figures(caption: str, found: Mapping[str, Plan], rows: Sequence[Rows]) -> T
     """Return rows of one model with remarks, or of several side by side."""
     if len(found) > 1:
         cells = [Row([*map(_unbroken, row)]) for row in side_by_side_rows(found, rows)]
-        return Table(caption, ("", *found, "how it is known"), cells)
+        head = ("", *found, "how it is known")
+        return Table(caption, head, cells, even=len(found) == 2)  # heads beside values on a phone
     (each,) = found.values()
     return _table(caption, [figure for of_kind in rows for figure in of_kind(each)])
 

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from archwright.files import atomic_write, clear_errors
+from archwright.files import atomic_write, check_replaceable, clear_errors, open_to_append
 from archwright.reporting.history import MEASURED
 from archwright.runs.records import Record
 
@@ -28,7 +28,7 @@ class CsvLog:
         records: those of the run so far; files that are there are written again from them.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the disk refuses, or a file there is no log of ours.
     """
 
     def __init__(self, folder: Path, records: Iterable[Record]) -> None:
@@ -38,17 +38,23 @@ class CsvLog:
             if record["kind"] in lines:
                 lines[record["kind"]].append(_row(record))
         for kind, rows in lines.items():
+            check_replaceable(self._file(kind), _is_log)
             atomic_write(self._file(kind), "".join(rows))
 
     def write(self, record: Record) -> None:
         """Add a record's row, if its kind has a file."""
         if record["kind"] in COLUMNS:
             file = self._file(record["kind"])
-            with clear_errors(file), file.open("a", encoding="utf-8", newline="") as opened:
+            with clear_errors(file), open_to_append(file, encoding="utf-8", newline="") as opened:
                 opened.write(_row(record))
 
     def _file(self, kind: str) -> Path:
         return self.folder / f"{kind}.csv"
+
+
+def _is_log(path: Path) -> bool:
+    """True if a file begins as a log of any version does."""
+    return path.read_bytes().startswith(",".join(PLACE).encode())
 
 
 def _row(record: Record) -> str:

@@ -42,7 +42,7 @@ def loss_chart(history: History) -> Chart:
     traces = step_traces(history, "loss", "training", "$training", ".4f")
     if history.evals:
         losses = [line["nats_per_token"] for line in history.evals]
-        traces.append(_evaluated(history.evals, losses, history))
+        traces += final_apart(_evaluated(history.evals, losses, history), history.evals)
     traces += _spikes(history)
     # Where the run was resumed or stopped.
     lines = [
@@ -81,7 +81,9 @@ def bits_charts(history: History) -> list[Chart]:
             name="bits-per-byte",
             title="Bits per byte",
             summary=f"Held-out text goes from {fmt.decimal(values[0])} to {fmt.decimal(values[-1])} bits per byte.",
-            traces=[_evaluated(lines, values, history) | {"customdata": captions}],
+            traces=final_apart(
+                _evaluated(lines, values, history) | {"customdata": captions}, lines
+            ),
             layout={
                 "showlegend": False,
                 "shapes": [
@@ -105,7 +107,7 @@ def accuracy_charts(history: History) -> list[Chart]:
             name="accuracy",
             title="Accuracy",
             summary=f"From {fmt.accuracy(values[0])} to {fmt.accuracy(values[-1])} of the answers are right.",
-            traces=[_evaluated(lines, values, history)],
+            traces=final_apart(_evaluated(lines, values, history), lines),
             layout={
                 "showlegend": False,
                 "shapes": [level(history.task["chance"], "by guessing")],
@@ -254,6 +256,20 @@ def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History)
     }
 
 
+def final_apart(trace: Trace, lines: Sequence[Line]) -> list[Trace]:
+    """Cut a curve before a final evaluation of another amount of text, which gets a mark of its own."""
+    if len(lines) < 2 or lines[-1]["num_tokens"] == lines[-2]["num_tokens"]:
+        return [trace]
+
+    def part(which: slice) -> Trace:
+        along = {name: values[which] for name, values in trace["along"].items()}
+        return trace | {"along": along} | {key: trace[key][which] for key in ("y", "customdata")}
+
+    mark = {"size": 10, "symbol": "diamond-open", "line": {"width": 2}}
+    final = {"mode": "markers", "name": f"{trace['name']}, final", "marker": trace["marker"] | mark}
+    return [part(slice(-1)), part(slice(-1, None)) | final]
+
+
 def _spikes(history: History) -> list[Trace]:
     """Mark loss spikes on the curve, at the loss of their step."""
     spikes = [event for event in history.events if event["name"] == "loss_spike"]
@@ -347,7 +363,7 @@ def _loss_note(history: History) -> str:
     read = {line["num_bytes"]: None for line in history.evals}
     if len(read) > 1 and not history.task:
         first, *_, last = map(fmt.size, read)
-        notes.append(f"Held-out points read {first} of the text, the last one {last}.")
+        notes.append(f"Held-out points read {first} of the text, the final one (diamond) {last}.")
     if history.evals and history.compressors:
         notes.append("Dotted: the loss at which the model would equal each compressor.")
     if len(losses) > 2 * BUCKETS:

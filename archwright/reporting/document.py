@@ -5,6 +5,7 @@ A section is a title and blocks, and a block holds plain text and numbers only. 
 the comparison of many are both a `Page`; to add a section is to build one more `Section`.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from archwright.files import atomic_write, check_replaceable
+
 Json = Any  # what json.dumps takes, and numpy arrays
 Symbol = Literal["circle", "square", "diamond", "triangle-up"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
@@ -22,7 +25,7 @@ Dash = Literal["solid", "dash", "dot", "dashdot"]
 HEADLINE_WORDS = 12
 """Most words of a page's headline."""
 MADE_BY = "Made by archwright"
-"""How the last line of a page begins, by which a file is known as one."""
+"""How the last line of a page begins."""
 SMOOTHING = (0.0, 0.9, 0.97, 0.99)
 """What a reader can choose of: the weight of the steps before in an exponential moving average; 0 is each step."""
 
@@ -266,7 +269,7 @@ class Page:
         return [block for block in blocks if isinstance(block, Chart)]
 
     def html(self) -> str:
-        """Return the page as one self-contained HTML document that requests nothing."""
+        """Return the page as one self-contained HTML document that requests nothing, with its seal."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from jinja2.utils import htmlsafe_json_dumps
         from markupsafe import Markup
@@ -287,7 +290,7 @@ class Page:
             "smoothing": self.smoothing,
             "charts": [c.data() for c in self.charts],
         }
-        return environment.get_template("page.html").render(
+        html = environment.get_template("page.html").render(
             page=self,
             weights=SMOOTHING,
             data=htmlsafe_json_dumps(data, allow_nan=False, separators=(",", ":")),
@@ -295,6 +298,25 @@ class Page:
             script=Markup((look / "page.js").read_text(encoding="utf-8")),
             plotly=Markup(get_plotlyjs()) if self.charts else "",
         )
+        return f"{html}{_seal(html)}"
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Write a page where the user wants it, in place of nothing but a page of ours, and return its path."""
+    check_replaceable(path, _is_page)
+    atomic_write(path, page.html())
+    return path
+
+
+def _is_page(path: Path) -> bool:
+    """True if a file is a page of ours that nobody has changed."""
+    content = path.read_text(encoding="utf-8", errors="replace")
+    html = content[: content.rfind("\n<!--")]
+    return content == f"{html}{_seal(html)}"
+
+
+def _seal(html: str) -> str:
+    return f"\n<!-- archwright, SHA-256: {hashlib.sha256(html.encode()).hexdigest()} -->\n"
 
 
 BREAKS = re.compile(r"(?<=\w[.=/_:])(?=[^\W\d])")

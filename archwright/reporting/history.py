@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.runs import RunFolder
+from archwright.runs.lossy import text_change_of
 from archwright.spec.run_spec import RunSpec
 
 Columns = dict[str, NDArray[Any]]
@@ -45,6 +46,8 @@ class History:
     sample: str
     probes: Sequence[Line] = ()
     """Records of probes: a line per probed step."""
+    text_change: str | None = ""
+    """As of `text_change_of`; evaluations have no bits per byte unless it is empty."""
 
     @property
     def num_steps(self) -> int:
@@ -104,17 +107,22 @@ def read_history(run_folder: RunFolder) -> History:
     }
     for name in ("seconds", "progress", *MEASURED):
         columns[name] = np.array([line.get(name) for line in lines], dtype=np.float64)
+    evals = [_numbers(line) for line in kinds.get("eval", [])]
+    change = text_change_of(run_folder)
+    if change != "":
+        evals = [{k: v for k, v in line.items() if k != "bits_per_byte"} for line in evals]
     return History(
         name=run_folder.spec.name or run_folder.path.name,
         folder=str(run_folder.path),
         spec=run_folder.spec,
         train=columns,
-        evals=[_numbers(line) for line in kinds.get("eval", [])],
-        compressors=kinds.get("baseline", []),
+        evals=evals,
+        compressors=kinds.get("baseline", []) if change == "" else [],
         events=kinds.get("event", []),
         environment=run_folder.environment(),
         sample=run_folder.samples(),
         probes=run_folder.probes(),
+        text_change=change,
     )
 
 

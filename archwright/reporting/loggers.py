@@ -1,11 +1,11 @@
 """Where the metrics of a run go beside its metrics.jsonl: CSV, TensorBoard, Weights & Biases."""
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from typing import Protocol
 
+from archwright.files import remove
 from archwright.reporting.csv_log import CsvLog
 from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.reporting.wandb_log import WandbLog
@@ -24,7 +24,8 @@ class Logger(Protocol):
 def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> TensorBoardLog:
     """Write all records again, as the metrics may have been cut back."""
     events = folder.path / "tensorboard"
-    shutil.rmtree(events, ignore_errors=True)
+    for file in events.glob("events.out.tfevents.*"):  # all else is the user's
+        remove(file)
     log = TensorBoardLog(events)
     for record in folder.metrics():
         log.write(record)

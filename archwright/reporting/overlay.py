@@ -20,10 +20,10 @@ from archwright.reporting.document import (
     Table,
     Text,
     Verbatim,
+    write_page,
 )
 from archwright.reporting.history import History, read_history
 from archwright.reporting.overlay_curves import charts
-from archwright.reporting.page import write_page
 from archwright.reporting.result import closing_words, device, result_of
 from archwright.reporting.sections import command
 from archwright.reporting.styles import DASHES, SYMBOLS, series_of

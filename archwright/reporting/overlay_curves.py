@@ -12,6 +12,7 @@ from archwright.reporting.curves import (
     Trace,
     column_layout,
     evaluated_along,
+    final_apart,
     is_drawn,
     step_columns,
     step_traces,
@@ -130,16 +131,15 @@ def _evaluations(
         lines = [e for e in history.evals if math.isfinite(e.get(column, math.nan))]
         if not lines:
             continue
-        traces.append(
-            trace(
-                styles[label],
-                short[label],
-                along=evaluated_along(lines, history),
-                y=[line[column] for line in lines],
-                customdata=[f"at step {fmt.exact(line['step'])}" for line in lines],
-                hovertemplate="%{y:.4f} %{customdata}",
-            )
+        drawn = trace(
+            styles[label],
+            short[label],
+            along=evaluated_along(lines, history),
+            y=[line[column] for line in lines],
+            customdata=[f"at step {fmt.exact(line['step'])}" for line in lines],
+            hovertemplate="%{y:.4f} %{customdata}",
         )
+        traces += final_apart(drawn, lines)
         ends.append(f"{label} from {lines[0][column]:.3f} to {lines[-1][column]:.3f}.")
     if not traces:
         return None

@@ -7,45 +7,27 @@ from pathlib import Path
 from archwright import format as fmt
 from archwright.files import atomic_write
 from archwright.reporting import curves
-from archwright.reporting.document import MADE_BY, Bar, Bars, Block, Page
+from archwright.reporting.document import MADE_BY, Bar, Bars, Block, Page, write_page
 from archwright.reporting.history import History, read_history
 from archwright.reporting.result import Result, notice, result_of, verdict
 from archwright.reporting.sections import SECTIONS
 from archwright.reporting.thinning import smoothing_of
 from archwright.runs import RunFolder
-from archwright.spec.errors import UserError
 
 
-def write_report(run_folder: RunFolder, path: Path | None = None) -> Path:
+def write_report(run_folder: RunFolder | str | Path, path: str | Path | None = None) -> Path:
     """Write a run's page, `report.html` in its folder or at another `path`, and return where it is.
 
     The page is one file that requests nothing. A run without an evaluation, of one step, or stopped
     early has a page too, which says so.
     """
+    if not isinstance(run_folder, RunFolder):
+        run_folder = RunFolder.open(run_folder)
     if path is not None:
-        return write_page(run_page(read_history(run_folder)), path)
+        return write_page(run_page(read_history(run_folder)), Path(path))
     run_folder.sweep(run_folder.report_file)
     atomic_write(run_folder.report_file, run_page(read_history(run_folder)).html())
     return run_folder.report_file
-
-
-def write_page(page: Page, path: Path) -> Path:
-    """Write a page where the user wants it and return its path.
-
-    Raises:
-        UserError: what is there is no page of archwright.
-    """
-    if path.exists() and not _is_page(path):
-        raise UserError(
-            f"{path} is there and is no page of archwright; name another with --out FILE"
-        )
-    atomic_write(path, page.html())
-    return path
-
-
-def _is_page(path: Path) -> bool:
-    """Tell whether there is a page of ours, which a later one may replace."""
-    return path.is_file() and MADE_BY in path.read_text(encoding="utf-8", errors="replace")
 
 
 def run_page(history: History) -> Page:

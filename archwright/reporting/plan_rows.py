@@ -55,7 +55,7 @@ def model_rows(found: Plan) -> Iterator[Figure]:
         text = f"{found.target_length:,} tokens"
         yield Figure("target", text, "given", "for each source, in training")
     text = fmt.flops(found.flops_per_token)
-    yield Figure("FLOPs per token", text, "counted", "forward and backward")
+    yield Figure("FLOPs per token", text, found.flops_evidence, "forward and backward")
     if not found.writes:
         return
     per_token, later = found.kv_cache_bytes_per_token, found.cache_bytes_per_later_token
@@ -93,7 +93,7 @@ def training_rows(found: Plan) -> Iterator[Figure]:
         yield Figure("precision", work.training_precision, "", note)
     steps = f"{fmt.exact(training.steps)} steps"
     yield Figure("tokens", fmt.count(training.tokens), "given", steps)
-    yield Figure("FLOPs", fmt.flops(training.flops), "counted")
+    yield Figure("FLOPs", fmt.flops(training.flops), found.flops_evidence)
     peak = f"{work.hardware.evidence} peak compute"
     yield Figure("step at 100 % MFU", fmt.duration(training.bound), "lower bound", f"by {peak}")
     if training.exchange is not None:

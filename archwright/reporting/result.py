@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright import format as fmt
+from archwright.data.eval_windows import why_no_bits
 from archwright.reporting.history import History, Line
 from archwright.runs.ending import early_end, early_end_text
 
@@ -60,6 +61,11 @@ def result_of(history: History) -> Result:
         memory_bytes=float(finite.max()) if len(finite) else None,
         spikes=sum(event["name"] == "loss_spike" for event in history.events),
     )
+
+
+def no_peak(history: History) -> bool:
+    """True if other work disturbed the measurement of the peak."""
+    return history.environment.get("peak_flops") == {}
 
 
 def closing_steps(steps: int) -> int:
@@ -143,6 +149,8 @@ def notice(history: History, result: Result) -> str:
         lines.append(f"This run ended early, at {early_end_text(ended).rstrip('.')}.")
     if result.held_out and result.held_out["step"] < result.steps:
         lines.append(f"Last evaluated at step {fmt.exact(result.held_out['step'])}.")
+    if history.text_change != "":
+        lines.append(f"There are {why_no_bits(history.text_change)}.")
     lines.append(_part_only(history, result))
     return " ".join(filter(None, lines))
 

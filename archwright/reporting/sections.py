@@ -10,7 +10,7 @@ from archwright.format import printable
 from archwright.reporting import choices, curves, heat_maps
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History, Line
-from archwright.reporting.result import Result, closing_words, second_task
+from archwright.reporting.result import Result, closing_words, no_peak, second_task
 from archwright.spec.read import to_toml
 
 
@@ -125,7 +125,10 @@ def reproduce(history: History, result: Result) -> Section:
 def command(history: History) -> str:
     """Return the command that repeats a run."""
     spec = f"{history.folder}/spec.toml"
-    return f"archwright train {shlex.quote(spec)} --out {shlex.quote(history.folder + '-again')}"
+    words = ["archwright", "train", spec, "--out", f"{history.folder}-again"]
+    for part in history.spec.parts:
+        words += ["--parts", part.name]
+    return shlex.join(words)
 
 
 SECTIONS: tuple[Callable[[History, Result], Section | None], ...] = (
@@ -191,6 +194,7 @@ def _training_facts(history: History, result: Result) -> list[Fact]:
         *_fact("Training loss", result.train_loss, fmt.loss, f"{history.loss_unit}, {averaged}"),
         *_fact("Speed", result.tokens_per_second, fmt.count, "tokens/s, median"),
         *_fact("Utilisation", result.utilisation, fmt.percent, "of measured peak"),
+        *([Fact("Utilisation", "none", fmt.NO_UTILISATION)] if no_peak(history) else []),
         *_fact("Memory", result.memory_bytes, fmt.size, "highest"),
         Fact("Loss spikes", str(result.spikes)),
     ]

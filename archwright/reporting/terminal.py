@@ -13,6 +13,7 @@ from archwright.reporting.result import (
     Result,
     closing_words,
     device,
+    no_peak,
     notice,
     result_of,
     right_answers,
@@ -29,7 +30,7 @@ Line = tuple[str, str, str]
 SAMPLE_LINES = 12
 """Lines of the sample that are shown; its file has all."""
 
-WIDEST_SAMPLE = 100
+NARROWEST, WIDEST_SAMPLE = 20, 100
 
 
 def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
@@ -95,7 +96,9 @@ def _quality(history: History, result: Result) -> list[Line]:
 def _effort(history: History, result: Result) -> list[Line]:
     steps = f"{fmt.exact(result.steps)} step{'s' if result.steps != 1 else ''}"
     share = result.utilisation
-    peak = "tokens/s, median" + (f", {fmt.percent(share)} of the measured peak" if share else "")
+    of_peak = f"{fmt.percent(share)} of the measured peak" if share else ""
+    of_peak = fmt.NO_UTILISATION if no_peak(history) else of_peak
+    peak = ", ".join(filter(None, ("tokens/s, median", of_peak)))
     model, speed = result.num_parameters, result.tokens_per_second
     where = device(history)
     return [
@@ -147,4 +150,6 @@ def _console() -> Console:
         def on_broken_pipe(self) -> None:
             raise  # rich would end the process as if it had failed
 
-    return Piped(highlight=False)
+    console = Piped(highlight=False)
+    console.width = max(console.width, NARROWEST)
+    return console

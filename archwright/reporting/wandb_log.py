@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Self
 
-from archwright.files import atomic_write
+from archwright.files import atomic_write, check_replaceable
 from archwright.reporting.tensorboard import scalars
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
@@ -70,6 +70,7 @@ class WandbLog:
 def run_id(folder: RunFolder) -> str:
     """Return the id of a run at W&B: drawn once, and kept in its folder."""
     file = folder.path / "wandb" / ID_FILE
+    check_replaceable(file)  # nothing that a link leads to is sent
     if not file.exists():
         atomic_write(file, secrets.token_hex(4))
     return file.read_text("utf-8").strip()

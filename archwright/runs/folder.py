@@ -6,17 +6,18 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
 from archwright import checkpoint
 from archwright.checkpoint.started import StartRecord, missing, remove_empty
-from archwright.files import atomic_write, clear_errors, sweep
+from archwright.files import atomic_write, check_folders, clear_errors, stamp, sweep
 from archwright.runs.lock import BusyError, Holder, locked, read_holder
 from archwright.runs.metrics import append_record, cut_records, plain, read_records
 from archwright.runs.records import Record, well_formed
-from archwright.spec.errors import UserError, nearest
+from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.toml import parse_toml
 from archwright.spec.version import FORMAT, check_format
 
@@ -58,6 +59,9 @@ class RunFolder:
         self.lock_file = self.path / "lock"
         self.holder_file = self.path / "lock.json"
         self._record = StartRecord(self.path)
+        self._held: tuple[int, ...] | None = (
+            None  # the stamp of the holder's file, while it is ours
+        )
         self._made: list[Path] | None = None
         """The folders that `create` made, the run's first; None where it began nothing."""
 
@@ -75,6 +79,7 @@ class RunFolder:
                 anything else, or may not be written to; it is then left as it was.
         """
         run = cls(path)
+        check_folders(run.path, *_FOLDERS)
         if run.exists:
             run._check_format()
         if not run.started and not run._asks_for(spec):
@@ -87,9 +92,10 @@ class RunFolder:
         """Return the run at `path`.
 
         Raises:
-            UserError: there is none, or one that only a later version can read.
+            UserError: there is none, one that only a later version can read, or one with links for folders.
         """
         run = cls(path)
+        check_folders(run.path, *_FOLDERS)
         if not run.exists:
             raise UserError(_no_run(run.path))
         run._check_format()
@@ -167,7 +173,8 @@ class RunFolder:
         """Return the complete checkpoints by step, oldest first."""
         return checkpoint.complete(self.checkpoints_folder)
 
-    def lock(self) -> contextlib.AbstractContextManager[Holder | None]:
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[Holder | None]:
         """Keep other processes off the run while the block lasts.
 
         Yields the former holder where that died without letting go, otherwise None.
@@ -175,7 +182,12 @@ class RunFolder:
         Raises:
             UserError: another process trains here; the message says which, and since when.
         """
-        return locked(self.lock_file, self.holder_file)
+        with locked(self.lock_file, self.holder_file) as before:
+            self._held = stamp(self.holder_file)
+            try:
+                yield before
+            finally:
+                self._held = None
 
     def holder(self) -> Holder | None:
         """Return who is training the run, or was when it died."""
@@ -252,15 +264,22 @@ class RunFolder:
         append_record(self.probes_file, record)
 
     def check_kept(self) -> None:
-        """Refuse to go on where the run was removed: what is written from now on would be no run.
+        """Refuse to go on where the run was removed, or the file that says who trains it: what is written from now on
+        would be no run, or might be written by another process, too.
 
         Raises:
-            UserError: its spec is not there any more.
+            UserError: either is not there any more.
         """
         if not self.exists:
             raise UserError(
                 f"{self.path} was removed while it was trained (it has no spec.toml any more): stopped."
             )
+        with contextlib.suppress(FileNotFoundError):
+            if self._held is None or self._held == stamp(self.holder_file):
+                return
+        raise UserError(
+            f"{self.holder_file} was removed while the run was trained, so another process may train it: stopped."
+        )
 
     def truncate_to(self, step: int) -> None:
         """Make the run what it was at `step`: later records and checkpoints go; with -1, all.
@@ -276,10 +295,9 @@ class RunFolder:
 
     def sweep(self, *files: Path) -> None:
         """Remove what a killed process had not finished of some files; of all, for the holder of the lock."""
-        sweep(self.path, *(re.escape(path.name) for path in files or self._files))
+        sweep(self.path, *(re.escape(path.name) for path in files))
         if not files and self.checkpoints_folder.is_dir():
-            made = (self.best_file, self.timed_file)
-            sweep(self.checkpoints_folder, *(re.escape(path.name) for path in made))
+            sweep(self.checkpoints_folder)
             self.timed_file.unlink(missing_ok=True)
 
     def _begin(self, spec: "RunSpec") -> None:
@@ -309,16 +327,6 @@ class RunFolder:
         """Remove what was made of a run that was not begun, and the `folders` as far as nothing else is in them."""
         self._record.undo()
         remove_empty(folders)
-
-    @property
-    def _files(self) -> list[Path]:
-        """Files that are written in one piece."""
-        return [
-            *(self.spec_file, self.requested_file),
-            *(self.holder_file, self.environment_file),
-            *(self.metrics_file, self.probes_file, self.samples_file),
-            *(self.model_file, self.report_file),
-        ]
 
     def _check_free(self, spec: "RunSpec") -> None:
         """Refuse a folder with anything in it but what a start of ours wrote down."""
@@ -385,6 +393,9 @@ def _no_run(path: Path) -> str:
     """Say that there is no run at a path, with the nearest name, or the run that is called so."""
     if (path / "study.toml").is_file():
         return f"{path} is a study, not a run; its page is {path / 'report.html'}"
+    if (path / "config.json").is_file():
+        source, run = quote(str(path)), quote(str(RUNS / path.resolve().name))
+        return f"{path} is a checkpoint, not a run; this makes a run of it: archwright import {source} --out {run}"
     if inside := find(path):
         return f"{path} is a folder of runs, not a run: name one of them, such as {inside[0].path}"
     found = (
@@ -401,7 +412,7 @@ def _no_run(path: Path) -> str:
 
         if path.name in (*preset_names("models"), *preset_names("runs")):
             hint = f" archwright train {path} makes {RUNS / path}."
-    return f"{path}{found}{hint}"
+    return f"{path}{found}{hint or hub_hint(str(path))}"
 
 
 def find(parent: str | Path = RUNS) -> list[RunFolder]:
@@ -410,6 +421,7 @@ def find(parent: str | Path = RUNS) -> list[RunFolder]:
     return sorted(folders, key=lambda run: run.path.name)
 
 
+_FOLDERS = ("checkpoints", "tokenizer", "csv", "tensorboard", "wandb")
 _SHOWN = 8  # differences in one line of an error
 
 

@@ -34,8 +34,10 @@ class OpenRun:
 
         return RunHistory.from_records(self.folder.metrics())
 
-    def report(self) -> Report:
+    def report(self, *, inline: bool = False) -> Report:
         """Return the run's page, which notebooks show, and which is the path of its file elsewhere.
+
+        With `inline`, a notebook stores the page, several MB, in place of a link.
 
         Raises:
             UserError: there is none yet.
@@ -45,7 +47,7 @@ class OpenRun:
             raise UserError(
                 f"{self.folder.path} has no page; archwright.write_report(run.folder) makes one"
             )
-        return Report(file)
+        return Report(file, inline=inline)
 
     def __repr__(self) -> str:
         return f"OpenRun({self.folder.path}: {', '.join(f'{k} {v}' for k, v in self._facts().items())})"
@@ -66,14 +68,20 @@ class OpenRun:
         return found
 
 
-def open_run(path: str | Path) -> OpenRun:
-    """Return the run at `path`, with its final weights, or those of its newest checkpoint.
+Run = OpenRun | str | Path
+"""An open run, or the path of its folder."""
+
+
+def open_run(path: Run) -> OpenRun:
+    """Return the run at `path`, with its final weights, or those of its newest checkpoint; an open run as it is.
 
     Raises:
         UserError: no run there, or none with weights and a tokenizer yet.
     """
     from archwright.text.tokenizer import Tokenizer
 
+    if isinstance(path, OpenRun):
+        return path
     folder = RunFolder.open(path)
     file = _weights(folder)
     tokenizer = Tokenizer.load(folder.tokenizer_folder)

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from archwright.files import atomic_write, clear_errors
+from archwright.files import atomic_write, check_replaceable, clear_errors
 from archwright.spec.errors import UserError
 
 
@@ -49,6 +49,7 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(lock_file)
+    check_replaceable(lock_file)  # whatever a link leads to is no lock
     with clear_errors(lock_file):
         try:
             lock.acquire(blocking=False)
@@ -70,7 +71,8 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
             yield before
         finally:
             with contextlib.suppress(OSError):
-                holder_file.unlink()
+                if read_holder(holder_file) == us:  # else somebody removed it, and another has it
+                    holder_file.unlink()
     finally:
         lock.release()
 

@@ -7,9 +7,9 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
-from archwright.files import atomic_write, clear_errors
+from archwright.files import atomic_write, clear_errors, open_to_append
 from archwright.runs.records import Record, read_record
 
 
@@ -44,7 +44,7 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
         UserError: the disk is full; the file is then as it was.
     """
     line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
-    with clear_errors(path), path.open("a+b", buffering=0) as file:
+    with clear_errors(path), open_to_append(path, "a+b", buffering=0) as file:
         size = _cut_torn_line(file)
         try:
             if file.write(line) != len(line):
@@ -82,7 +82,7 @@ def _whole_lines(path: Path) -> list[bytes]:
     return [line + b"\n" for line in content.split(b"\n")[:-1]]
 
 
-def _cut_torn_line(file: BinaryIO) -> int:
+def _cut_torn_line(file: IO[bytes]) -> int:
     """Truncate an open file to its last whole line; return its size."""
     size: int = file.seek(0, os.SEEK_END)
     if size == 0:

@@ -48,6 +48,8 @@ def _summary(folder: RunFolder) -> RunSummary:
             damage += [str(warning.message) for warning in caught]
         except (UserError, OSError) as error:
             damage.append(str(error))
+    if not known.pop("lossless", True):
+        known["bits_per_byte"] = None
     state = "damaged" if damage else known.pop("state", "open")
     known.pop("state", None)
     return RunSummary(folder.path, state, **known, damage=damage[0] if damage else "")
@@ -59,7 +61,9 @@ def _from_spec(folder: RunFolder) -> dict[str, Any]:
     text = data.get("pairs") or data.get("text") or ""
     texts = [text] if isinstance(text, str) else text
     named = texts if isinstance(texts, list) else []
+    is_file = _table(data, "tokenizer").get("kind") == "file"
     return {
+        "lossless": not is_file and not _table(values, "init").get("from"),
         "model": str(model.get("name") or values.get("name") or ""),
         "text": ", ".join(Path(str(name)).name or str(name) for name in named),
     }
@@ -78,8 +82,13 @@ def _from_metrics(folder: RunFolder) -> dict[str, Any]:
 
 
 def _from_environment(folder: RunFolder) -> dict[str, Any]:
-    number = folder.environment().get("num_parameters")
-    return {"num_parameters": number if isinstance(number, int) else None}
+    environment = folder.environment()
+    number = environment.get("num_parameters")
+    # Recorded; that of an older run is tested by `report` alone.
+    change = environment.get("data", {}).get("text_change")
+    return {"num_parameters": number if isinstance(number, int) else None} | (
+        {} if change is None else {"lossless": not change}
+    )
 
 
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:

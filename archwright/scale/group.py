@@ -26,7 +26,7 @@ from archwright.parts.branch import Branch
 from archwright.scale import connections
 from archwright.scale.context import share_texts
 from archwright.scale.held_parameters import HeldParameters, Look
-from archwright.scale.launch import EndedError, Launch, LostError
+from archwright.scale.launch import EndedError, Launch, LostError, awaited
 from archwright.scale.layout import ONE, Layout
 from archwright.scale.processes import Passes, Processes, stretch_of
 from archwright.scale.shards import ModelShards
@@ -67,7 +67,8 @@ class Group(Processes):
         """Whether processes are at work together, so that an order would not be heard."""
         self.stop_asked = False
         """Whether this process was asked to stop, or, behind a sum, any."""
-        store, _, _ = next(rendezvous("env://", timeout=START))
+        with awaited(launch):
+            store, _, _ = next(rendezvous("env://", timeout=START))
         self._ends = PrefixStore("archwright/ends", store)
         # A script may train twice. Until `begin` and `wait_to_begin` this is a place that processes which torchrun has
         # started again share with those before them; from then on, one of this group alone.

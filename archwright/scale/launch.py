@@ -1,10 +1,12 @@
 """How this process was started: alone, or as one of several by torchrun. Imports no torch."""
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from threading import Thread, Timer
 from typing import NamedTuple
 
 from archwright.spec.errors import UserError
@@ -62,12 +64,35 @@ def launched() -> Launch | None:
     """Return the place of this process among several; None where it was started alone.
 
     Raises:
-        UserError: what torchrun sets is no number.
+        UserError: what torchrun sets is no number, or too large.
     """
     if any(name not in os.environ for name in VARIABLES):
         return None
     found = Launch(*map(_number, VARIABLES[:4]))
-    return found if found.size > 1 else None
+    if found.size < 2:
+        return None
+    for name, most in (("RANK", found.size - 1), ("MASTER_PORT", 65535)):
+        if (value := _number(name)) > most:
+            raise UserError(f"{name}: found {value}; expected at most {most}. {ALONE}")
+    return found
+
+
+ALONE = "To train with this process alone: unset WORLD_SIZE"
+
+
+@contextlib.contextmanager
+def awaited(launch: Launch, seconds: float = 10.0) -> Iterator[None]:
+    """Say on standard error which processes are awaited, if the block takes longer."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    others = "the other processes" if launch.rank == 0 else "process 0"
+    line = f"process {launch.rank} of {launch.size} waits for {others} at {place}. {ALONE}"
+    timer = Timer(seconds, print, (f"archwright: {line}",), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_launch() -> None:
@@ -80,7 +105,7 @@ def check_launch() -> None:
     if missing and "WORLD_SIZE" in os.environ and (size := _number("WORLD_SIZE")) > 1:
         raise UserError(
             f"WORLD_SIZE: found {size} without {missing[0]}; start the processes by torchrun: torchrun "
-            f"--nproc-per-node {size} -m archwright train ..., or unset WORLD_SIZE to train with this one alone"
+            f"--nproc-per-node {size} --no-python archwright train ... {ALONE}"
         )
 
 
@@ -102,8 +127,6 @@ def end_with_torchrun() -> None:
     """End this process, from a thread of its own, once torchrun, which has started it, was killed: else it would go on
     where nobody sees it, and the same command would be refused until it is done."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from threading import Thread
-
         Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 

@@ -158,7 +158,7 @@ def layout_of(scale: ScaleSpec, launch: Launch | None) -> Layout:
         )
     raise UserError(
         f"scale: found {wanted} of one process; start {found.size}: "
-        f"torchrun --nproc-per-node {found.size} -m archwright train ..."
+        f"torchrun --nproc-per-node {found.size} --no-python archwright train ..."
     )
 
 

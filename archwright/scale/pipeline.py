@@ -24,6 +24,7 @@ from archwright.data.inputs import Batch
 from archwright.model.language_model import LanguageModel, Output
 from archwright.scale.processes import Passes
 from archwright.scale.stages import StageShards
+from archwright.spec.errors import UserError
 
 Schedule = Schedule1F1B | ScheduleInterleaved1F1B
 # Where a process ends, torch would write the whole schedule beside the one line that says so.
@@ -76,7 +77,7 @@ class Pipeline:
         stream, auxiliary = passes.hidden(part)
         if auxiliary.requires_grad:
             stream = _AlsoMinimised.apply(stream, auxiliary)  # type: ignore[no-untyped-call]
-        return stream.to(next(self.model.parameters()).dtype).contiguous()
+        return self._sent(stream, part)
 
     def count_backward(self) -> None:
         """Say whether the backward pass that comes now is the last one of the step."""
@@ -98,10 +99,19 @@ class Pipeline:
             if self.stages.is_last:
                 out = self.model(**batch.inputs.given())
             else:
-                dtype = next(self.model.parameters()).dtype
-                stream = self.model.hidden(**batch.inputs.given()).to(dtype).contiguous()
+                stream = self._sent(self.model.hidden(**batch.inputs.given()), batch)
                 dist.send(stream, self._process((rank + 1) % size), self.group)
         return out
+
+    def _sent(self, stream: Tensor, batch: Batch) -> Tensor:
+        """Return a stream as the next stage receives it, [rows, length, dim]; refuse several streams side by side."""
+        spec, tokens = self.model.spec, batch.inputs.tokens
+        if stream.shape != (*tokens.shape, spec.dim):
+            raise UserError(
+                f'model.residual.kind: found "{spec.residual.kind}", by which layers hand on a stream of shape '
+                f"{[*stream.shape]}; expected {[*tokens.shape, spec.dim]}, or scale.pipeline = 1"
+            )
+        return stream.to(next(self.model.parameters()).dtype).contiguous()
 
     def _process(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank % self.stages.size)

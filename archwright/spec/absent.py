@@ -13,5 +13,6 @@ def refuse_absent(name: str) -> None:
     """Raise a UserError that says what of a well-known system is missing here, if `name` is one, or a size of one."""
     asked = name.lower()
     for system, words in tomllib.loads(FILE.read_text(encoding="utf-8")).items():
-        if re.match(rf"{re.escape(system)}(?![a-z])", asked):
+        letters = re.escape(system).replace(r"\-", "[-_. ]?")
+        if re.match(rf"{letters}(?![a-z])", asked):
             raise UserError(f'"{name}": {words["what"]}; {words["nearest"]}')

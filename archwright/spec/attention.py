@@ -252,6 +252,16 @@ class MaskedAttention(Attention):
         scale = self.scale.numbers_of_heads(self.key_dim(sizes.dim))
         return {**self.heads(sizes.dim), "scale": scale}
 
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """A scale that is a number follows the width of keys: 1 / width (Granite) stays so, others are as its root."""
+        changes = super().scaled_down(to)
+        if isinstance(self.scale, FixedScale):
+            widths = [n for name, n in self.heads(to.old.dim).items() if name.endswith("head_dim")]
+            is_inverse = math.isclose(self.scale.value * self.key_dim(to.old.dim), 1)
+            factor = (widths[0] / to.head_dim) ** (1 if is_inverse else 0.5)
+            changes["scale"] = {"value": self.scale.value * factor}
+        return changes
+
 
 class SoftmaxAttention(MaskedAttention):
     """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017), with key-value heads

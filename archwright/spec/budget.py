@@ -107,6 +107,8 @@ def parse_budget(text: str) -> tuple[float, Unit]:
 
 def _amount(text: str) -> tuple[float, Unit]:
     """Return an amount and its unit; 0 of nothing where the text is of another form."""
+    if re.fullmatch(r"\s*(?:[0-9]+[dhms]\s*){2,}", text):  # 1h30m
+        return sum(float(n) * SECONDS[unit] for n, unit in AMOUNT.findall(text)), "seconds"
     if match := AMOUNT.fullmatch(text):
         amount, unit = float(match[1].replace("_", "")), match[2]
         if unit in SECONDS:

@@ -133,9 +133,19 @@ class Head(Spec):
     """c tanh(logits / c), which keeps logits within +-c (Gemma 2); "none" leaves them alone."""
 
     def scaled_down(self, old_dim: int, dim: int) -> dict[str, float]:
-        """Return the options that are others in a model of another width: logits over sqrt(dim), as T5's, stay so."""
-        follows = math.isclose(self.logit_scale, old_dim**-0.5)
-        return {"logit_scale": dim**-0.5} if follows else {}
+        """Return the factor of logits in a model of another width.
+
+        dim^-0.5 (T5, PaLM) stays so. Another factor below 1 keeps small the changes of wide models' logits, which grow
+        with the width (muP; Granite, Command A): it is multiplied by old_dim / dim, up to 1.
+        """
+        factor = self.logit_scale / self.logit_divisor
+        if factor >= 1:
+            return {}
+        is_root = math.isclose(factor, old_dim**-0.5, rel_tol=1e-6)
+        new = dim**-0.5 if is_root else min(1.0, factor * old_dim / dim)
+        if self.logit_divisor == 1:
+            return {"logit_scale": new}
+        return {"logit_divisor": self.logit_scale / new}
 
     def num_parameters(self, dim: int, width: int, vocab_size: int) -> int:
         """Return the number of parameters between stream and logits, without a tied table."""

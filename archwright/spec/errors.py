@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from archwright.format import one_line
 
@@ -47,6 +48,17 @@ def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     found = [*dict.fromkeys([*closest, *close, *onwards])][:most]
     *first, last = (f'"{names[name]}"' for name in found) if found else ("",)
     return f" Did you mean {', '.join(first)}{' or ' * bool(first)}{last}?" if found else ""
+
+
+def hub_hint(
+    name: str, advice: str = "fetch it and give its folder: hf download {0} --local-dir {1}"
+) -> str:
+    """Return advice for what looks like a name on the Hugging Face Hub, OWNER/NAME; empty for other names."""
+    file = r"(?<!\.[a-z]{3})(?<!\.[a-z]{5})"  # .txt, .jsonl
+    like = re.fullmatch(rf"(?!runs/)(\w[\w.-]*)/(\w[\w.-]*){file}", name, re.ASCII)
+    if not like or Path(like[1]).exists():
+        return ""
+    return f" If it is on the Hugging Face Hub, {advice.format(name, like[2])}"
 
 
 def _goes_on(letters: str, name: str) -> bool:

@@ -50,6 +50,25 @@ def open_regular(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
+def check_utf8(path: Path) -> None:
+    """Refuse a name that JSON files and libraries do not take."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: found a name that is not UTF-8. Rename it.") from None
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Refuse a file outside a stranger's folder, which a link leads to; a hub's `blobs` next to `snapshots` count as
+    inside."""
+    root, target = folder.resolve(), path.resolve()
+    blobs = [root.parents[1] / "blobs"] if root.parent.name == "snapshots" else []
+    if not any(map(target.is_relative_to, (root, *blobs))):
+        raise UserError(
+            f"{path}: found a link to {target}; expected a file of {folder}. Put a copy there if it is meant."
+        )
+
+
 def read_text(path: Path, most: int, what: str = "text") -> str:
     """Return the text of a file in UTF-8 of at most `most` bytes, which is to be `what`.
 

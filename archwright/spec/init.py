@@ -68,8 +68,9 @@ class FanIn(Init):
 
 class MuP(Init):
     """Maximal update parametrisation, by which the best learning rate stays as a model grows wider
-    (Yang et al., 2022, table 8). With m = dim / base_dim, matrices have deviation std / sqrt(m) and 1 / m
-    of AdamW's rate, and logits are divided by m. Where heads grow wider, attention.scale.kind=inverse belongs to it."""
+    (Yang et al., 2022, table 8). With m = dim / base_dim, matrices have deviation std / sqrt(m), 1 / m
+    of AdamW's rate and 1 / sqrt(m) of Muon's, and logits are divided by m. Where heads grow wider,
+    attention.scale.kind=inverse belongs to it."""
 
     kind: Literal["mup"] = "mup"
     base_dim: Width = Field(256, examples=[128])

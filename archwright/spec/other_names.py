@@ -37,36 +37,37 @@ KEYS = {
 """A key here by its name elsewhere; keys of a model without `model.`."""
 
 CHOICES = {
-    "gqa": "attention.num_kv_heads",
-    "mqa": "attention.num_kv_heads",
-    "mha": "attention.num_kv_heads",
-    "grouped-query attention": "attention.num_kv_heads",
+    **dict.fromkeys(("gqa", "mqa", "mha", "grouped-query attention"), "attention.num_kv_heads"),
     "mla": "attention.latent",
     "nope": "position.none",
     "rotary": "position.rope",
+    "sine": "position.sinusoidal",
     "layernorm": "norm.layer",
     "rmsnorm": "norm.rms",
-    "pre-norm": "residual.pre",
-    "prenorm": "residual.pre",
-    "post-norm": "residual.post",
-    "postnorm": "residual.post",
-    "sandwich-norm": "residual.sandwich",
-    "sliding window": "mask.window",
-    "swa": "mask.window",
-    "moe": "feedforward.experts",
-    "mixture of experts": "feedforward.experts",
-    "qk-norm": "attention.qk_norm.rms",
-    "tying": "head.tied",
-    "weight tying": "head.tied",
+    **dict.fromkeys(("pre-norm", "prenorm", "serial"), "residual.pre"),
+    **dict.fromkeys(("post-norm", "postnorm"), "residual.post"),
+    **dict.fromkeys(("sandwich-norm", "double norm"), "residual.sandwich"),
+    **dict.fromkeys(("sliding window", "swa"), "mask.window"),
+    **dict.fromkeys(("moe", "mixture of experts"), "feedforward.experts"),
+    "swish": "feedforward.silu",
+    "qk-norm": "attention.qk_norm",
+    **dict.fromkeys(("tying", "weight tying"), "head.tied"),
     "z-loss": "z_loss",
     "weight decay": "weight_decay",
     "learning rate": "lr",
     "soft-cap": "attention.softcap",
+    "attention sinks": "attention.sinks",
+    "biases": "attention.bias",
+    "vocabulary": "vocab_size",
     "mup": "init.mup",
+    "adam": "optimizer.adamw",
     "mlm": "objective.masked_tokens",
     "nsp": "objective.segments",
 }
 """Kinds and options, by what others call them, also those that are found by more than a kind."""
+
+OPTIONS = dict.fromkeys(("gpus", "num-gpus", "ngpus", "nproc-per-node"), "--devices")
+"""Options of commands, by their names elsewhere."""
 
 VALUES = {
     "gpu": "cuda",

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Iterator
+from os import PathLike
 from typing import Any, TypeVar
 
 import tomli_w
@@ -35,7 +36,42 @@ def override(spec: S, assignments: Iterable[str]) -> S:
         lines += error.lines
     if lines:
         raise UserError(*lines)
-    return changed
+    return without_stale_sources(spec, changed)
+
+
+def without_stale_sources(before: Any, after: S) -> S:
+    """Return `after` without the sources of values and choices of `before` that it replaces."""
+    if isinstance(inner := getattr(after, "model", None), Spec):
+        return after.model_copy(update={"model": without_stale_sources(before.model, inner)})
+    stated: dict[str, str] = getattr(after, "sources", {})
+    old, new = (flatten(dump(spec)) if stated else {} for spec in (before, after))
+    stale = tuple(f"{key.removesuffix('.kind')}." for key in old if old[key] != new.get(key))
+    kept = {
+        path: source
+        for path, source in stated.items()
+        if not f"{path}.".startswith(stale) or source != before.sources.get(path)
+    }
+    return after if kept == stated else after.model_copy(update={"sources": kept})
+
+
+def assignments_of(*given: Any) -> list[str]:
+    """Return overrides as assignments: texts as they are, and dicts key by key.
+
+    Raises:
+        UserError: something else, or a value that TOML cannot hold.
+    """
+    found: list[str] = []
+    for one in given:
+        try:
+            found += (
+                [one] if isinstance(one, str) else (f"{k}={toml_value(v)}" for k, v in one.items())
+            )
+        except (AttributeError, TypeError):
+            raise UserError(
+                f'found {repr(one)[:100]}; expected "key=value", or a dict or keyword arguments of numbers, texts, '
+                "booleans, lists and dicts, such as dim=64"
+            ) from None
+    return found
 
 
 def assigned(cls: type[Spec], assignments: Iterable[str]) -> Values:
@@ -77,6 +113,8 @@ def flatten(values: Values, prefix: str = "") -> Values:
 
 def toml_value(value: object) -> str:
     """Show one value as TOML writes it, in one line."""
+    value = dump(value) if isinstance(value, Spec) else value
+    value = str(value) if isinstance(value, PathLike) else value
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, dict):

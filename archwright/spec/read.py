@@ -11,7 +11,7 @@ import tomli_w
 from archwright import presets
 from archwright.spec.absent import refuse_absent
 from archwright.spec.choice import Spec, Uniform
-from archwright.spec.errors import UserError, nearest
+from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
@@ -74,13 +74,13 @@ class Loaded:
     """What is stated of where the objective comes from."""
 
 
-def load(name: str | Path) -> ModelSpec:
-    """Return the spec of a preset (`"modern"`), of a TOML file (`"mine.toml"`), or of a run's folder.
+def load(name: str | Path | ModelSpec) -> ModelSpec:
+    """Return the spec of a preset (`"modern"`), of a TOML file (`"mine.toml"`), or of a run's folder; a spec as it is.
 
     Raises:
         UserError: no such preset or file, or mistakes in it, one line each.
     """
-    return load_with_blame(name).spec
+    return name if isinstance(name, ModelSpec) else load_with_blame(name).spec
 
 
 def load_with_blame(name: str | Path) -> Loaded:
@@ -92,13 +92,17 @@ def load_with_blame(name: str | Path) -> Loaded:
     return _from_chain(_chain(name))
 
 
-def load_run(name: str | Path) -> RunSpec:
+def load_run(name: str | Path | ModelSpec | RunSpec) -> RunSpec:
     """Return the run of a recipe, the default run of a model, or one that goes on from the weights of the run
-    in a folder, with its model, its data and its objective.
+    in a folder, with its model, its data and its objective. A run is returned as it is.
 
     Raises:
         UserError: no such preset or file, or mistakes in it, one line each.
     """
+    if isinstance(name, RunSpec):
+        return name
+    if isinstance(name, ModelSpec):
+        return RunSpec(name=name.name, model=name)
     if str(name) not in preset_names("runs") and str(name) in preset_names("models"):
         return _default_run(name)
     if is_run(name):
@@ -401,5 +405,5 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
     of_hub = text.rstrip("/").rpartition("/")[2]  # meta-llama/Llama-3.2-1B
     raise UserError(
         f'"{text}": {what}; {known}, or give a file ending in .toml.'
-        + nearest(of_hub, [*names, *unpublished()], most=3)
+        + (nearest(of_hub, [*names, *unpublished()], most=3) or hub_hint(text))
     )

@@ -32,7 +32,7 @@ def enforce_run(run: RunSpec) -> None:
 def _name(run: RunSpec) -> Iterator[str]:
     """A run that names no folder lies below runs/, whoever wrote its recipe."""
     path = PurePath(run.name)
-    if path.is_absolute() or ".." in path.parts:
+    if path.is_absolute() or ".." in path.parts or (run.name and not path.name):
         yield f"name: found {show(run.name)}; expected a name without .., as the folder is runs/NAME"
 
 

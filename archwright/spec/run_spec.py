@@ -485,6 +485,12 @@ class RunSpec(Shown):
         """Tokens that one step trains on."""
         return self.batch_size * self.model.context_length
 
+    @property
+    def flops_evidence(self) -> str:
+        """Evidence of FLOPs that are counted from whole windows: rows may hold shorter texts."""
+        shorter = self.data.packing == "document_mask" or self.objective.has_pairs
+        return "upper bound" if shorter else "counted"
+
     def __repr__(self) -> str:
         model, rate = self.model, f"lr {self.optimizer.peak_lr:g}"
         return (

@@ -1,24 +1,27 @@
 """Specs that users hold: what they change, and what notebooks show."""
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from archwright.notebook import html_table
 from archwright.spec.choice import Spec
-from archwright.spec.overrides import dump, flatten, override, toml_value
+from archwright.spec.overrides import assignments_of, dump, flatten, override, toml_value
 
 
 class Shown(Spec):
     """A model, a run or a study: a line of its own, and a table of values that are not the defaults."""
 
-    def override(self, *assignments: str) -> Self:
+    def override(self, *assignments: str | Mapping[str, Any], **values: Any) -> Self:
         """Return this spec with dotted values replaced.
 
         `model.override("dim=256")` of a model, `run.override("model.dim=256", "seed=1")` of a run.
 
+        Or in Python: `spec.override({"model.dim": 256}, seed=1)`.
+
         Raises:
             UserError: an unknown path or a value out of its limits, one line each.
         """
-        return override(self, assignments)
+        return override(self, assignments_of(*assignments, values))
 
     def __str__(self) -> str:
         return repr(self)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from archwright.spec.errors import UserError
+from archwright.text.chunking import pattern_of
 from archwright.text.foreign import check_ids
 
 Ids = NDArray[np.uint32]
@@ -29,7 +30,8 @@ A word is the same token within a line and at its start, as its blank may be the
 indentation. Splits that keep the whole indentation together make 6 % fewer tokens, but a small
 model on Python's source then needs 2 % more bits per byte at an equal number of tokens.
 """
-
+GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The split pattern of GPT-2 (Radford et al., 2019)."""
 
 LONGEST = 2048
 """Characters of a word when a BPE is trained: the library's time grows with the square of them.
@@ -46,6 +48,9 @@ def train_here(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
     """Train in this process, which hears no Ctrl-C meanwhile; see `train_bpe` in `bpe_training`."""
+    if special_tokens:
+        border = pattern_of(special_tokens)
+        texts = (part for text in texts for part in border.split(text))
     tokenizer = _byte_level(models.BPE(), _words(), pre_tokenizers.FixedLength(length=LONGEST))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -69,7 +74,10 @@ def has_long_run(text: str) -> bool:
 
 
 def bpe_of(
-    vocab: Mapping[int, bytes], merges: Sequence[tuple[bytes, bytes]], special_tokens: Sequence[str]
+    vocab: Mapping[int, bytes],
+    merges: Sequence[tuple[bytes, bytes]],
+    special_tokens: Sequence[str],
+    pattern: str = WORDS,
 ) -> tokenizers.Tokenizer:
     """Return the byte-level BPE of a vocabulary and its merges, the first merged first.
 
@@ -95,7 +103,7 @@ def bpe_of(
     }
     check_ids(ids, "the vocabulary")
     pairs = [(spelled(left, names), spelled(right, names)) for left, right in merges]
-    tokenizer = _byte_level(models.BPE(vocab=ids, merges=pairs), _words())
+    tokenizer = _byte_level(models.BPE(vocab=ids, merges=pairs), _words(pattern))
     tokenizer.add_special_tokens(list(special_tokens))
     return tokenizer
 
@@ -192,8 +200,8 @@ def spelled(content: bytes, names: Mapping[int, str]) -> str:
     return "".join(names[byte] for byte in content)
 
 
-def _words() -> pre_tokenizers.Split:
-    return pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
+def _words(pattern: str = WORDS) -> pre_tokenizers.Split:
+    return pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
 
 
 def _byte_level(model: models.BPE, *splits: pre_tokenizers.PreTokenizer) -> tokenizers.Tokenizer:

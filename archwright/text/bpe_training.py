@@ -28,7 +28,8 @@ def train_bpe(
 ) -> tokenizers.Tokenizer:
     """Return a byte-level BPE of at most `vocab_size` tokens: special ones, bytes, then merges.
 
-    Of pairs that are equally frequent, the one of the lower ids is merged first.
+    Texts are split at special tokens first. Of pairs that are equally frequent, the one of the lower ids is merged
+    first.
 
     Source: Sennrich et al., 2016; on bytes as in Radford et al., 2019.
 

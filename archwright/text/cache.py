@@ -49,7 +49,7 @@ def only_one(path: Path, *, wait: bool = True) -> Iterator[bool]:
     lock = FileLock(place)
     with clear_errors(path.parent, SETTING):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if place.is_dir():
+        if place.is_dir() or place.is_symlink():
             remove(place)
         with contextlib.suppress(Timeout):
             lock.acquire(blocking=wait)

@@ -57,11 +57,14 @@ def split_at(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str
             yield "", (text for _, text in group)
 
 
+def pattern_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern that finds names; of those that begin alike, the longest."""
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+
+
 def _marked(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield names without a text, and texts without a name, in the order in which they stand."""
-    by_length = sorted(names, key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, by_length)))
-    longest = len(by_length[0])
+    pattern, longest = pattern_of(names), max(map(len, names))
     buffer = ""
     for text in chain(texts, [None]):
         buffer += text or ""

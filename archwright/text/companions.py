@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.spec.errors import UserError
+from archwright.spec.files import check_inside
 from archwright.text.json_table import Table, parse_table, read_text
 
 CONFIG = "tokenizer_config.json"
@@ -27,12 +28,13 @@ def read_companions(folder: Path) -> dict[str, str]:
     """Return the texts of a folder's companions by name.
 
     Raises:
-        UserError: one is damaged.
+        UserError: one is damaged, or a link to a file elsewhere.
     """
     found = {}
     for pattern in (*TABLES, *TEXTS):
         for path in sorted(folder.glob(pattern)):
             name = path.relative_to(folder).as_posix()
+            check_inside(path, folder)
             found[name] = read_text(path)
             if name in TABLES:
                 parse_table(found[name], path)

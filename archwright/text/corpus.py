@@ -1,12 +1,17 @@
 """Text as a stream of documents, in two parts: one to train on and one that is held out."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from archwright.format import percent
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.reading import Span, Surveyed, line_border, read, spans, survey
@@ -15,6 +20,8 @@ from archwright.text.sources import find_files
 FORMAT = 1
 """Of fingerprints: raised when the same files would give other documents."""
 
+DIGITS = 16
+"""Of a document in `Surveyed.contents`."""
 Choose = Callable[[Surveyed, Span], Span | None]
 """The part of a document that belongs to this side of a split, or None."""
 
@@ -55,8 +62,10 @@ class Documents:
 
     def __iter__(self) -> Iterator[Document]:
         for file in self.files:
-            for span in spans(file, self.data):
+            for number, span in enumerate(spans(file, self.data)):
                 chosen = self.choose(file, span)
+                if number in file.moved:
+                    chosen = None if chosen else span
                 if chosen is not None:
                     yield Document(chosen.name, read(file, chosen, self.data))
 
@@ -102,7 +111,8 @@ def open_corpus(data: DataSpec) -> Corpus:
     """Return the text that `data` names, split into a training and a held-out part.
 
     Held out is what `data.held_out` names, or else the documents whose name hashes to 0 modulo 10,
-    or else (when that leaves a side empty) the last tenth of the text.
+    or else (when that leaves a side empty) the last tenth of the text. Exact duplicates are on the side of their first
+    copy.
 
     Raises:
         UserError: missing, binary, empty or undecodable files, one line each.
@@ -111,19 +121,24 @@ def open_corpus(data: DataSpec) -> Corpus:
         return _given_split(data)
     files, skipped = survey(find_files(data.text), data, "data.text")
     train, held_out = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
-    if train and held_out:
-        return Corpus(
+    codes = _codes(files)
+    _, first, text = np.unique(codes >> 1, return_index=True, return_inverse=True)
+    first, is_held_out, numbers = first[text], codes % 2 == 1, np.arange(len(codes))
+    if 0 < is_held_out[first].sum() < len(first):
+        corpus = Corpus(
             _documents(files, data, _kept, train, "sha256/train"),
             _documents(files, data, _by_hash, held_out, "sha256/held_out"),
             skipped,
         )
+        return _with_moves(corpus, is_held_out != is_held_out[first])
     total = sum(f.size for f in files)
-    border = _tail(files, data, total * 9 // 10)
-    return Corpus(
+    border, number = _tail(files, data, total * 9 // 10, {*numbers[first < numbers].tolist()})
+    corpus = Corpus(
         _documents(files, data, partial(_before, border), border, f"tail/{border}/train"),
         _documents(files, data, partial(_after, border), total - border, f"tail/{border}/held_out"),
         skipped,
     )
+    return _with_moves(corpus, (numbers >= number) & (first < number))
 
 
 def open_texts(texts: tuple[str, ...], data: DataSpec) -> Documents:
@@ -147,6 +162,13 @@ def _given_split(data: DataSpec) -> Corpus:
         )
     files, skipped = survey(train, data, "data.text")
     others, skipped_too = survey(held_out, data, "data.held_out")
+    repeats = np.isin(_codes(others) >> 1, _codes(files) >> 1)
+    if repeats.any():
+        warnings.warn(
+            f"data.held_out: {repeats.sum():,} of {len(repeats):,} documents ({percent(repeats.mean())}) are also in "
+            "data.text: losses on them do not show what a model does with new text",
+            stacklevel=3,
+        )
     return Corpus(
         _documents(files, data, _all, sum(f.size for f in files), "all"),
         _documents(others, data, _all, sum(f.size for f in others), "all"),
@@ -154,22 +176,54 @@ def _given_split(data: DataSpec) -> Corpus:
     )
 
 
-def _tail(files: tuple[Surveyed, ...], data: DataSpec, near: int) -> int:
-    """Return where the held-out tail begins, counted in bytes over all files."""
-    starts: list[int] = []
+def _codes(files: Sequence[Surveyed]) -> NDArray[np.uint64]:
+    """Return the contents of files: [documents]."""
+    return np.frombuffer(bytes.fromhex("".join(file.contents for file in files)), "<u8")
+
+
+def _with_moves(corpus: Corpus, moved: NDArray[np.bool_]) -> Corpus:
+    """Return a corpus with some documents on the other side."""
+    if not moved.any():
+        return corpus
+    files = corpus.train.files
+    ends = np.cumsum([len(file.contents) // DIGITS for file in files])[:-1]
+    files = tuple(
+        replace(file, moved=frozenset(np.flatnonzero(part).tolist()))
+        for file, part in zip(files, np.split(moved, ends), strict=True)
+    )
+    train, held_out = (
+        replace(side, files=files, fingerprint=_hash(side.fingerprint, "first copies"))
+        for side in (corpus.train, corpus.held_out)
+    )
+    return Corpus(train, held_out, corpus.skipped)
+
+
+def _tail(
+    files: tuple[Surveyed, ...], data: DataSpec, near: int, repeats: Set[int]
+) -> tuple[int, int]:
+    """Return where the held-out tail begins, in bytes over all files, and how many documents begin before.
+
+    It begins in or before a document that repeats no other.
+    """
+    starts: list[tuple[int, int]] = []
+    number = -1
     for file in files:
         for span in spans(file, data):
-            if file.base + span.start >= near and starts:
-                return file.base + span.start
-            starts.append(file.base + span.start)
+            number += 1
+            if number in repeats:
+                continue
+            start = file.base + span.start
+            if start >= near and starts:
+                return start, number
+            starts.append((start, number))
             if file.base + span.stop > near and span.text is None:
                 border = line_border(file, span, max(near - file.base, span.start + 1))
                 if border is not None:
-                    return file.base + border
+                    return file.base + border, number + 1
     if len(starts) < 2:
         raise UserError(
             "data.text: the text is too short to hold out a part of it. "
-            "Give more documents, or name a text in data.held_out."
+            "Give more documents that differ, or name a text in data.held_out."
         )
     return starts[-1]
 

@@ -1,10 +1,12 @@
 """Tokenizers from files that others made: nothing in one is believed before it is checked."""
 
+import base64
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,6 +21,10 @@ LARGEST = 1 << 26
 LARGEST_ID = 1 << 24
 GROWTH = 1 << 8
 """Times a text may grow by replacing; published tokenizers put one character or two for another."""
+SETTINGS, ADDED, LONGEST = 1 << 15, 1 << 20, 1 << 12
+"""Most characters of all settings, of all added tokens (of which the library makes an automaton), and of a token."""
+CHARACTERS = re.compile(r'"precompiled_charsmap": "[^"]*"')
+STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 GAPS = 1 << 16
 """Ids that a vocabulary may leave unused beside as many as it uses: memory and time grow with the largest."""
 
@@ -57,7 +63,9 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
     if not isinstance(model, dict) or not isinstance(vocab, dict | list):
         raise UserError(f"{name} is not a tokenizer.json: it has no model with a vocabulary.")
     # That of a unigram model is a list: its ids are its places.
-    ids: dict[Any, Any] = vocab if isinstance(vocab, dict) else {i: i for i in range(len(vocab))}
+    ids: dict[Any, Any] = (
+        vocab if isinstance(vocab, dict) else {(i, str(piece)): i for i, piece in enumerate(vocab)}
+    )
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
@@ -65,20 +73,66 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
         (place, str(token.get("content"))): token.get("id") for place, token in enumerate(added)
     }
     check_ids(ids | listed, name)
-    for part in ("normalizer", "decoder"):
-        if _growth(content.get(part)) > GROWTH:
-            raise UserError(f"{name}: the {part} lets a text grow more than {GROWTH} times.")
+    _check_settings(content, name)
     with library_errors(f"{name} is not a tokenizer.json"), quiet():
-        return tokenizers.Tokenizer.from_str(text)
+        inner = tokenizers.Tokenizer.from_str(text)
+        inner.no_padding()  # of up to 2^32 tokens, in every encoding
+        inner.no_truncation()
+        return inner
+
+
+def _check_settings(content: Mapping[str, Any], name: str) -> None:
+    """Refuse what takes the library minutes or gigabytes, or gives a text other ids each time.
+
+    Raises:
+        UserError: so it does; the line begins with `name`.
+    """
+    model = content["model"]
+    added = [str(token.get("content")) for token in content.get("added_tokens") or []]
+    settings = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
+    serialised = json.dumps([settings, *map(content.get, STEPS)])
+    for what, size, most in (
+        ("settings", len(CHARACTERS.sub("", serialised)), SETTINGS),
+        ("added_tokens", sum(map(len, added)), ADDED),
+    ):
+        if size > most:
+            raise UserError(f"{name}: {what}: found {size:,} characters; expected at most {most:,}")
+    for steps in (("normalizer", "pre_tokenizer"), ("decoder",)):
+        if _growth([*map(content.get, steps)]) > GROWTH:
+            raise UserError(f"{name}: the {steps[0]} lets a text grow more than {GROWTH} times.")
+    if (chance := model.get("dropout")) or (chance := model.get("alpha")):
+        raise UserError(f"{name}: model: found dropout or alpha = {chance}; expected no random ids")
+
+
+def hiding(inner: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.Tokenizer:
+    """Return a tokenizer with the same ids that finds none of some pieces in a text, but for the unknown token.
+
+    In its vocabulary their names begin with a zero and a blank, which no stretch of a text does.
+    """
+    content = json.loads(inner.to_str())
+    model = content["model"]
+    hidden = {name: f"\0 {name}" for name in names if name != model.get("unk_token")}
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] not in hidden]
+    if isinstance(model["vocab"], list):
+        model["vocab"] = [(hidden.get(name, name), score) for name, score in model["vocab"]]
+    else:
+        model["vocab"] = {hidden.get(name, name): i for name, i in model["vocab"].items()}
+    found = tokenizers.Tokenizer.from_str(json.dumps(content))
+    found.encode_special_tokens = True
+    return found
 
 
 def check_ids(ids: Mapping[Any, Any], name: str) -> None:
-    """Refuse a vocabulary whose largest id is far from the number of its tokens.
+    """Refuse a vocabulary whose largest id is far from the number of its tokens, or with a token without end.
 
     Raises:
         UserError: so it is, or an id is none; the line begins with `name`.
     """
     for token, i in ids.items():
+        if len(token[1] if isinstance(token, tuple) else token) > LONGEST:
+            raise UserError(
+                f"{name}: the token {_short(token)}... has more than {LONGEST:,} characters."
+            )
         if not isinstance(i, int) or isinstance(i, bool) or i < 0:
             raise UserError(f"{name}: the token {_short(token)} has the id {str(i)[:40]}.")
         if i >= LARGEST_ID or i >= 2 * len(ids) + GAPS:
@@ -133,8 +187,18 @@ def _growth(part: object) -> int:
         return math.prod(_growth(step) for step in part)
     if not isinstance(part, dict):
         return 1
-    content = part.get("content")
-    own = max(1, len(content)) if part.get("type") == "Replace" and isinstance(content, str) else 1
+    own, kind, content = 1, part.get("type"), part.get("content")
+    if kind == "Replace" and isinstance(content, str):
+        own = max(1, len(content))
+    elif kind == "Prepend":  # to each stretch between added tokens
+        own = 1 + len(str(part.get("prepend")))
+    elif kind == "ByteLevel":  # two bytes for a letter of two, and again
+        own = 2
+    elif kind == "Precompiled":  # the size of a trie, the trie, strings that end with a zero
+        with suppress(ValueError):
+            table = base64.b64decode(str(part.get("precompiled_charsmap")))
+            strings = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+            own = longest if (longest := max(map(len, strings))) > GROWTH else 1
     return own * math.prod(_growth(step) for step in part.values() if isinstance(step, list))
 
 

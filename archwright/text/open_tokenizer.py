@@ -11,7 +11,7 @@ import tokenizers
 
 from archwright.files import atomic_write, remove
 from archwright.progress import Progress
-from archwright.spec.errors import UserError, nearest
+from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import TokenizerSpec
 from archwright.text.bpe import LONGEST, WORDS, has_long_run, raw_bytes
@@ -94,14 +94,14 @@ def tokenizer_file(name: str) -> Path:
         raise UserError(f'data.tokenizer.path: "{path}" is {kind}; expected a tokenizer.json.')
     if not path.is_file():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = nearest(path.name, beside)
+        hint = nearest(path.name, beside) or hub_hint(name)
         raise UserError(f'data.tokenizer.path: there is no file "{path}".{hint}')
     return path
 
 
 def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> tokenizers.Tokenizer:
     """Return the BPE from the cache, or train it and put it there."""
-    settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE]
+    settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE, "split at special"]
     content = json.dumps([*settings, tokenizers.__version__]).encode()
     path = (
         cache_folder("tokenizers") / f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.json"

@@ -27,7 +27,9 @@ NO_CONTROLS = bytes({*range(32, 256), *b"\t\n\r\f\b\x1b"})
 class Surveyed:
     """A file that was read once: its size and hash, and the bytes on either side of the hash split.
 
-    `base` is where it begins if all files stand one after the other.
+    `base` is where it begins if all files stand one after the other. `contents` has 8 bytes for each document in
+    hexadecimal: a hash of its text, with the side of its name as the lowest bit. Documents of the numbers in `moved`
+    are on the other side.
     """
 
     file: TextFile
@@ -35,7 +37,9 @@ class Surveyed:
     digest: str
     kept_bytes: int = 0
     held_out_bytes: int = 0
+    contents: str = ""
     base: int = 0
+    moved: frozenset[int] = frozenset()
 
 
 class ChangedError(UserError):
@@ -180,14 +184,28 @@ def _survey_table(file: TextFile, data: DataSpec) -> Surveyed:
 
 
 def _with_sides(surveyed: Surveyed, data: DataSpec) -> Surveyed:
-    """Return a file with the bytes that are on either side of the hash split."""
+    """Return a file with the bytes that are on either side of the hash split, and its contents."""
     kept = held_out = 0
+    contents = bytearray()
     for span in spans(surveyed, data):
+        content = _hash(surveyed, span, data) & ~1 | span.held_out
+        contents += content.to_bytes(8, "little")
         if span.held_out:
             held_out += span.stop - span.start
         else:
             kept += span.stop - span.start
-    return replace(surveyed, kept_bytes=kept, held_out_bytes=held_out)
+    return replace(surveyed, kept_bytes=kept, held_out_bytes=held_out, contents=contents.hex())
+
+
+def _hash(file: Surveyed, span: Span, data: DataSpec) -> int:
+    """Return 64 bits of the hash of a document's UTF-8 bytes; of a whole plain file it is known."""
+    digest = bytes.fromhex(file.digest)
+    if span.text is not None or span.stop - span.start < file.size:
+        hasher = hashlib.blake2b(digest_size=16)
+        for piece in read(file, span, data):
+            hasher.update(piece.encode())
+        digest = hasher.digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 def _binary(head: bytes) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archwright.files import clear_errors
-from archwright.spec.errors import UserError, nearest
+from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import STDLIB
 from archwright.spec.tasks import Task
@@ -101,7 +101,8 @@ def _missing(source: str, path: Path) -> str:
     """Say that a path is missing, with the nearest name that exists beside it."""
     parent = path.parent
     if not parent.is_dir():
-        return f'no file or folder "{source}": there is no folder "{parent}".'
+        hint = hub_hint(source, f'write "{BY_NAME}{{0}}"')
+        return f'no file or folder "{source}": there is no folder "{parent}".{hint}'
     try:
         names = {entry.name.lower(): entry.name for entry in parent.iterdir()}
     except OSError:

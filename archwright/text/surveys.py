@@ -21,7 +21,7 @@ Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class Found(BaseModel):
-    """What a file has: its bytes, or those of its texts, their hash, and how many are on either side of the split."""
+    """Contents of a file: bytes, or those of its texts, their hash, the split's sides, and a hash of each document."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -29,6 +29,7 @@ class Found(BaseModel):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     kept_bytes: Bytes
     held_out_bytes: Bytes
+    contents: Annotated[str, Field(pattern=r"^([0-9a-f]{16})*$")]
 
 
 class _Kept(BaseModel):

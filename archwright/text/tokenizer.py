@@ -1,7 +1,9 @@
 """Text to tokens and back: one class for trained, raw-byte and foreign tokenizers."""
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +14,7 @@ import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
 from archwright.spec.errors import UserError, nearest
-from archwright.text.bpe import bpe_of, byte_names, fast_encoding, merges_of
+from archwright.text.bpe import WORDS, bpe_of, byte_names, fast_encoding, merges_of
 from archwright.text.chunking import pieces, split_at
 from archwright.text.companions import (
     CONFIG,
@@ -26,13 +28,18 @@ from archwright.text.companions import (
     table,
     write_companions,
 )
-from archwright.text.foreign import library_errors, quiet, read_json
+from archwright.text.foreign import hiding, library_errors, quiet, read_json
 from archwright.text.selfcheck import PROBE
 
 Ids = NDArray[np.int64]
 AllowedSpecial = Collection[str] | Literal["all"]
 
 FILE = "tokenizer.json"
+PAD = "<|pad|>"
+OWN_KEYS = {"tokenizer_class", "eos_token", "bos_token", "add_bos_token"}
+"""Settings that `Tokenizer.save` writes."""
+UNKNOWN = "ᚠ𐏑𓀀𐭀"
+"""Letters that a vocabulary without bytes lacks: they give its unknown token, which is no border of texts."""
 JOINED = 1 << 24
 """Characters a document may have before it is cut for a tokenizer that joins across any border."""
 
@@ -80,7 +87,7 @@ class Tokenizer:
             if self.begin_of_text != self.end_of_text:
                 content += "\n" + begin_of_text
             self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-            self._refuse_spelled_specials()
+            self._encoder = self._without_specials(inner)
             self._fast = fast_encoding(inner)
             self._cuts = True
             self.check(PROBE + "".join(f"a{name} b" for name in self._plain_added))
@@ -91,19 +98,25 @@ class Tokenizer:
         vocab: Mapping[int, bytes],
         merges: Sequence[tuple[bytes, bytes]],
         special_tokens: Sequence[str] = ("<|endoftext|>",),
+        pattern: str = WORDS,
     ) -> "Tokenizer":
         """Return the byte-level BPE of a vocabulary and its merges, the first of them merged first.
 
         The first special token ends a text. Those that the vocabulary lacks follow it, in order.
 
+        Args:
+            pattern: Splits a text into words before merging, such as `archwright.text.bpe.GPT_2_WORDS`.
+
         Raises:
-            UserError: no special token, a byte without a token, or a merge of tokens that are not there.
+            UserError: no special token, a byte without a token, a merge of tokens that are not there, or no pattern.
         """
         if not special_tokens:
             raise UserError(
                 "special_tokens: found none; expected the token that ends a text first."
             )
-        return cls(bpe_of(vocab, merges, special_tokens), special_tokens[0])
+        with library_errors("pattern"):
+            inner = bpe_of(vocab, merges, special_tokens, pattern)
+        return cls(inner, special_tokens[0])
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -154,30 +167,67 @@ class Tokenizer:
         return frozenset({self.end_of_text, self.begin_of_text} | ends)
 
     @cached_property
-    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids before and behind a text that an encoder reads or a decoder beside one writes: those that the file
-        says are put there; behind it, the one that ends a text where the file says none."""
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the file puts before and behind a text."""
         plain, whole = (
             self._inner.encode("a", add_special_tokens=adds).ids for adds in (False, True)
         )
         starts = [i for i in range(len(whole)) if whole[i : i + len(plain)] == plain]
         if not plain or not starts:
-            return (), (self.end_of_text,)
-        behind = whole[starts[0] + len(plain) :]
-        return tuple(whole[: starts[0]]), tuple(behind or [self.end_of_text])
+            return (), ()
+        return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(plain) :])
 
-    def with_frame(self) -> "Tokenizer":
-        """Return this tokenizer with a file that says what `frame` is, for libraries that go by it."""
-        before, behind = self.frame
-        inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
-        if len(inner.encode("a").ids) > len(inner.encode("a", add_special_tokens=False).ids):
-            return self
+    @property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before and behind a text that an encoder reads or a decoder beside one writes: those that the file
+        says are put there; behind it, the one that ends a text where the file says none."""
+        before, behind = self.around
+        return before, behind or (self.end_of_text,)
+
+    def trained_around(self, *, has_source: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the ids that training puts before and behind a text."""
+        return self.frame if has_source else ((self.begin_of_text,), ())
+
+    def otherwise(self, around: tuple[Sequence[int], Sequence[int]], *, has_source: bool) -> str:
+        """Return how ids put around a text differ from those of training; empty if they do not."""
         names = {i: name for name, i in self._vocabulary.items()}
-        inner.post_processor = tokenizers.processors.TemplateProcessing(
-            single=[*(names[i] for i in before), "$A", *(names[i] for i in behind)],
-            special_tokens=[(names[i], i) for i in {*before, *behind}],
+        theirs, ours = (
+            " ".join((*(names[i] for i in before), "TEXT", *(names[i] for i in behind)))
+            for before, behind in (around, self.trained_around(has_source=has_source))
         )
-        return Tokenizer(inner, self.end_of_text_name, self.begin_of_text_name, self.files)
+        return "" if theirs == ours else f"transformers reads {theirs}, training read {ours}"
+
+    def exported(self, rows: int, context_length: int, *, has_source: bool) -> "Tokenizer":
+        """Return the tokenizer for libraries that go by its files, so that they read what training read.
+
+        One that came with a model stays as it is. Other files get what training puts around a text, if they put
+        nothing there, a token for padding, and the model's context length.
+
+        Args:
+            rows: Rows of the embedding. `<|pad|>` takes one without a token; else end-of-text is the padding.
+        """
+        config = table(self.files, CONFIG)
+        if {*self.files} - {CONFIG} or config.keys() - OWN_KEYS:
+            return self
+        inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
+        before, behind = self.trained_around(has_source=has_source)
+        if self.around == ((), ()):
+            names = {i: name for name, i in self._vocabulary.items()}
+            first, last = ([names[i] for i in ids] for ids in (before, behind))
+            inner.post_processor = tokenizers.processors.TemplateProcessing(
+                single=[*first, "$A", *last],
+                pair=[*first, "$A", *last, *first, "$B", *last],
+                special_tokens=[(names[i], i) for i in {*before, *behind}],
+            )
+        pad = PAD if PAD in self.special_ids else self.end_of_text_name
+        if PAD not in self._vocabulary and self.vocab_size < rows:
+            inner.add_special_tokens([PAD])
+            pad = PAD
+        config |= {"pad_token": pad, "model_max_length": context_length}
+        if not has_source and self.around in (((), ()), (before, behind)):
+            config |= {"bos_token": self.begin_of_text_name, "add_bos_token": True}
+        files = {**self.files, CONFIG: as_text(config)}
+        return Tokenizer(inner, self.end_of_text_name, self.begin_of_text_name, files)
 
     @cached_property
     def decoder_start(self) -> tuple[int, ...]:
@@ -243,7 +293,7 @@ class Tokenizer:
             if self._fast is not None:
                 return [self._fast_or_not(self._fast, text) for text in texts]
             with library_errors("data.tokenizer"):
-                encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+                encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         except UnicodeEncodeError as error:
             raise UserError(
                 f"the text has half a character (a lone surrogate) at position {error.start}: "
@@ -259,7 +309,7 @@ class Tokenizer:
         except UnicodeEncodeError:
             raise
         except ValueError:  # its stack is too small for a run of half a million blanks
-            return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.uint32)
+            return np.asarray(self._encoder.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, ids: ArrayLike, *, keep_special: bool = False) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD, special tokens vanish."""
@@ -270,6 +320,18 @@ class Tokenizer:
                 return str(self._inner.decode(wanted, skip_special_tokens=not keep_special))
         content = self.token_bytes
         return b"".join(names.get(i, content[i]) for i in wanted).decode("utf-8", "replace")
+
+    def text_change(self, text: str, ids: ArrayLike) -> str:
+        """Return the first change of a text by decoding its ids; empty if there is none."""
+        found = self.decode(ids)
+        if found == text:
+            return ""
+        both = enumerate(zip(text, found, strict=False))
+        start = next((i for i, (a, b) in both if a != b), min(len(text), len(found)))
+        start = max(0, start - 10)
+        return " becomes ".join(
+            json.dumps(part[start : start + 20], ensure_ascii=False) for part in (text, found)
+        )
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...] | None:
@@ -340,7 +402,7 @@ class Tokenizer:
 
     def check(self, text: str) -> None:
         """Keep the fast path, and cutting, only if both give the ids of the whole `text`."""
-        expected = self._inner.encode(text, add_special_tokens=False).ids
+        expected = self._encoder.encode(text, add_special_tokens=False).ids
         if self._fast is not None and self._fast(text).tolist() != expected:
             self._fast = None
         if self._cuts:
@@ -370,14 +432,35 @@ class Tokenizer:
         added = self._inner.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if not token.special)
 
-    def _refuse_spelled_specials(self) -> None:
-        """A special token is a border only if no text can produce it."""
-        for i, name in self._special_names.items():
-            if i in self._inner.encode(name.decode(), add_special_tokens=False).ids:
-                raise UserError(
-                    f'data.tokenizer: the special token "{name.decode()}" is also an ordinary '
-                    f'word. Choose one that no text has, such as "<|{name.decode()}|>".'
-                )
+    def _without_specials(self, inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """Return a tokenizer that gives no special token for any text.
+
+        Special tokens that are pieces of the vocabulary are hidden from it, as SentencePiece does with control pieces.
+
+        Raises:
+            UserError: a special token is an ordinary word.
+        """
+        listed = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
+        encoder = inner
+        if hidden := self._spelled(inner) & listed:
+            with suppress(Exception):  # where merges make one, which is then refused
+                encoder = hiding(inner, hidden)
+        unknown = self._spelled(encoder, UNKNOWN) - {self.end_of_text_name, self.begin_of_text_name}
+        if spelled := self._spelled(encoder) - unknown:
+            name = min(spelled)
+            raise UserError(
+                f'data.tokenizer: the special token "{name}" is also an ordinary word. Choose one that no text has, '
+                f'such as "<|{name}|>".'
+            )
+        return encoder
+
+    def _spelled(self, encoder: tokenizers.Tokenizer, text: str = "") -> set[str]:
+        """Return the special tokens that a text gives, or the text of their own names."""
+        return {
+            name
+            for name, i in self.special_ids.items()
+            if i in encoder.encode(text or name, add_special_tokens=False).ids
+        }
 
 
 def _no_end(name: str, inner: tokenizers.Tokenizer) -> str:

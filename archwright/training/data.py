@@ -39,8 +39,15 @@ class Material:
             "held_out": _record(self.held_out),
             "files_skipped": self.num_skipped,
             "tokenizer": self.tokenizer.fingerprint,
+            "text_change": self.text_change,
             **self._task_facts(),
         }
+
+    @property
+    def text_change(self) -> str | None:
+        """As of `TokenStore`, of the held-out text."""
+        text = self.held_out
+        return text.text_change(self.tokenizer) if isinstance(text, TokenStore) else None
 
     def _task_facts(self) -> dict[str, Any]:
         """Return what is known of a task's answers before any model: the least loss and the accuracy of guessing."""
@@ -117,7 +124,7 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
     stores = _recorded_stores(recorded) or prepare(open_corpus(run.data), tokenizer)
     for side, store in stores._asdict().items():
         if store.index.text != recorded[side]["text"]:
-            raise UserError(_changed(folder, "text"))
+            raise UserError(_changed(folder, "text or its split"))
         same = _record(store) | {"store": ""} == recorded[side] | {"store": ""}
         if store.index.tokenizer != tokenizer.fingerprint or not same:
             raise UserError(_changed(folder, "row of tokens"))

@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
-from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte
+from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte, why_no_bits
 from archwright.data.inputs import Batch
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.pair_text import PairText, PairWindows
@@ -24,7 +25,7 @@ from archwright.losses import cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel, Output
-from archwright.runs.load import OpenRun
+from archwright.runs.load import OpenRun, Run, open_run
 from archwright.scale.processes import ALONE, Processes
 from archwright.spec.errors import UserError
 from archwright.spec.objectives import OF_PAIRS, Objective
@@ -32,7 +33,7 @@ from archwright.spec.run_spec import RunSpec
 from archwright.text.corpus import Document, open_texts
 from archwright.text.pairs import read_pairs
 from archwright.text.tokenizer import Tokenizer
-from archwright.training.data import Material, pair_material, task_material
+from archwright.training.data import Material, reload_data
 from archwright.training.step import second_answers, second_cases, to_device
 
 ROW_TOKENS = 8192
@@ -114,9 +115,19 @@ def held_out_windows(
     examples = Examples(objective, Vocabulary.of(tokenizer))
     if isinstance(text, PairText):
         return PairWindows(text, examples, batch_size, max_tokens)
-    lengths = tokenizer.token_lengths
+    change = text.text_change(tokenizer)
+    if change and objective.defines_bits_per_byte:
+        warnings.warn(why_no_bits(change), stacklevel=2)
     return HeldOut(
-        text, context_length, batch_size, stride, max_tokens, lengths, examples, max_bytes
+        text,
+        context_length,
+        batch_size,
+        stride,
+        max_tokens,
+        tokenizer.token_lengths,
+        examples,
+        max_bytes,
+        lossless=change == "",
     )
 
 
@@ -292,13 +303,14 @@ def _evaluation(
     )
 
 
-def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evaluation:
+def evaluate_text(run: Run, *texts: str, stride: int | None = None) -> Evaluation:
     """Return what a run's model reaches on texts: files, folders, globs, `-`, or `stdlib`.
 
     Raises:
         UserError: missing, binary, empty or undecodable files, one line each; the run was trained on a task, whose
             answers no text has, or on pairs.
     """
+    run = open_run(run)
     if run.spec.data.pairs:
         raise UserError(
             f"text: {run.folder.path} was trained on pairs of a source and a target; leave it out to judge on held-out "
@@ -327,23 +339,17 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
         return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
 
 
-def evaluate_held_out(run: OpenRun) -> Evaluation:
-    """Return what a run's model reaches on the held-out examples of the task, or on the held-out pairs, that it was
-    trained on.
+def evaluate_held_out(run: OpenRun, stride: int | None = None) -> Evaluation:
+    """Return what a run's model reaches on the held-out text, pairs, or examples of the task that it was trained on.
 
     Raises:
-        UserError: it was trained on documents, or its pairs are not there any more.
+        UserError: it was imported, or what it was trained on has changed.
     """
-    if run.spec.data.pairs:
-        material = pair_material(run.spec, run.tokenizer)
-    elif not run.spec.data.task.is_none:
-        material = task_material(run.spec)
-    else:
+    if not run.folder.environment().get("data"):
         pairs = "" if run.spec.model.encoder.is_none else "; or pairs: --pairs FILE"
         raise UserError(f"text: found none; expected files, folders, globs, -, or stdlib{pairs}")
-    windows = held_out_windows(
-        material.held_out, material.tokenizer, run.spec.objective, run.spec.model.context_length
-    )
+    held_out, context = reload_data(run.spec, run.folder).held_out, run.spec.model.context_length
+    windows = held_out_windows(held_out, run.tokenizer, run.spec.objective, context, stride=stride)
     return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
 
 

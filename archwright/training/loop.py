@@ -12,7 +12,6 @@ from typing import Any, Literal
 from archwright import checkpoint
 from archwright.inspection.probes import Probes
 from archwright.machine.decide import peak_memory
-from archwright.planning.cost import run_flops_per_token
 from archwright.runs import RunFolder
 from archwright.runs.ending import EARLY_STOP
 from archwright.runs.records import Record
@@ -44,7 +43,7 @@ class Loop:
         folder: RunFolder,
         material: Material,
         *,
-        peak: float,
+        peak: float | None,
         progress: Progress,
         log: Callable[[Record], None],
         clock: Clock | None,
@@ -56,7 +55,8 @@ class Loop:
         self.early_stop = EarlyStop(run.early_stop, records)
         self.callbacks = callbacks or Callbacks()
         self.progress, self.log, self.clock = progress, log, clock
-        self.flops_per_token, self.peak = run_flops_per_token(run, session.model), peak
+        flops = folder.environment().get("flops_per_token")
+        self.share_of_peak = flops / peak if flops and peak else None  # of a token in a second
         self._saved_at = time.monotonic()
         self._is_saving = False
 
@@ -230,7 +230,7 @@ class Loop:
         if self.clock:  # before the evaluation, as the one after the last step is another
             standing.progress = self.clock.progress(standing.step)
             self.progress.expect(self.session.num_steps)
-        speed = self.session.run.tokens_per_step / seconds
+        speed, of_peak = self.session.run.tokens_per_step / seconds, self.share_of_peak
         record = self.record(
             "train",
             loss=result.loss,
@@ -240,7 +240,7 @@ class Loop:
             grad_norm=result.grad_norm,
             lr=self.session.learning_rate(lr_scale),
             tokens_per_second=round(speed, 1),
-            utilisation=round(speed * self.flops_per_token / self.peak, 4),
+            **({"utilisation": round(speed * of_peak, 4)} if of_peak else {}),
             memory_bytes=peak_memory(self.session.device),
             **({"progress": standing.progress} if self.clock else {}),
         )

@@ -91,7 +91,7 @@ def measure_step(run: RunSpec, say: Callable[[str], None] = lambda line: None) -
         )
         return replace(step, why_not=why_not)
     flops = run_flops_per_token(run, model) * run.tokens_per_step
-    expected = flops / (MFU * decisions.peak)
+    expected = decisions.least_seconds(flops) / MFU
     if expected > MOST_SECONDS:
         return replace(step, why_not=f"not measured: a step would take about {duration(expected)}")
     if (1 + TIMED_STEPS) * expected > WORTH_A_LINE:
@@ -146,6 +146,8 @@ def _median_seconds(session: Session) -> float:
 
 class _Same:
     """The same batch for each step."""
+
+    lengths = None
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch

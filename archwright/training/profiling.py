@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from archwright.model.decoder import Decoder
 from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
 from archwright.planning.cost import BACKWARD, branch_flops
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load_run
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.measured_step import random_batch
 from archwright.training.resolve import check_memory
@@ -69,8 +71,8 @@ class Profile:
     length: int
     num_parameters: int
     machine: MachineSpec
-    peak: float
-    """FLOP/s of matrix products on this machine in this precision."""
+    peak: float | None
+    """FLOP/s of matrix products on this machine in this precision; None if other work disturbed them."""
 
     @property
     def total(self) -> PartProfile:
@@ -87,7 +89,7 @@ class Profile:
 
 
 def profile(
-    run: RunSpec | ModelSpec,
+    run: RunSpec | ModelSpec | str | Path,
     *,
     batch_size: int = 4,
     length: int | None = None,
@@ -107,7 +109,7 @@ def profile(
     Raises:
         UserError: a model that breaks a rule or does not fit into memory.
     """
-    run = RunSpec(model=run) if isinstance(run, ModelSpec) else run
+    run = load_run(run)
     if length is not None:
         run = run.override(f"model.context_length={length}")
     spec = run.model.resolved()

@@ -88,7 +88,7 @@ def _decide_compile(decisions: Decisions, session: Session) -> None:
     if wanted != "auto":
         whole_loss = decisions.machine.loss == "whole"
         decisions.decide("compile", *compile_parts(session.model, wanted, whole_loss=whole_loss))
-    elif _at_least_seconds(session, decisions.peak) >= LONG:
+    elif _at_least_seconds(session, decisions) >= LONG:
         decisions.decide("compile", *compile_if_faster(session))
     else:
         decisions.decide("compile", "none", NOT_TRIED)
@@ -101,21 +101,21 @@ def _decide_fused(decisions: Decisions, session: Session) -> None:
         decisions.decide("fused", *fuse(session.model, machine))
     elif machine.fused == "auto" and (missing := why_not_fusable(machine.device)):
         decisions.decide("fused", "none", f"liger's kernels need {missing}")
-    elif machine.fused == "auto" and _at_least_seconds(session, decisions.peak) >= LONG:
+    elif machine.fused == "auto" and _at_least_seconds(session, decisions) >= LONG:
         decisions.decide("fused", *fuse_if_faster(session, machine))
     elif machine.fused == "auto":
         decisions.decide("fused", "none", NOT_TRIED)
 
 
-def _at_least_seconds(session: Session, peak: float) -> float:
+def _at_least_seconds(session: Session, decisions: Decisions) -> float:
     """Return the seconds of the budget, or those that its steps take at the peak of products."""
     run, steps = session.run, session.run.machine.num_steps
     if steps == "auto":
         if run.budget.seconds:
             return run.budget.seconds
         steps = budget_steps(session)
-    flops = run_flops_per_token(run, session.model)
-    return float(steps) * run.tokens_per_step * flops / peak
+    flops = run_flops_per_token(run, session.model, session.batches.lengths)
+    return decisions.least_seconds(float(steps) * run.tokens_per_step * flops)
 
 
 def resolved_session(
@@ -182,13 +182,14 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
         raise UserError(
             f"model: {model.num_parameters():,} parameters, their gradients and moments need "
             f"{size(kept)}, {here} {size(total)}; lower model.dim or "
-            "model.num_layers"
+            "model.num_layers, or scale the model down with --tiny"
         )
     least = kept + (needed.total - needed.model) // layout.context
     if least > total:
         raise UserError(
             f"batch_size: a step needs at least {size(least)}, {here} "
             f"{size(total)}; lower batch_size or model.context_length, or raise grad_accum_steps"
+            f"{', or scale the model down with --tiny' * (kept > 1e9)}"
         )
 
 
@@ -237,8 +238,8 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
 
 def budget_steps(session: Session) -> int:
     """Return the steps of a run whose budget is not in time."""
-    run = session.run
-    flops, parameters = run_flops_per_token(run, session.model), session.model.num_parameters()
+    run, parameters = session.run, session.model.num_parameters()
+    flops = run_flops_per_token(run, session.model, session.batches.lengths)
     return run.budget.steps(run.tokens_per_step, flops, num_parameters=parameters)
 
 

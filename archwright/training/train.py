@@ -3,10 +3,11 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from signal import Signals
+from typing import Any
 
 from archwright import checkpoint
 from archwright.machine.decide import Decisions, check_machine, environment
@@ -64,13 +65,14 @@ Finalizer = Callable[[Loop, RunFolder, Material], None]
 
 
 def train(
-    run: RunSpec | ModelSpec | str,
-    *assignments: str,
+    run: RunSpec | ModelSpec | str | Path,
+    *assignments: str | Mapping[str, Any],
     out: str | Path | None = None,
     quiet: bool = False,
     verbose: bool = False,
     on_step: Callback | None = None,
     on_evaluation: Callback | None = None,
+    **values: Any,
 ) -> OpenRun:
     """Train a run (or the default run of a model, or a recipe by name) and return it finished.
 
@@ -79,7 +81,7 @@ def train(
         run = archwright.train("modern", "data.text=notes.txt", "budget=60s")
 
     Args:
-        assignments: dotted overrides.
+        assignments: dotted overrides: texts, or dicts such as `{"model.dim": 64}`.
         out: the run folder; by default runs/NAME.
         quiet: show no progress.
         verbose: say why the machine decided as it did, as the page does.
@@ -87,6 +89,7 @@ def train(
             metrics.jsonl. It changes no number of the run. One that raises StopTraining ends the run there, finished;
             any other exception ends it, saved to go on from, and is raised again.
         on_evaluation: the same for each evaluation on held-out text.
+        values: overrides of keys without dots: `dim=64`.
 
     Raises:
         UserError: what is wrong with the run, its text, or its folder, one line each.
@@ -97,11 +100,7 @@ def train(
     if not is_first():
         return _followed()
     with _for_scripts(), leading():
-        if isinstance(run, str):
-            run = load_run(run)
-        elif isinstance(run, ModelSpec):
-            run = RunSpec(name=run.name, model=run)
-        run = run.override(*assignments) if assignments else run
+        run = load_run(run).override(*assignments, **values)
         enforce_run(run)
         check_layout(run, layout := layout_of(run.scale, launched()))
         path = Path(out) if out else RUNS / (run.name or "run")
@@ -261,7 +260,7 @@ def train_in(
                 session,
                 folder,
                 material,
-                peak=number * decisions.peak,
+                peak=decisions.peak and number * decisions.peak,
                 progress=shown,
                 log=log,
                 clock=clock,
@@ -413,7 +412,7 @@ def _record(folder: RunFolder, session: Session, decisions: Decisions, material:
         environment(decisions)
         | {
             "num_parameters": model.num_parameters(),
-            "flops_per_token": run_flops_per_token(session.run, model),
+            "flops_per_token": run_flops_per_token(session.run, model, session.batches.lengths),
             "data": material.record(),
         }
     )

@@ -39,16 +39,18 @@ def test_what_was_written_down_goes_and_all_else_stays(record: StartRecord) -> N
     record.add("mine", "ours", "folder", "later")
     assert record.names == {"ours", "folder", "later"}
     (folder / "ours").write_text("x")
-    (folder / ".ours.12.tmp").write_text("x")
-    (folder / ".mine.12.tmp").write_text("x")
+    (folder / ".ours.12.0123abcd.tmp").write_text("x")
+    (folder / ".mine.12.0123abcd.tmp").write_text("x")
     (folder / "folder").mkdir()
     (folder / "folder" / "inner").write_text("x")
     (folder / "later").symlink_to("mine")
-    assert record.others() == [".mine.12.tmp", "mine"]
+    assert record.others() == [".mine.12.0123abcd.tmp", "mine"]
     record.undo(keep=["ours"])
-    assert names(folder) == sorted([FILE, ".mine.12.tmp", "mine", "later", "ours", ".ours.12.tmp"])
+    assert names(folder) == sorted(
+        [FILE, ".mine.12.0123abcd.tmp", "mine", "later", "ours", ".ours.12.0123abcd.tmp"]
+    )
     record.undo()
-    assert names(folder) == [".mine.12.tmp", "later", "mine"]
+    assert names(folder) == [".mine.12.0123abcd.tmp", "later", "mine"]
     assert record.names is None
 
 
@@ -158,17 +160,22 @@ def test_drafts_of_the_dead_are_swept_and_nothing_like_them(tmp_path: Path) -> N
 def test_only_files_that_nobody_writes_any_more_are_swept(tmp_path: Path) -> None:
     dead, ours = dead_pid(), os.getpid()
     for name in (
-        f".a.json.{dead}.tmp",
-        f".b.json.{dead}.tmp",
-        f".a.json.{ours}.tmp",
+        f".a.json.{dead}.0123abcd.tmp",
+        f".b.json.{dead}.0123abcd.tmp",
+        f".a.json.{ours}.0123abcd.tmp",
         ".a.json.tmp",
     ):
         (tmp_path / name).touch()
-    (tmp_path / f".c.json.{dead}.tmp").symlink_to("x")
-    (tmp_path / ".a.json.9999999999.tmp").touch()
-    old = tmp_path / f".d.json.{ours}.tmp"
+    (tmp_path / f".c.json.{dead}.0123abcd.tmp").symlink_to("x")
+    (tmp_path / ".a.json.9999999999.0123abcd.tmp").touch()
+    old = tmp_path / f".d.json.{ours}.0123abcd.tmp"
     old.touch()
     os.utime(old, (time.time() - 90_000,) * 2)
     sweep(tmp_path, r"[acd]\.json")
-    kept = [f".b.json.{dead}.tmp", f".a.json.{ours}.tmp", ".a.json.tmp", f".c.json.{dead}.tmp"]
+    kept = [
+        f".b.json.{dead}.0123abcd.tmp",
+        f".a.json.{ours}.0123abcd.tmp",
+        ".a.json.tmp",
+        f".c.json.{dead}.0123abcd.tmp",
+    ]
     assert names(tmp_path) == sorted(kept)

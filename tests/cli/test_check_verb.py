@@ -7,6 +7,7 @@ import pytest
 
 from archwright.cli import main
 from archwright.cli.new_verb import FOLDER
+from tests.tiny import write_text
 
 NORM, OPTIMIZER = ((FOLDER / f"{name}.py").read_text("utf-8") for name in ("norm", "optimizer"))
 pytestmark = pytest.mark.usefixtures("visitors")
@@ -85,3 +86,58 @@ def test_a_model_may_name_a_choice_that_is_checked_beside_it(
     out = capsys.readouterr().out.splitlines()
     assert [line for line in out if line.endswith(": OK")] == ["mine.py: OK", "mine.toml: OK"]
     assert main(["check", "mine.toml"]) == 0
+
+
+SMALL = (
+    *("modern", "data.text=text.txt", "data.tokenizer.kind=bytes", "num_layers=1"),
+    *("attention.num_heads=4", "context_length=32", "--widths", "128,32,64", "--seeds", "2"),
+)
+MUP = ("init.kind=mup", "attention.scale.kind=inverse")
+
+
+def test_flat_widths(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_text(place / "text.txt", 200)
+    assert main(["check", *SMALL, *MUP]) == 0
+    head, *rows, empty, last = capsys.readouterr().out.splitlines()
+    assert head.split()[2:] == ["dim", "32", "dim", "64", "dim", "128", "growth", "error"]
+    parts = ["embedding", "layers.0.attention", "layers.0.feedforward", "head"]
+    assert [row.split()[:2] for row in rows] == [[n, part] for n in ("1", "10") for part in parts]
+    assert all(row.endswith(" %  OK") for row in rows)
+    assert (empty, last) == ("", "modern: all changes are flat within 25 % over 2 seeds: OK")
+
+
+def test_widths_that_are_not_flat(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_text(place / "text.txt", 200)
+    assert main(["check", *SMALL, "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert (record["model"], record["seeds"], record["good"]) == ("modern", 2, False)
+    assert [part["flat"] for part in record["parts"]] == [True, False, False, False] * 2
+    assert record["parts"][2]["growth"] == pytest.approx(4, rel=0.25)
+    assert record["parts"][2]["changes"].keys() == {"32", "64", "128"}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "modern --widths 64",
+            "--widths: found 64; expected two widths or more, such as 32,64,128",
+        ),
+        ("modern --widths none", "--widths: expected two widths or more, such as 128,256,512"),
+        ("modern --widths 64,x", '--widths: found "64,x"; expected whole numbers, such as 2,4'),
+        ("modern --widths 64,128 --seeds 1", "--seeds: found 1; expected at least 2"),
+        ("modern --seeds 3", "--widths: expected two widths or more, such as 128,256,512"),
+        (
+            "mine.txt --widths 64,128",
+            '"mine.txt": no such preset; see archwright list, or give a file ending in .toml.',
+        ),
+        (
+            "modern --widths 128,100",
+            "model.attention.num_heads: found 8; expected a divisor of dim = 100, or a given "
+            "attention.head_dim",
+        ),
+    ],
+)
+def test_wrong_widths(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *words.split()]) == 2
+    assert capsys.readouterr().err == f"archwright: {line}\n"

@@ -11,7 +11,7 @@ from archwright.cli.parser import Parser
 from archwright.runs import RunFolder
 from tests.cli.typing_commands import contents, error_lines
 from tests.sentences import Sentences, filled, keys
-from tests.tiny import MACHINE, SHAPE, archwright
+from tests.tiny import MACHINE, SHAPE, archwright, command, surroundings
 
 TRAIN = f"train modern data.text=notes.txt {' '.join((*SHAPE, *MACHINE))} budget=3steps"
 PLACES = {
@@ -30,6 +30,20 @@ def test_a_mistake(
     found = error_lines(capsys, *filled(words, PLACES).split())
     assert contents(files) == before
     sentences.check(section, words, found, PLACES)
+
+
+@pytest.mark.parametrize("words", ["generate", "eval", "export", "report", "train --resume"])
+def test_a_checkpoint_in_place_of_a_run(
+    words: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "my hub").mkdir()
+    (place / "my hub" / "config.json").write_text("{}", "utf-8")
+    more = ["out"] if words == "export" else []
+    (line,) = error_lines(capsys, *words.split(), "my hub", *more)
+    assert line == (
+        "my hub is a checkpoint, not a run; this makes a run of it: "
+        "archwright import 'my hub' --out 'runs/my hub'"
+    )
 
 
 @pytest.mark.skipif(
@@ -95,6 +109,22 @@ def test_a_misspelt_name_waits_for_no_torch(words: str, files: Path) -> None:
     )
     assert done.stdout == "2 False\n"
     assert "Did you mean" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_messages_that_find_no_room_change_no_exit_code(place: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command("list", "oops"), env=surroundings(), stderr=full)
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs ulimit")
+def test_too_little_memory_to_begin_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (600_000 << 10, -1))
+    (line,) = error_lines(capsys, "generate", "runs/none")
+    assert line == "ulimit -v: found 600,000 kB; expected at least 1,048,576, to load torch"
 
 
 @pytest.mark.parametrize("value", ["- item one", "- ", "-- x y", "-.5", "-1T"])

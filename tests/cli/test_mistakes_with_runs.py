@@ -1,6 +1,8 @@
 """What goes wrong with runs that are there, their texts, and the disks they are on."""
 
 import contextlib
+import io
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -157,13 +159,38 @@ def test_a_run_without_weights(unfinished: Path, capsys: pytest.CaptureFixture[s
         ),
         ("--text notes.txt --stride 0", ["--stride: found 0; expected 1 to 32, the context of the model"]),
         ("--text notes.txt --stride 33", ["--stride: found 33; expected 1 to 32, the context of the model"]),
-        ("", ["--text: found none; expected files, folders, globs, -, or stdlib"]),
     ],
 )  # fmt: skip
 def test_texts_of_eval(
     words: str, lines: list[str], run: Path, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert error_lines(capsys, "eval", str(run), *words.split()) == lines
+
+
+def test_the_held_out_text_of_a_run_is_the_default(
+    run: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    held_out = RunFolder(run).environment()["data"]["held_out"]
+    assert found["num_bytes"] == held_out["num_bytes"]
+
+
+@pytest.mark.parametrize(("given", "begins"), [(b"the model", "the model"), (b"\xff", "")])
+def test_a_prompt_on_standard_input(
+    given: bytes,
+    begins: str,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    words = ("generate", str(run), "--prompt", "-", "--max-tokens", "1")
+    if begins:
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith(begins)
+    else:
+        assert error_lines(capsys, *words) == ["--prompt: standard input: not UTF-8 at byte 0"]
 
 
 def test_a_text_that_changed(
@@ -179,8 +206,8 @@ def test_a_text_that_changed(
     (trained / "text.txt").write_text(kept + "more\n")
     try:
         assert error_lines(capsys, "train", "--resume", "run") == [
-            "run: the text has changed since this run began; bring the old text back, or train "
-            "again with another --out"
+            "run: the text or its split has changed since this run began; bring the old text or its split back, or "
+            "train again with another --out"
         ]
     finally:
         (trained / "text.txt").write_text(kept)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from archwright.cli import main
+from archwright.cli import main, this_machine
+from archwright.machine.peaks import Peak
 from archwright.runs import RunFolder
 from archwright.spec.read import load_run
 from tests.cli.typing_commands import error_lines
@@ -247,8 +248,9 @@ def test_an_unknown_device_is_one_line_with_the_nearest(capsys: pytest.CaptureFi
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the number of threads: other tests run next to these."""
+    """Leaves the number of threads, and finds the machine quiet: other tests run next to these."""
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(this_machine, "peak_of", lambda *_: Peak(1e11, quiet=True))
 
 
 LITTLE = (
@@ -338,6 +340,16 @@ def test_a_run_is_planned_as_its_model(place: Path, capsys: pytest.CaptureFixtur
         record["parameters"]
         == json.loads(out(capsys, "plan modern dim=64 vocab_size=512 --json"))["parameters"]
     )
+
+
+def test_a_peak_next_to_other_work_is_called_that(
+    threads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(this_machine, "peak_of", lambda *_: Peak(1e11, quiet=False))
+    monkeypatch.setattr(this_machine, "measure_bandwidth", lambda device: 1e10)
+    monkeypatch.setattr("archwright.training.measured_step.free_memory", lambda device: 1_000_000)
+    text = out(capsys, f"plan modern {LITTLE} --hardware this --precision bf16")
+    assert re.search(r"peak compute +100 GFLOP/s +measured next to other work", text)
 
 
 def test_this_machine_is_one_device(threads: None, capsys: pytest.CaptureFixture[str]) -> None:

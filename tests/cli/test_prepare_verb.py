@@ -30,7 +30,7 @@ def text(place: Path) -> Path:
     folder = place / "texts"
     folder.mkdir()
     for i in range(4):
-        write_text(folder / f"{i}.txt", 30)
+        write_text(folder / f"{i}.txt", 30 + i)
     return folder
 
 

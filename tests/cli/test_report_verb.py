@@ -1,5 +1,6 @@
 """`archwright report`: the page of one run in its folder, that of several where the user wants it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,5 +82,31 @@ def test_other_files_are_not_written_over(
 ) -> None:
     Path("notes.txt").write_text("mine")
     (line,) = error_lines(capsys, "report", "runs/one", "runs/two", "--out", "notes.txt")
-    assert line == "notes.txt is there and is no page of archwright; name another with --out FILE"
+    assert line == (
+        "notes.txt cannot be written: found a file that archwright did not write, or that was changed since. "
+        "Move it away, or name another."
+    )
     assert Path("notes.txt").read_text() == "mine"
+
+
+def test_nothing_is_replaced_but_a_page_as_it_was_written(
+    made: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a text that quotes a page's last line, nor a page with notes, nor what is no file."""
+    page = Path(printed(capsys, "runs/one", "--out", "page.html"))
+    html = page.read_text()
+    assert printed(capsys, "runs/two", "--out", "page.html") == "page.html"
+    quoted = f"Made by archwright. {html.splitlines()[-1]}\n"
+    for text in (quoted, html.replace("<h1>", "<h1>Mine: "), html + "mine"):
+        page.write_text(text)
+        for words in (["report", "runs/one", "--out"], ["plan", "modern", "--html"]):
+            (line,) = error_lines(capsys, *words, "page.html")
+            assert line.startswith(
+                "page.html cannot be written: found a file that archwright did not"
+            )
+        assert page.read_text() == text
+    Path("link").symlink_to(page)
+    for name, kind in {"/": "folder", ".": "folder", "link": "link", os.devnull: "device"}.items():
+        for words in (["report", "runs/one", "--out"], ["plan", "modern", "--html"]):
+            (line,) = error_lines(capsys, *words, name)
+            assert line == f"{name} cannot be written: found a {kind}; expected a file or nothing."

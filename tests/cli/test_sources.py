@@ -76,7 +76,6 @@ WRONG = {
     "eval pairs --pairs half.jsonl": '--pairs: "half.jsonl" line 1: "target": found none; expected a text',
     "eval pairs --text text.txt": "--text: pairs was trained on pairs of a source and a target; leave it out to judge "
     "on held-out pairs, or give others: archwright eval pairs --pairs FILE",
-    "eval spans": "--text: found none; expected files, folders, globs, -, or stdlib; or pairs: --pairs FILE",
     "eval pairs --pairs pairs.tsv --text text.txt": "--text: given beside --pairs; expected one of them",
     "eval pairs --pairs pairs.tsv --stride 4": "--stride: given beside --pairs, which are read whole; leave it out",
     "eval pairs --answers": "--answers: given without --pairs, whose sources would be answered",

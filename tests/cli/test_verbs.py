@@ -600,3 +600,8 @@ def test_a_word_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert gqa.startswith("attention.num_kv_heads\n")
     assert "524 kB" in gqa
     assert out(capsys, "explain", "layernorm").startswith("norm: layer\n")
+
+
+def test_show_says_which_init_is_a_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(r"\n  init +Glorot \(default\)\n", out(capsys, "show", "llama-3.2-1b"))
+    assert "(default)" not in out(capsys, "show", "llama-3.2-1b", "init.kind=gpt2")

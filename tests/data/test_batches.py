@@ -167,6 +167,25 @@ def test_documents_of_a_store_are_told_apart_by_its_own_end_of_text(tmp_path: Pa
     assert (batch.inputs.position_ids[batch.inputs.tokens == 256] == 0).all()
 
 
+def test_lengths_of_documents_are_those_of_an_epoch(tmp_path: Path) -> None:
+    """Cut at windows, from one offset; batches cut elsewhere, so that single documents differ."""
+    sizes = np.random.default_rng(0).integers(1, 90, 4000)
+    (tmp_path / "a.txt").write_text("|".join("x" * size for size in sizes))
+    documents = open_texts((str(tmp_path / "a.txt"),), DataSpec(separator="|"))
+    store = prepare_documents(documents, Tokenizer(raw_bytes(["<e>"]), "<e>"))
+    batches = Batches(store, 64, 1, packing="document_mask")
+    lengths = batches.lengths
+    assert lengths is not None
+    assert (lengths.target, lengths.share) == (1.0, 1.0)
+    squares = 0
+    for step in range(batches.windows_per_epoch):
+        ids = batches.at(step).inputs.segment_ids
+        assert ids is not None
+        squares += int((np.bincount(ids[0]) ** 2).sum())
+    assert lengths.mean == pytest.approx(squares / batches.windows_per_epoch / 64, rel=0.02)
+    assert Batches(store, 64, 1).lengths is None
+
+
 def test_masks_without_an_end_of_text_are_refused() -> None:
     with pytest.raises(ValueError, match="end_of_text"):
         Batches(np.arange(100), 8, 2, packing="document_mask")

@@ -1,5 +1,6 @@
 """Whatever happens to a file of the cache, the same tokens come out, and one line says what was done."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -378,3 +380,31 @@ def test_a_tokenizer_that_only_looks_whole_is_trained_again(corpus: Corpus, cach
     path.write_text(json.dumps(values))
     with pytest.warns(UserWarning, match="the cached tokenizer of data.text was damaged"):
         assert content(opened(corpus)) == whole
+
+
+@pytest.mark.parametrize("change", [flipped, half])
+def test_a_shard_that_changes_while_it_is_mapped_is_not_read(
+    change: Callable[[Path], None], corpus: Corpus
+) -> None:
+    """Where it was cut, reading the map would end the process."""
+    store, removed = opened(corpus)[1]
+    shard = store.folder / "shard-00000.bin"
+    shutil.rmtree(removed.folder)
+    assert len(removed.read(0, 9)) == 9, "what was removed stays mapped"
+    time.sleep(0.02)  # more than a file system's clock ticks
+    change(shard)
+    with pytest.raises(StoreError, match=r"shard-00000\.bin\" was changed while it was read"):
+        store.read(len(store) - 9, len(store))
+
+
+def test_a_store_is_not_made_again_where_files_are_too_many(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = opened(corpus)[1].train.folder / "shard-00000.bin"
+    before = shard.stat().st_ino
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(shard))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "memmap", Mock(side_effect=error))
+        with pytest.raises(OSError, match="Too many open files"):
+            opened(corpus)
+    assert shard.stat().st_ino == before

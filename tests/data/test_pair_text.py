@@ -53,6 +53,18 @@ def test_an_epoch_has_each_pair_once() -> None:
     assert epochs[0] != epochs[1] != epochs[2]
 
 
+def test_lengths_are_those_of_batches() -> None:
+    batches = PairBatches(text(FilePairs(PAIRS)), EXAMPLES, 10)
+    lengths, inputs = batches.lengths, batches.at(0).inputs
+    assert inputs.padding_mask is not None
+    source = inputs.padding_mask.sum(1)
+    assert lengths.mean == pytest.approx((source**2).sum() / source.sum())
+    assert lengths.target == pytest.approx(
+        30 / source.sum()
+    )  # two characters, and the end of a text
+    assert lengths.share == pytest.approx(source.sum() / (10 * 128))
+
+
 def test_the_decoder_reads_and_predicts_the_target_alone(pairs: Pairs) -> None:
     words, end = text(pairs), TOKENIZER.end_of_text
     batch = PairBatches(words, EXAMPLES, 6).at(2)

@@ -171,7 +171,8 @@ COMPARE = [
     "compare",
     *STUDY_WORDS,
     *("--budget", "20steps", "--seeds", "2", "--no-tune-lr", "--evaluation-tokens", "1024"),
-    *("--parallelism", "processes", "--quiet", "--out", "study", "--runs", "pool"),
+    *("--no-early-stopping", "--parallelism", "processes", "--quiet"),
+    *("--out", "study", "--runs", "pool"),
 ]
 
 

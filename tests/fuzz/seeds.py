@@ -239,13 +239,14 @@ def _make_foreign() -> None:
 def _make_study() -> None:
     """Plan a study with workers that time nothing."""
     from archwright.lab import compare, plan
-    from archwright.lab.command_line import study_of
+    from archwright.lab.command_line import Command, study_of
     from archwright.lab.planner import Planner
 
     write_text(Path("text.txt"), 400)
     study = study_of(*STUDY_WORDS, **STUDY_OPTIONS)
     with compare.open_study(Path("study"), study) as folder:
-        plan.save(Planner(study, folder, _Workers()).plan(), folder)  # type: ignore[arg-type]
+        planner = Planner(study, folder, _Workers(), Command(study, folder.path))  # type: ignore[arg-type]
+        plan.save(planner.plan(), folder)
 
 
 class _Workers:

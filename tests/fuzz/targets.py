@@ -394,9 +394,9 @@ def _measurements(workshop: Workshop) -> Sequence[Seed]:
 def _measured(seed: Seed | None = None) -> object:
     import torch
 
-    from archwright.machine.peaks import peak_of
+    from archwright.machine.peaks import Peak, peak_of
 
-    with mock.patch("archwright.machine.peaks.measure_peak", return_value=1.5):
+    with mock.patch("archwright.machine.peaks.measure_peak", return_value=Peak(1.5, True)):
         return digest(peak_of(torch.device("cpu"), torch.float32))
 
 

@@ -28,6 +28,7 @@ def tokenizer(**config: Any) -> Tokenizer:
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, Sampling(0.6, 0, 0.9)),
         ({"do_sample": True, "top_k": 20, "repetition_penalty": 1.1}, Sampling(1.0, 20, 1.0)),
         ({"do_sample": True, "temperature": -1, "top_k": 2.5, "top_p": 7}, Sampling(1.0, 0, 1.0)),
+        ({"do_sample": True, "temperature": 1e-300}, Sampling(1.0, 0, 1.0)),
         ({"do_sample": True, "temperature": "hot", "top_k": True}, Sampling(1.0, 0, 1.0)),
         ({"do_sample": "yes", "temperature": 0.1}, PLAIN),
     ],

@@ -128,6 +128,35 @@ def test_old_files_of_marian_hold_the_shared_table_and_sines_again(tmp_path: Pat
     assert apart(theirs, hf.load(folder)) < 2e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "original", "copy"),
+    [
+        ("t5", "shared.weight", "encoder.embed_tokens.weight"),
+        ("bart", "model.shared.weight", "model.decoder.embed_tokens.weight"),
+        ("pegasus", "model.shared.weight", "model.encoder.embed_tokens.weight"),
+        ("marian", "model.shared.weight", "model.encoder.embed_tokens.weight"),
+        ("fsmt_tied", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"),
+        ("bert", "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        ("roberta", "lm_head.bias", "lm_head.decoder.bias"),
+    ],
+)
+def test_copies_of_a_tensor_are_equal_or_refused(
+    name: str, original: str, copy: str, tmp_path: Path
+) -> None:
+    """Libraries disagree on which of two unlike copies counts, and some read both."""
+    theirs = randomise(build(name))
+    folder = save(theirs, tmp_path)
+    kept = load_file(folder / WEIGHTS)[original]
+    change(folder, **{copy: kept.clone()})
+    hf.load(folder)
+    change(folder, **{copy: kept + 0.1})
+    with pytest.raises(UserError) as caught:
+        hf.load(folder)
+    (line,) = caught.value.lines
+    assert line.startswith(f"{folder}: ")
+    assert all(f" {word}" in line for word in (original, copy, "found other values"))
+
+
 def test_a_translator_by_its_preset_is_written_as_marian(tmp_path: Path) -> None:
     """With the bias of logits that it learns, which no config speaks of."""
     model = make(load_preset("marian-en-de").tiny().override("vocab_size=128"), seed=1)

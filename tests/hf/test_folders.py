@@ -20,6 +20,7 @@ import archwright as aw
 from archwright import hf
 from archwright.checkpoint.started import FILE, StartRecord
 from archwright.spec.errors import UserError
+from archwright.text.companions import read_companions
 
 SPEC = aw.load("modern").override(
     "dim=32",
@@ -382,3 +383,44 @@ def test_an_import_that_was_killed_when_it_was_whole_is_done(folder: Path, tmp_p
     with pytest.raises(UserError, match="holds a run already"):
         hf.import_run(folder, tmp_path / "run")
     assert files(again.path) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja", "x/"])
+def test_no_text_behind_a_link_to_elsewhere_is_taken_over(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    """It would be exported, too. Links inside the folder are followed."""
+    secret = tmp_path / "secret" / "a.jinja"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    if name == "x/":
+        (folder / "additional_chat_templates").symlink_to(secret.parent)
+    else:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(secret)
+    with pytest.raises(
+        UserError, match=r"jinja: found a link to .*secret/a\.jinja; expected a file of"
+    ):
+        hf.load(folder)
+    with pytest.raises(UserError, match="found a link to"):
+        read_companions(folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_links_inside_a_folder_and_to_the_blobs_of_a_hub_are_followed(tmp_path: Path) -> None:
+    folder, blob = (
+        tmp_path / "models--x" / "snapshots" / "0a",
+        tmp_path / "models--x" / "blobs" / "1",
+    )
+    for path in (folder / "kept.jinja", blob):
+        path.parent.mkdir(parents=True)
+        path.write_text(path.name)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "chat_template.jinja").symlink_to(Path("..", "..", "blobs", "1"))
+    (folder / "additional_chat_templates" / "a.jinja").symlink_to(folder / "kept.jinja")
+    (tmp_path / "named").symlink_to(folder)
+    assert read_companions(tmp_path / "named") == {
+        "chat_template.jinja": "1",
+        "additional_chat_templates/a.jinja": "kept.jinja",
+    }

@@ -71,12 +71,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def linked(original: Path, folder: Path) -> Path:
-    """Return a folder of links to the files of another."""
-    folder.mkdir()
-    for path in original.iterdir():
-        (folder / path.name).symlink_to(path)
-    return folder
+def copied(original: Path, folder: Path) -> Path:
+    """Return a copy of a folder."""
+    return Path(shutil.copytree(original, folder))
 
 
 def beside(folder: Path) -> dict[str, Any]:
@@ -209,7 +206,7 @@ def test_a_damaged_file_is_one_line(
     folder.mkdir()
     for path in original.iterdir():
         if path.name != "model.safetensors" or "index" not in name:
-            (folder / path.name).symlink_to(path)
+            shutil.copy(path, folder)
     (folder / name).unlink(missing_ok=True)
     change, said = DAMAGES[damage]
     text = (original / name).read_text("utf-8") if (original / name).exists() else '{"a": 1}'
@@ -224,7 +221,7 @@ def test_a_damaged_file_is_one_line(
 @pytest.mark.parametrize("wrong", [[2, "</s>"], -1, 2**40, {"a": 1}, [[2]], True, "2"])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_what_is_no_id_is_refused(name: str, wrong: Any, original: Path, tmp_path: Path) -> None:
-    folder = linked(original, tmp_path / "in")
+    folder = copied(original, tmp_path / "in")
     table = json.loads((original / name).read_text("utf-8")) | {"eos_token_id": wrong}
     (folder / name).unlink()
     (folder / name).write_text(json.dumps(table), "utf-8")
@@ -233,7 +230,7 @@ def test_what_is_no_id_is_refused(name: str, wrong: Any, original: Path, tmp_pat
 
 
 def test_code_of_a_tokenizer_is_left_behind(original: Path, tmp_path: Path) -> None:
-    folder = linked(original, tmp_path / "in")
+    folder = copied(original, tmp_path / "in")
     table = json.loads((original / "tokenizer_config.json").read_text("utf-8"))
     (folder / "tokenizer_config.json").unlink()
     table |= {"auto_map": {"AutoTokenizer": ["code.T", None]}, "tokenizer_class": "T"}

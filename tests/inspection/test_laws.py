@@ -224,6 +224,32 @@ def test_files_to_start_from_keep_every_law(start: str, tmp_path: Path) -> None:
         assert {f.state for f in checked.findings} == {"ok"}
 
 
+VARIANTS = {
+    "softmax": "scores.softmax(-1)",
+    "sigmoid": "(scores - (scores > -torch.inf).sum(-1, keepdim=True).log()).sigmoid()",
+    "squared_relu": "scores.relu().square() / (scores > -torch.inf).sum(-1, keepdim=True)",
+}
+"""Weights that the comments of attention to start from offer in place of its own."""
+
+
+@pytest.mark.sampled(fast=1)
+@pytest.mark.parametrize("weights", VARIANTS)
+def test_weights_offered_in_comments_keep_every_law(weights: str, tmp_path: Path) -> None:
+    text = STARTS["attention"]
+    assert f"return {VARIANTS[weights]}" in text
+    body = text[text.index("        q1, k1, q2, k2 =") : text.index("    def forward")]
+    reset = text[text.index("    # First values") : text.index("# 3.")]
+    lambdas = "        self.lambdas = nn.Parameter(torch.empty(4, d))  # q1, k1, q2, k2\n"
+    changes = {
+        "maps = 2": "maps = 1",
+        lambdas: "",
+        body: f"        return {VARIANTS[weights]}\n\n",
+        reset: "",
+    }
+    (checked,) = check_file(write(tmp_path / "mine.py", text, changes))
+    assert {f.law: f.found for f in checked.findings if f.state != "ok"} == {}
+
+
 @pytest.mark.parametrize("file", ["differential", "gated_delta", "xpos", "lion", "fill_in_middle"])
 def test_files_from_outside_keep_every_law(file: str) -> None:
     for checked in check_file(OUTSIDE / f"{file}.py"):

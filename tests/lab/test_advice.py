@@ -2,18 +2,24 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from archwright.lab.advice import advice, more_seeds
+from archwright.lab.command_line import Command, study_of
 from archwright.lab.looks import ALPHA, Looks, decide
+from archwright.lab.plan import Cell
+from archwright.lab.procedure import Standing
 from archwright.lab.results import Effect, Replicate, RunResult
 from archwright.lab.scaling import SIZES
+from archwright.lab.sweep import Sweep
 from archwright.lab.variants import arms
-from archwright.lab.verdict import UNLEARNT, effects
+from archwright.lab.verdict import DIVERGED, UNLEARNT, effects
 from archwright.spec.budget import Budget
+from archwright.spec.run_spec import AdamW
 from archwright.spec.study_spec import StudySpec, parse_count
 
 LOSS = 3.5
@@ -57,9 +63,7 @@ def test_as_many_seeds_as_are_advised_decide_and_half_of_them_do_not(mean: float
 @pytest.mark.parametrize("model", ["modern", "textbook", "mixtral-8x7b", "gemma-3-27b", "t5-small"])
 def test_more_steps_are_for_the_models_that_there_are(model: str) -> None:
     """A longer budget would else be spent on larger models, in fewer steps."""
-    asked = StudySpec(
-        baseline=(model,), variants={"new": ("norm.kind=layer",)}, budget=Budget("5m")
-    )
+    asked = study_of(model, ":norm.kind=layer", budget="5m")
     effect = replace(
         effect_of(pairs(5, 0.1, 0.01), Looks(5, 5)), caveats=(f"new {UNLEARNT}",), mean=0.1
     )
@@ -70,20 +74,71 @@ def test_more_steps_are_for_the_models_that_there_are(model: str) -> None:
             arm = SimpleNamespace(run=run)  # noqa: B023
             plan = SimpleNamespace(study=study, baseline=arm, steps=400, tokens_per_run=1e6)
             execution = SimpleNamespace(plan=plan, standing=lambda: None)
-            return advice(effect, execution)  # type: ignore[arg-type]
+            return advice(effect, execution, Command(study, Path("x")))  # type: ignore[arg-type]
 
+        start = f"archwright compare {model} :norm.kind=layer --budget"
         found = re.fullmatch(
-            r"400 steps were too few, try about 1,200: --budget 15m --size (\S+) --out DIR",
-            advised(asked),
+            rf"400 steps were too few, try about 1,200: {start} 15m --size (\S+)", advised(asked)
         )
         assert found
         assert next(iter(arms(asked, parse_count(found[1])).values())) == run
         given = asked.model_copy(update={"size": "0.2M"})
-        assert "--size" not in advised(given)
+        assert advised(given).endswith(f"{start} 15m --size 0.2M")
         by_steps = asked.model_copy(update={"budget": Budget("400steps")})
-        assert advised(by_steps).endswith("--budget 1200steps --out DIR")
+        assert advised(by_steps).endswith(f"{start} 1200steps")
 
 
 def test_more_than_anybody_waits_for_is_not_advised() -> None:
     looks = Looks(10, 10, early=False)
     assert more_seeds(effect_of(pairs(10, 0.034, 0.2), looks), looks, ALPHA) == 0
+
+
+def diverged(cell: Cell) -> RunResult:
+    return RunResult("", cell.variant, cell.seed, 0.03, 6.0, 1.0, 6.0, diverged=True)
+
+
+@pytest.mark.parametrize(
+    ("caveats", "edges", "text_error", "command"),
+    [
+        ((f"new {DIVERGED}",), (), 0.0, "modern :dim=8 optimizer.lr=3e-3 {} {}-2'"),
+        ((), ("modern",), 0.0, "modern:optimizer.lr=3e-2 :dim=8 {} {}-2'"),
+        ((), ("dim=8",), 0.0, "modern :dim=8:optimizer.lr=3e-2 {} {}-2'"),
+        ((), (), 1.0, "modern :dim=8 --evaluation-tokens 4096 --parts 'my parts.py' {}'"),
+        ((), (), 0.0, "modern :dim=8 {} {}' --add-seeds 13"),
+    ],
+)
+def test_advice_is_a_command_that_can_be_pasted(
+    caveats: tuple[str, ...], edges: tuple[str, ...], text_error: float, command: str
+) -> None:
+    """Quoted, with the folder of choices from outside, and with no name left to be thought of."""
+    study = study_of("modern", ":dim=8", evaluation_tokens=1024)
+    looks = Looks(10, 10, early=False)
+    effect = replace(
+        effect_of(pairs(10, 0.03, 0.05), looks),
+        variant="dim=8",
+        caveats=caveats,
+        text_error=text_error,
+    )
+    arm = SimpleNamespace(run=SimpleNamespace(optimizer=AdamW()))
+    names = ("modern", "dim=8")
+    plan = SimpleNamespace(
+        study=study,
+        baseline=SimpleNamespace(run=arm.run, name="modern"),
+        arms=dict.fromkeys(names, arm),
+        workers=2,
+        evaluation_tokens=1024,
+        lr=lambda name, k: 0.03,
+    )
+    sweeps = {n: Sweep((0,), [], [0], at_boundary=n in edges) for n in names}
+    cells = [Cell(name, 0, 0) for name in names]
+    execution = SimpleNamespace(
+        plan=plan,
+        standing=lambda: Standing(sweeps, [], {}, looks=looks),
+        results={cell: diverged(cell) for cell in cells},
+        run_seconds=lambda name: 1.0,
+    )
+    asked = Command(study, Path("x"), out="my studies/x", parts=["my parts.py"])
+    said = advice(effect, execution, asked)  # type: ignore[arg-type]
+    given, place = "--evaluation-tokens 1024 --parts 'my parts.py'", "--out 'my studies/x"
+    line = command.format(*([given, place] if command.count("{}") == 2 else [place]))
+    assert said.endswith(f": archwright compare {line}")

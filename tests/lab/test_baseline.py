@@ -282,7 +282,7 @@ def test_time_is_shared_with_the_comparison_only_where_it_reads_the_same_runs(
 ) -> None:
     """A search of 10 seconds, 4 of which went into runs that a comparison of as many steps reads."""
     assert near.tuning
-    asked, found = as_given(near, steps=400), near.tuning.model_copy(update={"seconds": 6.0})
+    asked, found = as_given(near, steps=4000), near.tuning.model_copy(update={"seconds": 6.0})
     monkeypatch.setattr("archwright.lab.baseline_runs.remember", lambda *_: None)
     whole = replace(tuned_plan(asked, found), tuning=None).seconds
     for left, spent, shorter in ((whole + 1, 6.0, False), (0.5 * whole, 10.0, True)):

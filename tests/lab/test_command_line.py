@@ -2,14 +2,22 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from archwright.cli.compare_verb import ABOUT
-from archwright.lab.command_line import command_of, study_of
+from archwright.lab.command_line import Command, study_of
+from archwright.lab.compare import _check_place, _place
+from archwright.lab.plan import STUDY
+from archwright.lab.plan_file import PLAN
 from archwright.spec.errors import UserError
-from archwright.spec.read import load_study, study_names
+from archwright.spec.read import load_study, study_names, to_toml
 from archwright.spec.study_spec import OPTIONS, StudySpec
+
+
+def command(study: StudySpec, folder: Path, **options: Any) -> str:
+    return str(Command(study, folder, **options))
 
 
 def test_the_first_word_is_the_baseline_and_keys_are_for_all() -> None:
@@ -28,7 +36,7 @@ def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path)
     shorter = study_of("windows", "context_length=64")
     assert shorter.common == ("model.context_length=64",)
     line = "archwright compare windows model.context_length=64"
-    assert command_of(shorter, Path("studies/windows")) == line
+    assert command(shorter, Path("studies/windows")) == line
     file = tmp_path / "mine.toml"
     file.write_text('baseline = ["modern"]\nlengths = [2]\n[variants]\n"a" = ["textbook"]\n')
     assert study_of(str(file)).name == "mine"
@@ -39,21 +47,21 @@ def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path)
 def test_a_copy_that_was_edited_is_asked_for_by_its_file(tmp_path: Path) -> None:
     """A study that comes along goes by its name, with options and keys of its own; another one does not."""
     shipped, folder = load_study("windows"), Path("studies/windows")
-    assert command_of(shipped.override("seeds=7"), folder) == "archwright compare windows --seeds 7"
+    assert command(shipped.override("seeds=7"), folder) == "archwright compare windows --seeds 7"
     fewer = dict(list(shipped.variants.items())[:-1])
     for copy in (
         shipped.model_copy(update={"variants": fewer}),
         shipped.model_copy(update={"common": ()}),
         shipped.model_copy(update={"baseline": ("textbook",)}),
     ):
-        assert command_of(copy, folder) == "archwright compare studies/windows/study.toml"
+        assert command(copy, folder) == "archwright compare studies/windows/study.toml"
 
 
 def test_a_command_says_where_runs_are_kept_if_not_where_they_are_by_default() -> None:
     study = study_of("textbook", "modern")
-    line = command_of(study, Path("studies/x"), runs="/shared/pool")
+    line = command(study, Path("studies/x"), runs="/shared/pool")
     assert line == "archwright compare textbook modern --runs /shared/pool"
-    assert "--runs" not in command_of(study, Path("studies/x"), runs="studies/runs")
+    assert "--runs" not in command(study, Path("studies/x"), runs="studies/runs")
 
 
 @pytest.mark.parametrize(
@@ -87,14 +95,56 @@ def test_a_command_asks_for_the_study_that_it_came_from(line: str) -> None:
             continue
         options[words[i][2:].replace("-", "_")] = words[i + 1]
         del words[i : i + 2]
-    assert command_of(study_of(*words, **options), Path("studies/x")) == line
+    assert command(study_of(*words, **options), Path("studies/x")) == line
 
 
 def test_a_study_with_names_of_its_own_is_asked_for_by_its_file() -> None:
     given = StudySpec(variants={"narrow": ("dim=8",)}, name="given")
-    assert command_of(given, Path("studies/given")) == (
-        "archwright compare studies/given/study.toml"
-    )
+    assert command(given, Path("studies/given")) == ("archwright compare studies/given/study.toml")
+
+
+def test_a_command_with_another_budget_asks_for_the_same_study(tmp_path: Path) -> None:
+    """By its words, by its name, and by the user's file, of which the copy in a refused study's folder goes."""
+    plain = Command(study_of("modern", ":norm.kind=layer", budget="3m"), Path("studies/x"))
+    assert plain.again(budget="9m") == "archwright compare modern :norm.kind=layer --budget 9m"
+    shipped = Command(study_of("norm-kind", seeds=4), Path("studies/norm-kind"))
+    assert shipped.again(budget="9m") == "archwright compare norm-kind --budget 9m --seeds 4"
+    file = tmp_path / "mine.toml"
+    file.write_text('budget = "3m"\n[variants]\n"a" = ["textbook"]\n')
+    own = Command(study_of(str(file), seeds=4), Path("studies/mine"), file=str(file))
+    assert own.again(budget="9m") == f"archwright compare {file} --budget 9m --seeds 4"
+    given = StudySpec(variants={"narrow": ("dim=8",)}, name="given")
+    line = Command(given, Path("studies/given")).again(budget="9m")
+    assert line == "archwright compare studies/given/study.toml --budget 9m"
+
+
+def test_another_rate_is_given_to_one_variant_or_where_words_cannot_to_all() -> None:
+    words = study_of("modern", ":norm.kind=layer,optimizer.lr=1", "textbook")
+    asked, key = Command(words, Path("studies/x")), "optimizer.lr=0.3"
+    line = "archwright compare modern:optimizer.lr=0.3 :norm.kind=layer:optimizer.lr=1 textbook"
+    assert asked.again_from("modern", key) == line
+    line = "archwright compare modern :norm.kind=layer:optimizer.lr=0.3 textbook"
+    assert asked.again_from("norm.kind=layer:optimizer.lr=1", key) == line
+    shipped = Command(study_of("norm-kind"), Path("studies/norm-kind"))
+    line = "archwright compare norm-kind optimizer.lr=0.3 --out studies/norm-kind-2"
+    assert shipped.again_from("LayerNorm", key) == line
+
+
+def test_the_same_study_with_another_budget_is_kept_inside_its_folder(tmp_path: Path) -> None:
+    study, folder = study_of("modern", ":norm.kind=layer", budget="3m"), tmp_path / "x"
+    assert _place(folder, study) == folder
+    folder.mkdir()
+    (folder / STUDY).write_text(to_toml(study), "utf-8")
+    (folder / PLAN).write_text("{}", "utf-8")
+    larger = study.override("budget=15m", "size=0.05M")
+    assert _place(folder, study) == folder
+    assert _place(folder, larger) == folder / "budget-15m-size-0.05M"
+    _check_place(folder / "budget-15m-size-0.05M", larger)
+    # More seeds are added, and other variants are another study.
+    for other in (study.override("seeds=20"), study_of("modern", ":norm.kind=none", budget="15m")):
+        assert _place(folder, other) == folder
+        with pytest.raises(UserError, match=rf"folder of its own: --out {folder}-2$"):
+            _check_place(folder, other)
 
 
 def test_every_option_is_a_field_and_the_help_names_the_studies() -> None:

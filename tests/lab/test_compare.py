@@ -4,12 +4,13 @@ import csv
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -17,11 +18,13 @@ from statistics import fmean
 import pytest
 
 import archwright as aw
+from archwright.lab.command_line import Command, study_of
 from archwright.lab.compare import compare, plan
-from archwright.lab.plan import STUDY, saved
+from archwright.lab.plan import LEAST_STEPS, STUDY, Arm, saved
+from archwright.lab.planner import MFU, Planner
 from archwright.lab.results import StudyResults
 from archwright.lab.scheduler import Execution
-from archwright.lab.summary import announcement
+from archwright.lab.summary import announcement, held, results_of
 from archwright.lab.sweep import tuned
 from archwright.lab.terminal import as_json
 from archwright.lab.workers import Workers
@@ -255,6 +258,32 @@ def test_a_size_below_all_that_are_made_is_refused(results: StudyResults, place:
     plan(*given, out="small", size="6144", **OPTIONS)
 
 
+def test_a_study_that_learnt_nothing_ends_early_and_goes_on_by_its_own_advice(place: Path) -> None:
+    """The command that it prints is pasted; the folder of the first budget stays as it is."""
+    given = {**OPTIONS, "early_stopping": True, "runs": "early-runs", "tuning_seeds": 1}
+    found = compare(*words("text.txt", ":norm.kind=layer"), quiet=True, out="early", **given)
+    assert {run.variant for run in found.runs} == {"modern"}
+    assert not found.replicates
+    sentence = r"is inconclusive because modern learnt no more than a bigram model .* 20 steps"
+    assert re.search(sentence, found.verdict)
+    assert "Not trained further, as more seeds change nothing: modern." in found.notes
+    line = found.verdict.rpartition(": ")[2].removesuffix(".")
+    assert line == found.command.replace("20steps", "500steps")
+    before = {f: f.stat().st_mtime_ns for f in (place / "early").rglob("*") if f.is_file()}
+    done = archwright(*shlex.split(line)[1:], "--dry-run", cwd=place)
+    assert "each run: 500 steps" in done.stdout, done.stderr
+    again = compare(
+        *words("text.txt", ":norm.kind=layer"),
+        quiet=True,
+        out="early",
+        **given | {"budget": "24steps"},
+    )
+    assert again.folder == "early/budget-24steps"
+    assert {f: f.stat().st_mtime_ns for f in before} == before
+    with pytest.raises(UserError, match="no variant is open"):
+        compare(*words("text.txt", ":norm.kind=layer"), out="early", add_seeds=2, **given)
+
+
 def test_another_study_in_the_same_folder_is_refused(results: StudyResults) -> None:
     with pytest.raises(UserError, match=r"study holds another study \(seeds: 2 -> 3\)"):
         compare(*words("text.txt", ":norm.kind=layer"), out="study", **OPTIONS | {"seeds": 3})
@@ -283,7 +312,7 @@ def test_a_diverged_run_counts_as_the_loss_it_started_from(place: Path) -> None:
     assert all(r.diverged and r.loss == r.initial_loss for r in wild)
     assert all(4 < r.loss < 8 for r in wild)
     assert len(found.effects[0].differences) == 2
-    assert any("2 of 4 runs diverged" in note for note in found.notes)
+    assert any("6 of 12 runs diverged" in note for note in found.notes)
 
 
 @pytest.mark.release
@@ -294,6 +323,7 @@ def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> N
     (place / "my_optimizers.py").write_text(FILES["my_optimizers.py"], "utf-8")
     changes = (":norm.kind=centered", ":optimizer.kind=lion")
     asked = [*words("text.txt", *changes), "--budget", "20steps", "--seeds", "2"]
+    asked += ["--no-early-stopping"]
     asked += ["--evaluation-tokens", "2048", "--no-tune-lr", "--out", "outside"]
     parts = ["--parts", str(file), "--parts", "my_optimizers.py"]
     done = archwright("compare", *asked, *parts, cwd=place)
@@ -350,6 +380,81 @@ def test_what_a_variant_sets_is_what_is_trained(place: Path) -> None:
     said = announcement(estimated)
     assert f"dim {narrow.dim}" in said
     assert "attention.mask.size 8 (texts have 32)" in said
+
+
+def test_sizes_that_words_do_not_set_are_said_before_and_after(place: Path) -> None:
+    """Latent attention can be matched by a narrower model alone."""
+    words_ = ("modern", ":attention.kind=latent", "data.text=text.txt")
+    options = OPTIONS | {"size": "0.05M", "evaluation_tokens": 1024}
+    found = plan(*words_, **options)
+    narrow = found.arms["attention.kind=latent"]
+    dim = narrow.run.model.dim
+    assert dim < found.baseline.run.model.dim == 32
+    assert f"dim {dim} (modern 32)" in announcement(found)
+    assert 'differs in attention.kind "latent" ("softmax")' in announcement(found)
+    unequal = {row.what: row.by_variant for row in held(found) if not row.equal}
+    assert unequal["dim"] == {"modern": "32", narrow.name: str(dim)}
+    assert "attention.num_heads" not in unequal
+    execution = Execution(found, place, place / "runs")
+    said = results_of(execution, Command(found.study, place), complete=False).notes
+    assert any(
+        f"{narrow.name} also has" in note and f"dim {dim} (modern 32)" in note for note in said
+    )
+
+
+def test_what_cannot_be_matched_is_refused_by_name(place: Path) -> None:
+    words_ = ("modern", ":feedforward.hidden_dim=2048", "data.text=text.txt", "textbook")
+    with pytest.raises(UserError, match=r"^feedforward.hidden_dim=2048: the nearest .* at dim 8: "):
+        plan(*words_, **OPTIONS | {"size": "0.05M", "evaluation_tokens": 1024})
+
+
+def test_a_large_study_is_planned_from_counted_flops(place: Path) -> None:
+    """Nothing is built or timed: a step would take minutes."""
+    options = OPTIONS | {"size": "1B", "evaluation_tokens": 1024}
+    given = ("modern", ":norm.kind=layer", "data.text=text.txt")
+    started = time.process_time()
+    found = plan(*given, **options)
+    assert time.process_time() - started < 20
+    assert "times are counted from FLOPs" in announcement(found)
+    arm = found.baseline
+    flops = arm.counts.flops_per_token * arm.run.tokens_per_step
+    step = flops / (MFU * found.decisions.peak)
+    assert found.costs["modern"].step == pytest.approx(step)
+    # A budget in time that pays for no step is refused with one that pays for all.
+    with pytest.raises(
+        UserError, match=r"pays for 0 steps in .*: archwright compare .* --budget \d+h "
+    ):
+        plan(*given, **options | {"budget": "10m"})
+
+
+def test_a_size_that_is_slower_than_its_flops_gives_way_to_a_smaller_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(planner: Planner, found: Mapping[str, Arm], *_: object) -> int:
+        if found["modern"].run.model.dim > 48:
+            raise UserError("budget: too few steps")
+        return LEAST_STEPS
+
+    monkeypatch.setattr(Planner, "_steps", steps)
+    monkeypatch.setattr(Planner, "_size_for_budget", lambda *_: 2e5)
+    given = ("modern", ":norm.kind=layer", "data.text=text.txt")
+    options = OPTIONS | {"budget": "10m", "evaluation_tokens": 1024}
+    assert plan(*given, **options).baseline.run.model.dim == 48
+
+
+def test_a_budget_of_few_steps_is_refused_with_a_command_of_one_that_can_answer(
+    place: Path,
+) -> None:
+    given = words("text.txt", ":norm.kind=layer")
+    options = OPTIONS | {"early_stopping": True, "seeds": 10}
+    with pytest.raises(UserError) as caught:
+        compare(*given, quiet=True, out="my study", **options | {"budget": "4s"})
+    (line,) = caught.value.lines
+    assert f"expected {LEAST_STEPS} or more" in line
+    assert not (place / "my study").exists()
+    asked = Command(study_of(*given, **options), place, out="my study")
+    again = re.escape(asked.again(budget="LONGER")).replace("LONGER", r"\dm")
+    assert re.search(f": {again}$", line)
 
 
 def test_nothing_is_trained_where_two_variants_are_one(place: Path) -> None:

@@ -1,11 +1,16 @@
 """Variants of one size: the widths that are chosen hit the baseline's, for all choices there are."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
-from archwright.lab.matching import TOLERANCE, count, matched, mismatch
+from archwright.lab.matching import FARTHEST, LEAST_WIDTH, TOLERANCE, count, matched, mismatch
 from archwright.lab.scaling import DIMS, scaled, shape
 from archwright.lab.variants import arms, set_by, split
 from archwright.model.build import build
+from archwright.planning.cost import run_flops_per_token
+from archwright.runs import RunFolder
 from archwright.spec.attention import SoftmaxAttention, ValueEmbedding
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
@@ -16,6 +21,9 @@ from archwright.spec.read import load, load_run, load_study, preset_names, study
 from archwright.spec.residuals import Residual
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import Match, StudySpec, parse_count
+from archwright.training.data import prepare_data
+from archwright.training.resolve import make_batches
+from tests.tiny import tiny_run
 
 KINDS = [
     f"{axis}.kind={kind}"
@@ -77,6 +85,22 @@ def test_every_choice_can_be_made_equal_in_size(word: str) -> None:
     assert flatten(found.model_dump())[path] == kind
 
 
+@pytest.mark.parametrize(
+    ("word", "fits"), [(":feedforward.hidden_dim=2048", False), ("deepseek-v2", True)]
+)
+def test_matching_makes_no_model_of_a_few_channels(word: str, fits: bool) -> None:
+    """Neither a dim of 3, nor experts of 2 hidden values."""
+    base, other = pair(word, 5e4)
+    held = {"feedforward.hidden_dim"} if not fits else ()
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024, held)
+    assert equal == fits
+    widths = [
+        v for k, v in flatten(found.resolved().model_dump()).items() if k.endswith("hidden_dim")
+    ]
+    assert min(found.dim, *(width for width in widths if isinstance(width, int))) >= LEAST_WIDTH
+    assert found.dim >= base.dim / FARTHEST
+
+
 def test_tables_with_a_row_for_each_token_are_no_size() -> None:
     spec = load("modern").override("dim=48", "num_layers=3", "attention.num_heads=4")
     plain, other = (
@@ -99,6 +123,24 @@ def test_the_asked_quantity_is_equal(word: str, match: Match) -> None:
     assert equal
     assert abs(mismatch(count(found, 1024), target, match)) <= TOLERANCE
     assert found.num_layers == other.num_layers
+
+
+def test_flops_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of 16 tokens saves FLOPs in texts of the context, and none in documents of 8 tokens."""
+    monkeypatch.setenv("ARCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "lines.txt"
+    file.write_text("|".join(f"{i:07}" for i in range(900)))
+    run = tiny_run(file, "data.separator=|", "data.packing=document_mask")
+    windowed = run.override("model.attention.mask.kind=window", "model.attention.mask.size=16")
+    material = prepare_data(run, RunFolder(tmp_path))
+    flops = [
+        partial(run_flops_per_token, r, lengths=make_batches(r, material).lengths)
+        for r in (run, windowed)
+    ]
+    base, other = (count(r.model, 320, f) for r, f in zip((run, windowed), flops, strict=True))
+    assert other == base
+    assert count(windowed.model, 320).flops_per_token < 0.99 * count(run.model, 320).flops_per_token
+    assert matched(windowed.model, base, "flops", 320, (), flops[1]) == (windowed.model, True)
 
 
 @pytest.mark.slow

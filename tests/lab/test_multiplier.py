@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from archwright.lab.multiplier import Drops, drops, multiplier_in_tokens, rise_before
+from archwright.lab.multiplier import Drops, drops, multiplier_in_tokens
 from archwright.lab.results import Interval
 
 SHARES = (0.25, 0.5)
@@ -77,17 +77,3 @@ def test_the_interval_holds_the_truth(factor: float) -> None:
         )
         held += low <= factor <= high
     assert held / 300 > 0.92
-
-
-@pytest.mark.parametrize("share", [0.6, 0.9, 1.0, 1.3, 1.9])
-def test_the_loss_after_a_share_of_the_horizon_is_that_of_the_power_law(share: float) -> None:
-    _, baseline, _ = exact(1.0)
-    expected = power_law(share) - power_law(1.0)
-    assert rise_before(share, SHARES, baseline) == pytest.approx(expected, abs=1e-9)
-
-
-def test_far_from_the_end_nothing_is_said_of_the_loss() -> None:
-    _, baseline, _ = exact(1.0)
-    assert math.isnan(rise_before(0.3, SHARES, baseline))
-    assert math.isnan(rise_before(2.5, SHARES, baseline))
-    assert math.isnan(rise_before(math.nan, SHARES, baseline))

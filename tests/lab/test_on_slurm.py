@@ -124,6 +124,9 @@ def test_a_machine_without_archwright_ends_the_study(
     (slurm.folder / "break").write_text(f"Traceback\n{why}\n")
     line = refused(tmp_path)
     assert line == f"--on slurm: batch job 1 ended as FAILED before it began: {why}"
+    assert all(" -P -u -m submitit" in script for script in slurm.scripts()), (
+        "no folder is imported"
+    )
 
 
 def test_a_machine_without_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_plan_is_json_for_programs_and_says_that_so_few_steps_tell_nothing(
     assert (found["steps"], found["study"]["tune_lr"]) == (2, False)
     assert found["num_runs"] >= 2 * found["study"]["seeds"]
     assert main(["compare", *asked, "--dry-run", "--out", "fresh"]) == 0
-    assert "  2 steps a run tell next to nothing: give 50 or more" in capsys.readouterr().out
+    assert "  2 steps a run are too few to answer: give 500 or more" in capsys.readouterr().out
 
 
 def test_a_plan_is_read_as_it_was_written(study: Path) -> None:

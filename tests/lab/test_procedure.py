@@ -98,6 +98,30 @@ def test_a_plateau_is_left_to_lower_rates() -> None:
     assert min(k for _, k in losses["new"]) > -1.5
 
 
+@pytest.mark.parametrize("tune_lr", [True, False])
+def test_a_study_ends_when_its_first_runs_have_learnt_too_little(tune_lr: bool) -> None:
+    """A baseline above the loss of bigrams ends all, a variant its own runs, and the last variant the baseline's."""
+    asked = study(seeds=4, tune_lr=tune_lr, variants={"new": ("drawn",), "other": ("drawn",)})
+    tuned = 3 if tune_lr else 0
+    for losses, runs in (
+        ({"old": 5.0, "new": 4.0, "other": 4.0}, {"old": tuned or 1, "new": 0, "other": 0}),
+        ({"old": 4.0, "new": 5.0, "other": 4.1}, {"new": tuned or 1}),
+        ({"old": 4.0, "new": 5.0, "other": 5.0}, {"old": tuned or 1, "new": tuned or 1}),
+    ):
+        known: dict[str, dict[tuple[int, float], float]] = {name: {} for name in losses}
+        learnt = dict.fromkeys(losses, 4.5)
+        while wanted := standing(asked, known, learnt=learnt).wanted:
+            name, seed, k = wanted[0]
+            known[name][seed, k] = valley(0.0, losses[name], 0.05)(seed, k)
+        found = standing(asked, known, learnt=learnt)
+        assert {*found.unlearnt} == {n for n, loss in losses.items() if loss == 5.0}
+        assert {n: len(known[n]) for n in runs} == runs
+        judged = {"old", "other"} if losses["other"] == 4.1 else set()
+        assert {n for n, seeds in found.compared.items() if seeds} - judged <= {"old"}
+        assert judged <= {n for n, seeds in found.compared.items() if len(seeds) == 4}
+        assert all(loss > 4.5 for loss in found.unlearnt.values())
+
+
 def test_a_narrow_valley_gets_finer_rates() -> None:
     _, losses = run_all(
         study(seeds=4), {"old": valley(0.2, rise=1.2), "new": valley(0.2)}, random.Random(0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 
 from archwright.lab import plan as plans
 from archwright.lab.compare import compare, plan
@@ -17,9 +18,10 @@ from archwright.lab.terminal import as_json, print_results
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.read import read_study
+from archwright.text.bpe import raw_bytes
 from tests.lab.small import OPTIONS, losses, words, working_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:no bits per byte, as")]
 
 KIND = ":data.tokenizer.kind=bpe"
 SMALLER = f"{KIND},data.tokenizer.vocab_size=300"
@@ -127,3 +129,18 @@ def test_tokenizers_that_make_the_same_tokens_are_refused(place: Path) -> None:
         plan(*asked, **OPTIONS)
     with pytest.raises(UserError, match="a task has tokens of its own"):
         plan("modern", ":data.tokenizer.vocab_size=600", "data.text=mqar", **OPTIONS)
+
+
+def test_tokenizers_without_bits_per_byte_are_refused_before_any_run(place: Path) -> None:
+    inner = raw_bytes(["<|endoftext|>"])
+    for name, step in {
+        "lossy": normalizers.Lowercase(),
+        "unknown": normalizers.Prepend("a"),
+    }.items():
+        inner.normalizer = step
+        inner.save(str(place / f"{name}.json"))
+        asked = words("text.txt", f":data.tokenizer.kind=file,data.tokenizer.path={name}.json")
+        with pytest.raises(
+            UserError, match=r"tokenizer that changes the text, or of which the bytes"
+        ):
+            plan(*asked, **OPTIONS)

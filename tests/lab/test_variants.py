@@ -1,8 +1,11 @@
 """Words become runs that differ in what was asked, and in nothing that must be equal."""
 
+from pathlib import Path
+
 import pytest
 
 from archwright.lab.variants import arms, is_variant, run_key, sized_by_user, split, with_lr
+from archwright.plugins import load_parts_file
 from archwright.spec.errors import UserError
 from archwright.spec.read import diff, load_study, study_names
 from archwright.spec.study_spec import StudySpec, parse_count
@@ -54,6 +57,38 @@ def test_a_key_is_no_variant() -> None:
 )
 def test_keys_of_models_need_no_prefix(word: str, key: str) -> None:
     assert run_key(word) == key
+
+
+@pytest.mark.parametrize("size", [5e4, 4e5, None])
+def test_a_branch_of_another_kind_is_as_large_as_the_baseline_s(size: float | None) -> None:
+    """Its own defaults are 4 heads at every size, and widths that follow from them; what words set stays."""
+    load_parts_file(Path(__file__).parents[1] / "outside" / "differential.py")
+    words = (":attention.kind=differential", ":attention.kind=latent", ":feedforward.kind=gelu")
+    given = ":attention.kind=differential,attention.num_heads=2"
+    base, own, latent, gelu, told = (
+        dict(run.model.resolved()) for run in arms(study("modern", *words, given), size).values()
+    )
+    sizes = dict(base["attention"])
+    assert own["attention"].num_heads == latent["attention"].num_heads == sizes["num_heads"]
+    assert latent["attention"].value_head_dim == sizes["value_head_dim"]
+    assert gelu["feedforward"].hidden_dim == base["feedforward"].hidden_dim
+    assert told["attention"].num_heads == 2
+    assert {own["dim"], latent["dim"], gelu["dim"]} == {base["dim"]}
+
+
+def test_heads_that_the_scaled_model_has_not_are_refused_with_its_width() -> None:
+    for words in (
+        ("modern", ":attention.num_kv_heads=8"),
+        ("modern:attention.num_kv_heads=8", "textbook"),
+    ):
+        with pytest.raises(UserError) as caught:
+            arms(study(*words), 5e4)
+        assert caught.value.lines[0].endswith(
+            "num_kv_heads: found 8; expected a divisor of num_heads = 1, scaled to dim 32: say auto, or give a "
+            "larger --size"
+        )
+    with pytest.raises(UserError, match=r"expected a divisor of num_heads = \d+$"):
+        arms(study("modern", ":attention.num_kv_heads=7"), None)
 
 
 def test_variants_differ_from_the_baseline_in_what_was_asked() -> None:

@@ -227,6 +227,16 @@ def test_reservations_conclude_nothing_and_say_why(more, reason):
     assert "nats per token lower" not in effect.sentence
 
 
+def test_a_variant_that_tuning_found_unlearnt_is_said_to_be_so_without_a_pair():
+    """Its runs ended there: no word of missing seeds."""
+    for compared in ({"old": BASE}, {}):
+        [effect] = effects(
+            replicates(**compared), study("new"), "old", learnt={"new": 3.2}, unlearnt={"new": 3.4}
+        )
+        assert effect.caveats == ("new learnt no more than a bigram model (3.20 nats per token)",)
+        assert is_unlearnt(effect)
+
+
 @pytest.mark.parametrize("who", ["new", "old"])
 def test_of_given_rates_which_variant_bears_them_is_an_outcome_without_numbers(who):
     base = BASE

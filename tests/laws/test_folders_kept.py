@@ -32,7 +32,7 @@ NAMES = (
         "lock.json",
     ),
     *("study.toml", "plan.json", "log.txt", "timing", "variants", "config.json", FILE),
-    *("notes.txt", ".hidden", ".requested.toml.99999999.tmp", ".out.tmp", "sub"),
+    *("notes.txt", ".hidden", ".requested.toml.99999999.0123abcd.tmp", ".out.tmp", "sub"),
 )
 
 
@@ -107,7 +107,10 @@ class World:
             ours = set(dice.sample(["lock", "requested.toml", "spec.toml", "tokenizer"], 2))
             record.add(*ours)
             # A file that is being written belongs to its name.
-            ours |= {FILE, *([".requested.toml.99999999.tmp"] if "requested.toml" in ours else [])}
+            ours |= {
+                FILE,
+                *([".requested.toml.99999999.0123abcd.tmp"] if "requested.toml" in ours else []),
+            }
         for name in dice.sample(NAMES, dice.choice([0, 1, 1, 2, 3, 5])):
             if not os.path.lexists(self.out / name):
                 dice.choice([self._copy, self._copy, self._foreign, self._link])(name)

@@ -58,7 +58,11 @@ GPT_3 = Paper(added=learned, sees=banded(8))  # section 2.1
 GOPHER = Paper(norm=rms_norm, bias=transformer_xl())  # section 3.1
 LAMDA = Paper(norm=rms_norm, eps=1e-6, bias=t5_bias(), feedforward=gated(gelu_tanh))  # section 3
 PALM = Paper(
-    wiring="parallel", kv_heads=1, turn=rope(1e4), feedforward=gated(silu), logit_scale=18432**-0.5
+    wiring="parallel",
+    kv_heads=1,
+    turn=rope(1e4),
+    feedforward=gated(silu),
+    logit_scale=64**-0.5,
 )  # sections 2 and 5
 PHI_3_SMALL = Paper(
     kv_heads=2,
@@ -81,7 +85,8 @@ BASES = dict.fromkeys(
 """Presets that models are made from which are none themselves."""
 
 CHANGED = {
-    "phi-3-small": ["attention.num_kv_heads=2"],  # so that groups of heads are more than one
+    # So that groups of heads are more than one, and logits have the factor that small models are without.
+    "phi-3-small": ["attention.num_kv_heads=2", "head.logit_divisor=8"],
     "DyT": ["norm.kind=dyt"],
     "value embeddings": [
         "attention.num_kv_heads=2",

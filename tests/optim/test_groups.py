@@ -205,7 +205,9 @@ def test_rates_of_a_model_are_those_of_adamw_and_leave_the_decay_alone():
             decay = 0.0 if role_of[name] == "vector" else 0.01 * 0.1
             assert group["lr"] * group["weight_decay"] == pytest.approx(decay), name
     optimizers = build_optimizers(model, MuonSpec(lr=0.02, adamw_lr=0.004))
-    assert {group["lr"] for group in optimizers["muon"].param_groups} == {0.02}
+    (matrices,) = optimizers["muon"].param_groups
+    assert matrices["initial_lr"] == matrices["lr"] == pytest.approx(0.02 * 0.25**0.5)
+    assert matrices["lr"] * matrices["weight_decay"] == pytest.approx(0.02 * 0.1)
     assert {group["lr"] for group in optimizers["adamw"].param_groups} == {0.002, 0.004}
 
 

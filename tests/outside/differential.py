@@ -83,17 +83,11 @@ class DifferentialAttention(AttentionMixer):
             y.unflatten(-1, (self.num_heads, -1)) for y in (q, k)
         )  # [batch, length, 2 heads, d]
         v = v.unflatten(-1, (self.num_heads // 2, -1))  # [batch, length, heads, 2 d]
-        if self.caches_unrotated:
-            k, v = context.all_keys(state, k, v)
-        if self.rotary is not None:
-            q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
-            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask))
-        if not self.caches_unrotated:
-            k, v = context.all_keys(state, k, v)
+        q, k, v = self.rotate_and_cache(q, k, v, context, mask, state)
         scale, bias = self.head_dim**-0.5, None
         if self.relative is not None:
             q, bias = self.relative.value(q, mask, scale)
-        both = self.kernel(q, k, v.repeat_interleave(2, 2), mask, ScoreMods(scale, bias=bias))
+        both = self.attend(q, k, v.repeat_interleave(2, 2), mask, ScoreMods(scale, bias=bias))
         first, second = both.unflatten(2, (-1, 2)).unbind(3)  # [batch, length, heads, 2 d] each
         q1, k1, q2, k2 = self.lambdas
         factor = (q1 @ k1).exp() - (q2 @ k2).exp() + self.first_lambda

@@ -1,23 +1,18 @@
 """Initial values: their spread, their limits, and what they depend on."""
 
 import math
-import re
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
 from archwright.model.build import initial_values
-from archwright.optim import build_optimizers
 from archwright.parts.init import INITS, Glorot, initialise, keyed_generator
 from archwright.spec import init as spec
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load, load_run
-from archwright.spec.run_spec import AdamW
 from archwright.spec.scale_down import tiny_run
 
 SPEC = ModelSpec(dim=256, num_layers=2, vocab_size=512)
@@ -126,107 +121,6 @@ class TestMuP:
             "matrix": 0.25
         }
         assert build(SPEC).lr_scales == {}
-
-    @pytest.mark.slow
-    def test_every_width_moves_alike(self) -> None:
-        """The coordinate check: how far the logits and the last vectors are from 0 after a few steps."""
-        for kind, alike in (("mup", True), ("gpt2", False)):
-            small, _, wide = (sizes_after_training(kind, dim) for dim in (64, 128, 256))
-            growth = wide / small
-            assert (growth.max() < 1.7) == alike, (kind, growth)
-            assert growth.min() > 0.5
-
-    def test_no_part_moves_further_where_it_is_wider(self) -> None:
-        """The coordinate check, in float64: how the change of each branch, of scores and of logits after three steps
-        grows with the width, as a power of it."""
-        mup = ("init.kind=mup", "init.base_dim=32", "init.std=0.18")
-        mup = (*mup, "attention.scale.kind=inverse", "attention.scale.numerator=2.83")
-        powers = growth_of_changes(*mup)
-        assert max(powers.values()) < 0.1, powers
-        assert min(powers.values()) > -0.75, powers
-        plain = growth_of_changes("init.kind=glorot")
-        assert plain.keys() - {"embedding"} == {name for name in plain if plain[name] > 0.25}, plain
-
-
-WIDTHS = (32, 64, 128)
-
-
-def growth_of_changes(*words: str) -> dict[str, float]:
-    """Return the power of the width by which the root mean square of each part's change grows, meaned over seeds."""
-    changes = {dim: [changes_of_parts(dim, seed, *words) for seed in (0, 1)] for dim in WIDTHS}
-    logs = {dim: {n: math.log(a[n] + b[n]) for n in a} for dim, (a, b) in changes.items()}
-    first, last = WIDTHS[0], WIDTHS[-1]
-    return {n: (logs[last][n] - logs[first][n]) / math.log(last / first) for n in logs[first]}
-
-
-def changes_of_parts(dim: int, seed: int, *words: str) -> dict[str, float]:
-    """Train for three steps in float64, and return the root mean square of the change of what each part gives."""
-    heads = ("attention.num_heads=4", "attention.num_kv_heads=4")
-    sizes = (f"dim={dim}", "vocab_size=64", "context_length=32")
-    model = build(SPEC.override(*words, *heads, *sizes), seed=seed).double()
-    optimizer = build_optimizers(model, AdamW(lr=0.01, weight_decay=0.0))["adamw"]
-    tokens = torch.randint(64, (4, 33), generator=torch.Generator().manual_seed(seed))
-    before = values_of_parts(model, tokens[:, :-1])
-    for _ in range(3):
-        loss = cross_entropy(model(tokens[:, :-1]).logits, tokens[:, 1:]).total
-        model.zero_grad()
-        loss.backward()
-        optimizer.step()
-    after = values_of_parts(model, tokens[:, :-1])
-    return {n: (after[n] - before[n]).square().mean().sqrt().item() for n in before}
-
-
-PART = re.compile(r"layers\.\d+\.(attention|feedforward)|embedding|head")
-
-
-@torch.no_grad()
-def values_of_parts(model: Decoder, tokens: Tensor) -> dict[str, Tensor]:
-    """Return what each part gives, and the scores of attention before positions are added."""
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        found[name] = out
-        if name.endswith("attention"):
-            # [batch, length, dim] -> [batch, heads, length, head_dim]
-            maps = (module.query, module.key)
-            q, k = (m(given[0]).unflatten(-1, (4, -1)).transpose(1, 2) for m in maps)
-            found[f"scores of {name}"] = module.scale * q @ k.mT
-
-    hooks = [
-        module.register_forward_hook(partial(keep, name))
-        for name, module in model.named_modules()
-        if PART.fullmatch(name)
-    ]
-    model(tokens)
-    for hook in hooks:
-        hook.remove()
-    return found
-
-
-def sizes_after_training(kind: str, dim: int) -> Tensor:
-    """Train on one batch, and return the root mean square of the change of stream and logits."""
-    words = [f"init.kind={kind}", "head.tied=false", "norm.kind=rms", "attention.head_dim=32"]
-    words += ["init.base_dim=64"] if kind == "mup" else []
-    words += [f"dim={dim}", "vocab_size=64", "num_layers=2", "context_length=32"]
-    model = build(SPEC.override(*words, "init.std=0.1"))
-    optimizers = build_optimizers(model, AdamW(lr=0.01, weight_decay=0.0))
-    tokens = torch.randint(64, (4, 33), generator=torch.Generator().manual_seed(0))
-
-    def seen() -> tuple[Tensor, Tensor]:
-        streams: list[Tensor] = []
-        hook = model.norm.register_forward_pre_hook(lambda _, given: streams.append(given[0]))
-        logits = model(tokens[:, :-1]).logits
-        hook.remove()
-        return streams[0], logits
-
-    before = [x.detach() for x in seen()]
-    for _ in range(4):
-        loss = cross_entropy(seen()[1], tokens[:, 1:]).total
-        model.zero_grad()
-        loss.backward()
-        optimizers["adamw"].step()
-    changes = [x.detach() - y for x, y in zip(seen(), before, strict=True)]
-    return torch.stack([change.square().mean().sqrt() for change in changes])
 
 
 BRANCH_ENDS = {

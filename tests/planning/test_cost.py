@@ -1,10 +1,12 @@
 """Parameters and FLOPs against closed formulas, and against what torch counts while it computes."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from archwright.data.batches import TextLengths
 from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import (
@@ -12,12 +14,14 @@ from archwright.planning.cost import (
     flops_per_token,
     forward_flops,
     parameters_by_part,
+    run_flops_per_token,
 )
 from archwright.planning.memory import WHOLE_LOGITS, cache_bytes, least_memory, total_memory
 from archwright.spec.attention import LongformerAttention, SoftmaxAttention
 from archwright.spec.masks import Longformer
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from archwright.spec.run_spec import RunSpec
 
 
 def small(*changes: str) -> Decoder:
@@ -222,6 +226,30 @@ def test_flops_of_two_stacks_are_those_of_the_products_by_hand() -> None:
     scores += 2 * 2 * dim * target * (target + 1) / 2 + 2 * 2 * dim * target * source
     expected = 6 * (encoder + decoder + memory + head + scores) / source
     assert flops_per_token(model, source, target) == pytest.approx(expected, rel=1e-12)
+
+
+def test_flops_of_documents_are_those_of_their_squared_lengths() -> None:
+    """3 * (2 * weights * n + 4 * dim * n (n + 1) / 2) for each document of n tokens; of windows an upper bound."""
+    n = np.random.default_rng(0).integers(1, 400, 300)
+    weights = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192) + 128 * 64
+    expected = 6 * weights * n.sum() + 3 * 3 * 4 * 64 * (n * (n + 1) / 2).sum()
+    lengths = TextLengths((n**2).sum() / n.sum(), target=1.0)
+    run = RunSpec(model=small().spec)
+    assert run_flops_per_token(run, small(), lengths) * n.sum() == pytest.approx(expected, 1e-12)
+    windowed = small("attention.mask.kind=window", "attention.mask.size=50")
+    one_by_one = sum(int(k) * flops_per_token(windowed, int(k)) for k in n)
+    bound = run_flops_per_token(run, windowed, lengths) * n.sum()
+    assert one_by_one < bound < 1.01 * one_by_one
+
+
+def test_documents_of_45_tokens_in_windows_of_4096() -> None:
+    """A fifth of the FLOPs of whole windows, at this width."""
+    run = RunSpec(model=small("context_length=4096").spec)
+    whole = run_flops_per_token(run, small())
+    weights = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192) + 128 * 64
+    found = run_flops_per_token(run, small(), TextLengths(45.0, target=1.0))
+    assert found == pytest.approx(6 * weights + 3 * 3 * 4 * 64 * 46 / 2)
+    assert found < 0.2 * whole
 
 
 @pytest.mark.parametrize("preset", ["longformer-base", "bigbird-base", "led-base"])

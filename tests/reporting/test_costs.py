@@ -55,6 +55,12 @@ def tables(page: Page, title: str) -> list[Table]:
     return [block for block in section.blocks if isinstance(block, Table)]
 
 
+def test_models_side_by_side_are_named_on_a_phone(found: dict[str, Plan]) -> None:
+    (table, *_) = tables(cost_page(found), "Model")
+    assert "many" in cost_page(found).html().partition("What the model costs.")[0][-200:]
+    assert table.even
+
+
 def test_the_page_says_what_the_terminal_does(found: dict[str, Plan]) -> None:
     """Step, time, device hours, energy, prefill and decode, and the parts, of one model and of two."""
     one = {"llama-3-8b": found["llama-3-8b"]}

@@ -8,6 +8,7 @@ import pytest
 from archwright.reporting import curves
 from archwright.reporting.document import SMOOTHING
 from archwright.reporting.history import read_history
+from archwright.reporting.overlay import overlay_page
 from archwright.reporting.thinning import smoothed
 
 
@@ -47,6 +48,27 @@ def test_compressors_stand_where_the_model_would_equal_them(made: Any) -> None:
     assert levels[0]["y0"] == pytest.approx(2.5)
     assert "gzip -9" in levels[0]["label"]["text"]
     assert levels[0]["label"]["textposition"] == "start"  # the curve ends near it
+
+
+@pytest.mark.parametrize(("num_bytes", "apart"), [(1_000_000, False), (15_000_000, True)])
+def test_a_final_evaluation_of_more_text_is_a_mark_of_its_own(
+    made: Any, num_bytes: int, apart: bool
+) -> None:
+    """What it reads is harder or easier than the sample of the curve, so that a line would jump."""
+    final = {"kind": "eval", **made.at(60), **made.evaluation(2.6, num_bytes)}
+    history = read_history(made.run([*made.steps(40), final]))
+    held_out = next(c for c in overlay_page([history]).charts if c.name == "held-out")
+    loss = curves.loss_chart(history)
+    for traces in (
+        [trace for trace in loss.traces if trace["name"].startswith("held out")],
+        *(chart.traces for chart in (*curves.bits_charts(history), held_out)),
+    ):
+        assert len(traces) == 1 + apart
+        assert len(traces[0]["y"]) == 9 - apart
+        for mark in traces[1:]:
+            assert (mark["mode"], len(mark["y"])) == ("markers", 1)
+            assert mark["along"]["step"] == [60]
+            assert mark["marker"]["symbol"] == "diamond-open"
 
 
 def test_spikes_and_interruptions_are_marked(made: Any) -> None:

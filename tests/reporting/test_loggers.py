@@ -10,7 +10,7 @@ import pytest
 from archwright.reporting import loggers as module
 from archwright.reporting.csv_log import COLUMNS
 from archwright.reporting.loggers import LOGGERS, check_installed, loggers
-from archwright.reporting.wandb_log import ID_FILE, WandbLog
+from archwright.reporting.wandb_log import ID_FILE, WandbLog, run_id
 from archwright.runs import RunFolder
 from archwright.spec import run_spec
 from archwright.spec.errors import UserError
@@ -162,3 +162,27 @@ def test_wandb_itself_takes_the_calls(made: Any, monkeypatch: pytest.MonkeyPatch
     content = file.read_bytes()
     assert b"train/loss" in content
     assert b"held_out/nats_per_token" in content
+
+
+def test_a_file_of_the_user_is_no_log(made: Any) -> None:
+    run = made.finished(3, "loggers=csv,tensorboard")
+    mine = run.path / "csv" / "train.csv"
+    mine.parent.mkdir()
+    mine.write_text("name,marks\n")
+    with pytest.raises(UserError, match=r"train\.csv cannot be written: found a file that"):
+        LOGGERS["csv"](run, [])
+    assert mine.read_text() == "name,marks\n"
+    notes = run.path / "tensorboard" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    LOGGERS["tensorboard"](run, [])
+    assert notes.read_text() == "mine"
+
+
+def test_what_a_link_leads_to_is_not_sent(made: Any) -> None:
+    run = made.finished(3)
+    (run.path / "secret").write_text("secret")
+    (run.path / "wandb").mkdir()
+    (run.path / "wandb" / ID_FILE).symlink_to(run.path / "secret")
+    with pytest.raises(UserError, match="found a link"):
+        run_id(run)

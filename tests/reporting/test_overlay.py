@@ -220,7 +220,7 @@ def test_only_pages_are_written_over(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "notes.html"
     path.write_text("mine")
     for write in (lambda: write_overlay(runs, path), lambda: write_report(runs[0], path)):
-        with pytest.raises(UserError, match="is there and is no page of archwright"):
+        with pytest.raises(UserError, match="found a file that archwright did not write"):
             write()
     assert path.read_text() == "mine"
     path.unlink()

@@ -2,16 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from archwright.reporting import sections
 from archwright.reporting.history import read_history
 from archwright.reporting.page import run_page, write_report
 from archwright.runs import RunFolder
 from archwright.spec.read import load_run
+from archwright.spec.run_spec import PartsFile
 
 
 def titles(run: RunFolder) -> list[str]:
@@ -63,7 +66,7 @@ def test_the_report_is_written_whole_and_in_its_place(made: Any) -> None:
     first = run.report_file.read_text()
     write_report(run)
     assert run.report_file.read_text() == first
-    assert first.rstrip().endswith("</html>")
+    assert "</html>\n<!-- archwright, SHA-256: " in first
 
 
 def test_the_numbers_are_those_of_the_run(made: Any) -> None:
@@ -92,6 +95,9 @@ def test_the_command_and_the_spec_repeat_the_run(made: Any, tmp_path: Path) -> N
     saved = tmp_path / "spec.toml"
     saved.write_text(listings[-1])
     assert load_run(saved) == run.spec
+    parts = run.spec.model_copy(update={"parts": (PartsFile(name="my norm.py", sha256="0"),)})
+    history = replace(read_history(run), spec=parts)
+    assert sections.command(history).endswith("-again' --parts 'my norm.py'")
 
 
 @pytest.mark.slow

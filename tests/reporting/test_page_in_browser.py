@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from archwright.reporting.document import Axis, Chart, Page, Section
+from archwright.reporting.document import Axis, Chart, Page, Row, Section, Table
 from archwright.reporting.overlay import write_overlay
 from archwright.reporting.page import write_report
 from archwright.reporting.thinning import smoothed
@@ -264,3 +264,16 @@ def test_a_heat_map_is_one_more_section(visitor: Visitor, tmp_path: Path) -> Non
 
 def test_nothing_was_requested_and_nothing_complained(visitor: Visitor, tab: Any) -> None:
     visitor.check()
+
+
+def test_long_heads_end_before_their_values_on_a_phone(visitor: Visitor, tmp_path: Path) -> None:
+    head = ("", "llama-3.2-1b", ":attention.num_kv_heads=32", "gemma", "how")
+    row = Row(("time", "4.1 days", "20.6 to 34.4 days", "9 days", "estimated"))
+    table = Table("Costs.", head, [row])
+    path = tmp_path / "page.html"
+    path.write_text(Page("t", "k", "head", "rest", [Section("Model", [table])]).html(), "utf-8")
+    tab = visitor.open(path, 420)
+    heights = tab.evaluate("[...document.querySelectorAll('td')].map(e => e.clientHeight)")
+    assert heights[1] > 1.5 * heights[0] == 1.5 * heights[2]  # it goes on in a second line
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 420
+    tab.close()

@@ -12,6 +12,7 @@ from rich.console import Console
 from archwright.reporting.page import write_report
 from archwright.reporting.terminal import print_resolved, print_result
 from archwright.runs import RunFolder
+from tests.reporting.conftest import ENVIRONMENT
 
 
 def printed(run: RunFolder, **settings: Any) -> str:
@@ -67,6 +68,15 @@ report  {run.report_file}
     assert printed(run) == expected
 
 
+def test_a_disturbed_peak_gives_no_utilisation(made: Any) -> None:
+    """Of a peak that was measured next to other work nothing can be a share."""
+    lines = [{k: v for k, v in line.items() if k != "utilisation"} for line in made.steps(40)]
+    run = made.run(lines, environment=ENVIRONMENT | {"peak_flops": {}})
+    expected = "share of the peak unknown, as that was measured next to other work"
+    assert f"tokens/s, median, {expected}" in " ".join(printed(run).split())
+    assert expected in write_report(run).read_text(encoding="utf-8")
+
+
 def test_a_run_without_evaluation_or_report_says_so(made: Any) -> None:
     text = printed(made.run(list(made.steps(12, evaluations=0)), planned=20))
     assert "not evaluated yet" in text
@@ -104,3 +114,12 @@ def test_rich_and_plotly_are_imported_when_something_is_drawn() -> None:
         "assert not {'rich', 'plotly', 'jinja2', 'torch'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("columns", ["0", "1"])
+def test_a_terminal_of_no_width_has_twenty_columns(
+    columns: str, made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    print_result(made.finished(3, sample="some words of a sample that is long"))
+    assert "\n  some words of a\n" in capsys.readouterr().out

@@ -119,4 +119,4 @@ def test_its_page_is_shown_or_missed(run: OpenRun) -> None:
         run.report()
     run.folder.report_file.write_text("<p>", "utf-8")
     assert Path(run.report()) == run.folder.report_file
-    assert "&lt;p&gt;" in run.report()._repr_html_()
+    assert "&lt;p&gt;" in run.report(inline=True)._repr_html_()

@@ -178,11 +178,17 @@ def test_a_tokenizer_that_came_between_stays(tmp_path: Path) -> None:
 def test_the_record_of_a_start_goes_when_the_run_has_begun(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     with run.removed_unless_started():
-        (tmp_path / ".spec.toml.99999999999.tmp").touch()
-        (tmp_path / ".spec.toml.999999999.tmp").touch()
+        (tmp_path / ".spec.toml.99999999999.0123abcd.tmp").touch()
+        (tmp_path / ".spec.toml.999999999.0123abcd.tmp").touch()
         run.write_environment({})
     assert sorted(contents(tmp_path)) == [
-        *(".spec.toml.99999999999.tmp", "environment.json", "lock", "requested.toml", "spec.toml")
+        *(
+            ".spec.toml.99999999999.0123abcd.tmp",
+            "environment.json",
+            "lock",
+            "requested.toml",
+            "spec.toml",
+        )
     ]
 
 
@@ -227,7 +233,7 @@ def test_cut_back(tmp_path: Path) -> None:
         run.append_probes({"kind": "note", "step": step})  # of another kind, and left out
     paths = {step: make_checkpoint(run, step) for step in (10, 20)}
     (run.checkpoints_folder / ".tmp-25").mkdir()
-    (run.path / ".spec.toml.123.tmp").touch()
+    (run.path / ".spec.toml.123.0123abcd.tmp").touch()
     assert run.checkpoints() == paths
     run.truncate_to(10)
     assert [record["step"] for record in run.metrics()] == [0, 10]
@@ -321,3 +327,46 @@ print(json.dumps([list(run.checkpoints()), "torch" in sys.modules]))
         cwd=Path(__file__).parents[2],
     )
     assert json.loads(done.stdout) == [[3], False]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+@pytest.mark.parametrize("name", ["checkpoints", "tokenizer", "csv", "tensorboard", "wandb"])
+def test_a_strangers_run_with_links_for_folders_is_refused(name: str, tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", SPEC)
+    (tmp_path / "mine").mkdir()
+    (run.path / name).symlink_to(tmp_path / "mine")
+    for use in (RunFolder.open, lambda path: RunFolder.create(path, SPEC)):
+        with pytest.raises(UserError, match=f"{name}: found a link to .*mine; expected a folder"):
+            use(run.path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", FILE])
+def test_nothing_is_written_through_a_link_in_place_of_a_file(name: str, tmp_path: Path) -> None:
+    run, mine = RunFolder(tmp_path / "run"), tmp_path / "mine"
+    mine.write_text("mine\n")
+    run.path.mkdir()
+    (run.path / name).symlink_to(mine)
+    with pytest.raises(UserError, match=r"found a link; expected a file|not empty"):  # noqa: PT012
+        RunFolder.create(run.path, SPEC) if name == FILE else run.append(
+            {"kind": "event", "step": 0}
+        )
+        with run.lock():
+            pass
+    assert mine.read_text() == "mine\n"
+
+
+def test_who_loses_the_lock_stops_and_leaves_it_to_the_next(tmp_path: Path) -> None:
+    """Lock files were removed by hand, and another process has begun."""
+    run = RunFolder.create(tmp_path / "run", SPEC)
+    with run.lock():
+        run.check_kept()
+        run.lock_file.unlink()
+        run.holder_file.unlink()
+        with RunFolder.open(run.path).lock():
+            with pytest.raises(
+                UserError, match=r"lock\.json was removed while the run was trained"
+            ):
+                run.check_kept()
+            run.holder_file.write_text(run.holder_file.read_text().replace('"pid": ', '"pid": 1'))
+    assert run.holder_file.exists()

@@ -1,5 +1,8 @@
 """How processes share a run, and what is refused before anything is done."""
 
+import re
+import sys
+import time
 from typing import Literal
 
 import pytest
@@ -8,7 +11,7 @@ import torch
 from archwright.cli.main import main
 from archwright.data.inputs import Batch, Inputs
 from archwright.scale.group import check_gpus
-from archwright.scale.launch import Launch, check_launch, is_first, launched
+from archwright.scale.launch import Launch, awaited, check_launch, is_first, launched
 from archwright.scale.layout import (
     ONE,
     Layout,
@@ -23,6 +26,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import Optimizer
 from archwright.spec.scale import ScaleSpec
+from tests.tiny import ROOT
 
 FOUR, EIGHT = Launch(0, 4, 0, 4), Launch(3, 8, 1, 2)
 STARTED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -55,7 +59,11 @@ def test_what_is_left_open_follows(
 @pytest.mark.parametrize(
     ("asked", "launch", "words"),
     [
-        ({"shard": 2}, None, "of one process; start 2: torchrun --nproc-per-node 2 -m archwright"),
+        (
+            {"shard": 2},
+            None,
+            "of one process; start 2: torchrun --nproc-per-node 2 --no-python archwright",
+        ),
         ({"replicate": 3}, FOUR, "found scale.replicate=3 of 4 processes"),
         ({"replicate": 2, "shard": 4}, FOUR, "found scale.replicate=2 and scale.shard=4 of 4"),
         ({"shard": 8}, FOUR, "found scale.shard=8 of 4 processes"),
@@ -260,6 +268,7 @@ def test_a_mistake_is_told_by_the_first_process_alone(
     assert answer in capsys.readouterr().err
     if "modern" not in words:  # else the second one waits for the first, which ends
         monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
         assert main(words) == 2
         assert capsys.readouterr().err == ""
 
@@ -280,3 +289,58 @@ def test_a_process_computes_as_many_rows_of_a_part_as_it_takes(
     own = [OneOf(layout).rows(part) for part in Batch(Inputs(tokens), tokens).split(parts)]
     run = load_run("modern").override(f"batch_size={rows}", f"grad_accum_steps={parts}")
     assert layout.part_rows(run) == max(len(part.targets) for part in own)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "most"), [("RANK", "2", 1), ("MASTER_PORT", "99999", 65535)]
+)
+def test_what_no_launcher_sets_is_refused(
+    name: str, value: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known, text in (STARTED | PLACE | {name: value}).items():
+        monkeypatch.setenv(known, text)
+    line = f"{name}: found {value}; expected at most {most}\\. .* alone: unset WORLD_SIZE"
+    with pytest.raises(UserError, match=line):
+        launched()
+
+
+@pytest.mark.parametrize(("rank", "awaits"), [("0", "the other processes"), ("1", "process 0")])
+def test_processes_that_do_not_come_are_named(
+    rank: str, awaits: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Variables of a group that has ended are left over in a shell."""
+    for name, value in (STARTED | PLACE | {"RANK": rank}).items():
+        monkeypatch.setenv(name, value)
+    found = launched()
+    assert found
+    with awaited(found, 10.0):
+        pass
+    with awaited(found, 0.0):
+        time.sleep(0.2)
+    place = f"{PLACE['MASTER_ADDR']}:{PLACE['MASTER_PORT']}"
+    line = f"archwright: process {rank} of 2 waits for {awaits} at {place}. To train with this process alone: unset"
+    assert line in capsys.readouterr().err
+
+
+def test_a_verb_under_variables_that_are_left_over_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (STARTED | PLACE).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["archwright", "list"])
+    assert main(["list"]) == 2
+    assert "unset WORLD_SIZE if it is left over" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "x")
+    assert main() == 2
+    assert capsys.readouterr().err.startswith('archwright: RANK: found "x"; expected a number')
+
+
+def test_pages_start_no_file_of_the_current_folder() -> None:
+    """`torchrun -m archwright` runs a folder `archwright/` in the current one; --no-python runs the command."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*")]
+    texts = [
+        page.read_text("utf-8") for page in pages if page.suffix in (".md", ".sbatch", ".yaml")
+    ]
+    commands = re.findall(r"torchrun [^`\n]*(?:-m|--no-python) archwright", "\n".join(texts))
+    assert len(commands) >= 8
+    assert not [command for command in commands if " -m archwright" in command]

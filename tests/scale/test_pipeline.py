@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor
 
 import archwright
 from archwright import checkpoint
+from archwright.data.inputs import Batch, Inputs
 from archwright.model.build import build
 from archwright.runs import RunFolder
 from archwright.scale.layout import check_layout, dropouts
-from archwright.scale.stages import stage_runs
+from archwright.scale.pipeline import Pipeline
+from archwright.scale.stages import StageShards, stage_runs
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
 from bench.scale import Case, environment, torchrun
@@ -186,3 +189,15 @@ def test_what_is_no_pipeline_is_refused(words: str, sentences: Sentences) -> Non
     with pytest.raises(UserError) as error:
         check_layout(run, layout)
     sentences.check("layouts.pipeline", words, error.value.lines)
+
+
+def test_a_stream_that_the_next_stage_does_not_expect_is_refused_by_name() -> None:
+    """Residuals from outside may have several streams, as hyper-connections do: sent on, it would end the process."""
+    model = build(load("modern").override("dim=16", "num_layers=2", "vocab_size=64"), device="meta")
+    pipeline = Pipeline(model, Mock(spec=StageShards, group=Mock()), Mock())
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    batch = Batch(Inputs(tokens), tokens)
+    assert pipeline._sent(torch.zeros(2, 8, 16), batch).shape == (2, 8, 16)
+    line = r'residual\.kind: found "pre", .* shape \[2, 8, 4, 16\]; expected \[2, 8, 16\], or scale\.pipeline = 1'
+    with pytest.raises(UserError, match=line):
+        pipeline._sent(torch.zeros(2, 8, 4, 16), batch)

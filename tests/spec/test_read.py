@@ -19,6 +19,7 @@ from archwright.spec.read import (
     read_run,
     to_toml,
 )
+from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import FORMAT
@@ -374,3 +375,20 @@ def test_a_source_is_given_by_its_path() -> None:
     assert spec.sources == {"attention.num_heads": "paper", "head.tied": "x"}
     run = RunSpec().override("model.sources.head.tied=paper")
     assert run.model.sources == {"head.tied": "paper"}
+
+
+def test_a_change_drops_the_sources_of_what_it_replaces() -> None:
+    modern = load("modern")
+    assert {"norm", "attention.num_kv_heads", "feedforward"} <= {*modern.sources}
+    for words, dropped in (
+        (("norm.kind=layer",), {"norm"}),
+        (("attention.kind=latent",), {"attention.num_kv_heads"}),
+        (("attention.num_kv_heads=8",), {"attention.num_kv_heads"}),
+        (("feedforward.bias=true", "norm.eps=1"), set()),
+        (("norm.kind=layer", "sources.norm=Ba et al."), set()),
+    ):
+        changed = modern.override(*words)
+        assert {*modern.sources} - {*changed.sources} == dropped
+        run = load_run("modern").override(*words)
+        assert run.model.sources == changed.sources
+        assert "source of no value" not in str(suspicions(changed))

@@ -12,6 +12,7 @@ from archwright.spec.run_spec import RunSpec
         ("45s", 45, "seconds"),
         ("1.5h", 5400, "seconds"),
         ("2d", 172_800, "seconds"),
+        ("1h30m", 5400, "seconds"),
         ("400steps", 400, "steps"),
         ("2ksteps", 2000, "steps"),
         ("10Mtokens", 1e7, "tokens"),

@@ -3,6 +3,8 @@
 import pytest
 
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
+from archwright.spec.scale_down import scaled_down
 
 KINDS = ("layer_kinds.local.attention.mask.kind=window", "layer_kinds.local.attention.mask.size=64")
 
@@ -41,3 +43,39 @@ def test_proportions_stay(words: tuple[str, ...], path: str, expected: int) -> N
     for name in path.split("."):
         found = getattr(found, name)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), (1, 1)),
+        (("head.logit_scale=2",), (2, 1)),
+        (("head.logit_divisor=2",), (1, 1)),  # 2 * 64 / 512 = 1/4
+        (("head.logit_divisor=16",), (1, 2)),
+        (("head.logit_scale=0.03125",), (0.25, 1)),
+        (("head.logit_scale=0.5", "head.logit_divisor=4"), (0.5, 0.5)),
+        (("head.logit_scale=0.04419417382415922",), (0.125, 1)),  # 512^-0.5
+        (("head.logit_divisor=22.627417",), (1, 8)),
+    ],
+)
+def test_logits_follow_the_width(words: tuple[str, ...], expected: tuple[float, float]) -> None:
+    """Factors below 1 grow as the width shrinks, up to 1, and roots of the width are those of the new one."""
+    head = ModelSpec(dim=512).override(*words).tiny().head
+    assert (head.logit_scale, head.logit_divisor) == pytest.approx(expected)
+
+
+def test_logits_of_a_wider_model_are_smaller_only_if_they_had_a_factor() -> None:
+    sizes = {"head_dim": 64, "num_layers": 2, "context_length": 64, "num_experts": 4}
+    assert scaled_down(load("granite-3-8b"), 8192, **sizes).head.logit_divisor == 32
+    assert scaled_down(load("modern"), 8192, **sizes).head == load("modern").head
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("granite-3-8b", 1 / 16),  # 1 / 128 of heads of 128
+        ("deepseek-v2", 0.11472138679292611 * (128 / 16) ** 0.5),  # 192^-0.5 times YaRN's factor
+    ],
+)
+def test_scales_of_scores_follow_the_width_of_heads(name: str, value: float) -> None:
+    assert load(name).tiny().attention.scale.value == pytest.approx(value)

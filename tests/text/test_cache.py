@@ -67,6 +67,16 @@ def test_the_home_of_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         cache_folder()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_a_link_in_place_of_a_lock_goes_and_leads_nowhere(tmp_path: Path) -> None:
+    """Somebody else who writes to a shared cache has put it there."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".thing.lock").symlink_to("mine")
+    with only_one(tmp_path / "thing") as ours:
+        assert ours
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("mine", "mine")]
+
+
 def test_no_lock_is_left(tmp_path: Path) -> None:
     with only_one(tmp_path / "thing") as ours:
         assert ours
@@ -93,9 +103,9 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
         f"tokens/.{HASHES[0]}.lock",
         f"tokens/.tmp-{HASHES[1]}-a_b1/shard-00000.bin",
         f"tokenizers/.{HASHES[2]}.json.lock",
-        f"tokenizers/.{HASHES[2]}.blake2.{dead.pid}.tmp",
-        f"measured/.{HASHES[3]}.json.{dead.pid}.tmp",
-        f"surveys/.{HASHES[3]}-{'0' * 16}.json.{dead.pid}.tmp",
+        f"tokenizers/.{HASHES[2]}.blake2.{dead.pid}.0123abcd.tmp",
+        f"measured/.{HASHES[3]}.json.{dead.pid}.0123abcd.tmp",
+        f"surveys/.{HASHES[3]}-{'0' * 16}.json.{dead.pid}.0123abcd.tmp",
         f"surveys/.{HASHES[3]}-{'0' * 16}.json.lock",
     ]
     kept = [
@@ -103,7 +113,7 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
         "tokens/.tmp-mine",
         "tokens/notes.lock",
         f"tokenizers/{HASHES[2]}.json",
-        f"measured/.{HASHES[3]}.json.{os.getpid()}.tmp",
+        f"measured/.{HASHES[3]}.json.{os.getpid()}.0123abcd.tmp",
         f"other/.{HASHES[0]}.lock",
     ]
     made(cache, *left, *kept)
@@ -119,7 +129,7 @@ def test_what_another_machine_writes_is_not_swept(cache: Path) -> None:
     """No process of this machine has its number; who writes it holds a lock."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    (written,) = made(cache, f"tokenizers/.{HASHES[0]}.blake2.{dead.pid}.tmp")
+    (written,) = made(cache, f"tokenizers/.{HASHES[0]}.blake2.{dead.pid}.0123abcd.tmp")
     with only_one(cache / "tokenizers" / f"{HASHES[0]}.json"):
         sweep()
         assert written.exists()

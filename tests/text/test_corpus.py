@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import random
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.corpus import Corpus, Documents, _documents, open_corpus, open_texts
+from archwright.text.reading import Span
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -110,6 +113,69 @@ def test_the_tail_is_held_out_across_files_when_the_hash_leaves_a_side_empty(
         sorted(name[0] * 49 + "\n" for name in names)
     )
     assert len("".join(texts(found.held_out))) == 20
+
+
+@pytest.mark.parametrize("separator", ["", "\n--\n"])
+def test_a_duplicate_is_on_the_side_of_its_first_copy(tmp_path: Path, separator: str) -> None:
+    """Of the entropy of a text with copies of what is trained on, a loss shows nothing."""
+    copies = [f"text number {i % 60}" for i in range(720)]
+    random.Random(0).shuffle(copies)
+    name = "a.txt" if separator else "a.jsonl"
+    lines = copies if separator else [json.dumps({"text": text}) for text in copies]
+    path = write(tmp_path / name, (separator or "\n").join(lines))
+    expected: dict[str, bool] = {}
+    for i, text in enumerate(copies):
+        expected.setdefault(text, is_held_out(f"{name}:{i}"))
+    found = corpus(path, separator=separator)
+    assert texts(found.held_out) == [text for text in copies if expected[text]] != []
+    assert texts(found.train) == [text for text in copies if not expected[text]]
+    for part in found.train.parts(1):
+        assert not {*texts(part)} & {*texts(found.held_out)}
+
+
+def test_a_file_and_a_record_can_be_duplicates(tmp_path: Path) -> None:
+    records = [json.dumps({"text": f"text {i}"}) for i in range(40)]
+    write(tmp_path / "a.jsonl", "\n".join(records))
+    for i in range(40):
+        write(tmp_path / f"{i}.txt", f"text {39 - i}")
+    found = corpus(tmp_path)
+    assert len(texts(found.train) + texts(found.held_out)) == 80
+    assert not {*texts(found.train)} & {*texts(found.held_out)}
+
+
+@pytest.mark.parametrize(
+    ("order", "held_out"),
+    [
+        ("abcdefghijab", "j"),  # the tail begins at "j"; copies of "a" and "b" are trained on
+        ("abcdefghiaab", "i"),
+        ("abcdefghijjj", "jjj"),
+    ],
+)
+def test_a_duplicate_in_the_tail_is_trained_on(
+    tmp_path: Path, order: str, held_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Span, "held_out", False)
+    lines = [json.dumps({"text": letter * 9}) for letter in order]
+    found = corpus(write(tmp_path / "a.jsonl", "\n".join(lines)))
+    assert texts(found.held_out) == [letter * 9 for letter in held_out]
+    assert sorted(texts(found.train) + texts(found.held_out)) == sorted(c * 9 for c in order)
+
+
+def test_copies_of_one_text_cannot_be_split(tmp_path: Path) -> None:
+    copies = [write(tmp_path / f"{i}.txt", "all there is\n" * 9) for i in range(20)]
+    assert "Give more documents that differ, or name a text in data.held_out" in message(*copies)
+
+
+def test_held_out_documents_that_are_trained_on_are_reported(tmp_path: Path) -> None:
+    for name, numbers in (("train", range(30)), ("held", range(28, 36))):
+        lines = [json.dumps({"text": f"text {i}"}) for i in numbers]
+        write(tmp_path / f"{name}.jsonl", "\n".join(lines))
+    line = (
+        "data.held_out: 2 of 8 documents (25 %) are also in data.text: losses on them do not show what a model does "
+        "with new text"
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(line)}$"):
+        corpus(tmp_path / "train.jsonl", held_out=[str(tmp_path / "held.jsonl")])
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -251,7 +317,7 @@ def test_the_fingerprint_follows_content_and_names(tmp_path: Path) -> None:
     assert corpus(write(tmp_path / "b.txt", "text\n" * 100)).fingerprint != before
     write(path, "text\n" * 100)
     assert corpus(path).fingerprint == before
-    assert corpus(path, separator="\n").fingerprint != before
+    assert corpus(path, separator="e").fingerprint != before
 
 
 def test_the_library_is_held_out_as_promised() -> None:

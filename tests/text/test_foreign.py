@@ -1,5 +1,6 @@
 """A tokenizer.json of any content is taken or refused in one line, at once and in little memory."""
 
+import base64
 import json
 import os
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from archwright.hf.tokenizers import read_tokenizer
 from archwright.spec.errors import UserError
 from archwright.text.bpe import raw_bytes, train_here
 from archwright.text.foreign import LARGEST, parse, read_json
@@ -106,6 +108,56 @@ def test_text_that_grows_without_end_is_refused() -> None:
 
     with pytest.raises(UserError, match="the normalizer lets a text grow"):
         opened(changed("gpt2", change), "gpt2")
+
+
+def _settings(**parts: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content.update(parts)
+
+
+LONG = "a" * 10_000_000
+FLAGS = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized", "special"], False)
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+TABLE = base64.b64encode(bytes(4) + b"a\0" + b"b" * 300 + b"\0").decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (_settings(normalizer={"type": "Prepend", "prepend": LONG}), "settings: found 10,000,"),
+        (_settings(normalizer={"type": "Prepend", "prepend": "a" * 999}), "lets a text grow"),
+        (_settings(decoder={"type": "WordPiece", "prefix": LONG, "cleanup": True}), "settings: "),
+        (_settings(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 24}), "grow more"),
+        (_settings(normalizer={"type": "Precompiled", "precompiled_charsmap": TABLE}), "grow more"),
+        (_settings(normalizer={"type": "Sequence", "normalizers": [{"type": "NFKD"}] * 9999}),
+         "settings: found"),
+        (_settings(added_tokens=[{"id": 400, "content": LONG, **FLAGS}]), "the token 'a+'... has more than 4,096"),
+        (lambda content: content["model"]["vocab"].update({LONG: 400}), "the token 'a+'... has more than 4,096"),
+        (lambda content: content["model"].update(dropout=0.1), "dropout or alpha = 0.1; expected no"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_all_measure_are_refused(
+    change: Callable[[dict[str, Any]], object], line: str
+) -> None:
+    text, before = changed("own", change), psutil.Process().memory_info().rss
+    started = time.monotonic()
+    with pytest.raises(UserError, match=rf"^t\.json: .*{line}") as caught:
+        opened(text, "own")
+    assert len(str(caught.value)) < 200
+    assert time.monotonic() - started < 5
+    assert psutil.Process().memory_info().rss - before < 5e8
+
+
+@pytest.mark.parametrize(
+    "padding", [{"strategy": {"Fixed": 2_000_000_000}}, {"pad_to_multiple_of": 2_000_000_000}]
+)
+def test_padding_is_left_aside(padding: dict[str, Any], tmp_path: Path) -> None:
+    usual = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None}
+    usual |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+    text = changed("own", _settings(padding=usual | padding))
+    (tmp_path / "tokenizer.json").write_text(text)
+    found = read_tokenizer(tmp_path, 400)  # which encodes before there is a Tokenizer
+    assert found is not None
+    assert found.encode("a").size == 1
 
 
 def test_files_are_bounded_and_regular(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_damaged_entry_is_made_again(
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(path: Path, cache: Path) -> None:
-    found = surveys.Found(size=1, digest="0" * 32, kept_bytes=1, held_out_bytes=0)
+    found = surveys.Found(size=1, digest="0" * 32, kept_bytes=1, held_out_bytes=0, contents="")
 
     def survey() -> surveys.Found:
         path.write_text(CONTENT + CONTENT)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
+from archwright.text.corpus import _documents, open_corpus
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material, prepare_data, reload_data
 
@@ -93,3 +95,26 @@ def test_a_store_at_an_impossible_place_is_made_again(run: RunSpec, folder: RunF
     data["train"]["store"] = "a\0b"
     record(folder, data)
     assert same(reload_data(run, folder), first)
+
+
+def test_a_run_from_before_duplicates_stayed_together_is_refused(
+    run: RunSpec, tmp_path: Path, cache: Path
+) -> None:
+    lines = "|".join(f"line {i % 40} of a text that repeats" for i in range(200))
+    (tmp_path / "text.txt").write_text(lines)
+    run = run.override("data.separator=|")
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    data = prepare_data(run, folder).record()
+    held_out = open_corpus(run.data).held_out
+    surveyed = tuple(replace(file, moved=frozenset()) for file in held_out.files)
+    by_name = _documents(surveyed, run.data, held_out.choose, 0, "sha256/held_out")
+    data["held_out"]["text"] = by_name.fingerprint
+    record(folder, data)
+    shutil.rmtree(cache)
+    with pytest.raises(UserError) as caught:
+        reload_data(run, folder)
+    assert str(caught.value) == (
+        f"{folder.path}: the text or its split has changed since this run began; bring the old text or its split back, "
+        "or train again with another --out"
+    )

@@ -142,7 +142,7 @@ def test_a_script_ends_where_its_processes_cannot_train_again(
 ) -> None:
     """As on GPUs, where nobody hears of a failure: the one that has met it says so, before the next run begins."""
     for name in VARIABLES:
-        monkeypatch.setenv(name, "2")
+        monkeypatch.setenv(name, "1" if name == "RANK" else "2")
     with pytest.raises(UserError), _for_scripts():
         raise UserError("disk: full")
     monkeypatch.setattr(Group, "is_stuck", True)

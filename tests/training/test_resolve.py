@@ -9,12 +9,16 @@ import archwright
 from archwright import checkpoint
 from archwright.machine import decide as machine_room
 from archwright.machine.decide import decide
+from archwright.machine.peaks import Peak
+from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
+from archwright.planning.cost import flops_per_token
 from archwright.runs import RunFolder
 from archwright.scale.layout import Layout
 from archwright.scale.processes import Processes
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
+from archwright.spec.read import load_run
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import resolve as resolve_room
 from archwright.training.data import Material, prepare_data, reload_data
@@ -33,7 +37,7 @@ AUTO = (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure nothing; threads stay as they are."""
-    monkeypatch.setattr(machine_room, "peak_of", lambda *_: 1e11)
+    monkeypatch.setattr(machine_room, "peak_of", lambda *_: Peak(1e11, True))
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
 
 
@@ -189,7 +193,10 @@ def test_steps_of_a_time_budget_stay_open(run: RunSpec, material: Material) -> N
     ("changes", "line"),
     [
         (["model.vocab_size=200"], "model.vocab_size: found 200; expected at least 257"),
-        (["model.dim=1000000"], "model: [0-9,]+ parameters, their gradients and moments need"),
+        (
+            ["model.dim=1000000"],
+            "model: [0-9,]+ parameters, their gradients and moments need .* --tiny$",
+        ),
         (["batch_size=1000000000"], "batch_size: a step needs at least .* lower batch_size"),
         (["model.context_length=20000"], r"data\.text: the text is too short: 20001 tokens"),
         (["model.dim=100000000000000"], "model.dim: found 100000000000000; expected at most"),
@@ -205,6 +212,17 @@ def test_what_cannot_be_is_said_before_it_is_tried(
     with pytest.raises(UserError, match=f"^{line}") as caught:
         resolve(run.override(*changes), material, Silent())
     assert len(caught.value.lines) == 1
+
+
+def test_a_published_model_that_does_not_fit_may_be_scaled_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolve_room, "total_memory", lambda _: 25_000_000_000)
+    with pytest.raises(UserError, match=r"raise grad_accum_steps, or scale .* --tiny$"):
+        resolve_room.check_memory(load_run("llama-3.2-1b"), 128256, CPU)
+    small = load_run("modern").override("dim=32", "num_layers=1", "batch_size=10000000")
+    with pytest.raises(UserError, match=r"raise grad_accum_steps$"):
+        resolve_room.check_memory(small, 257, CPU)
 
 
 def test_accumulation_makes_room(run: RunSpec, material: Material) -> None:
@@ -326,3 +344,19 @@ def test_weights_that_are_not_there(
 ) -> None:
     with pytest.raises(UserError, match=line):
         begin_from(Path(source), text)
+
+
+def test_a_budget_in_flops_pays_for_documents_by_their_length(tmp_path: Path) -> None:
+    """Documents of 8 tokens, in windows of 512, need fewer FLOPs than a text of 512 tokens."""
+    file = tmp_path / "lines.txt"
+    file.write_text("|".join(f"{i:07}" for i in range(900)))
+    steps = []
+    for packing in ("concat", "document_mask"):
+        words = ("data.separator=|", f"data.packing={packing}", "budget=1e11flops")
+        run = tiny_run(file, *words, "model.context_length=512")
+        folder = RunFolder(tmp_path / packing)
+        settled = resolve(run, prepare_data(run, folder), Silent())[0]
+        steps.append(settled.run.machine.num_steps)
+    model = build(tiny_run(file).model, device="meta", vocab_size=320)
+    assert steps == [int(1e11 / (flops_per_token(model, n) * 4 * 512)) for n in (512, 8)]
+    assert steps[1] > 1.5 * steps[0]

@@ -11,6 +11,8 @@ import torch
 
 import archwright
 from archwright import checkpoint
+from archwright.model.build import build
+from archwright.planning.cost import run_flops_per_token
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
@@ -181,7 +183,7 @@ def test_a_text_that_changed_is_noticed_when_its_tokens_are_gone(
     kept = text.read_text()
     shutil.rmtree(cache)
     text.write_text(kept + "more\n")
-    with pytest.raises(UserError, match="the text has changed since this run began"):
+    with pytest.raises(UserError, match="the text or its split has changed since this run began"):
         train(longer, tmp_path / "run")
     text.write_text(kept)
     assert train(longer, tmp_path / "run").finished
@@ -225,7 +227,8 @@ def test_it_memorises_a_small_text(tmp_path: Path, optimizer: str) -> None:
         "model.context_length=78",
         "evaluate.every=1000",
     )
-    trained = archwright.train(run, out=tmp_path / "run", quiet=True)
+    with pytest.warns(UserWarning, match=r"1 of 1 documents \(100 %\) are also in data.text"):
+        trained = archwright.train(run, out=tmp_path / "run", quiet=True)
     assert timeless(trained.folder)[-1]["loss"] < 0.05
     assert timeless(trained.folder, "eval")[-1]["bits_per_byte"] < 0.1
     written = archwright.generate(trained, "In the be", temperature=0.0, max_tokens=69)
@@ -250,7 +253,7 @@ def test_spikes_are_counted(text: Path, tmp_path: Path, monkeypatch: pytest.Monk
         ["budget=1tokens"],
         ["budget=0.01s"],
         ["budget=3steps", "batch_size=5", "grad_accum_steps=3"],
-        ["budget=2steps", "data.packing=document_mask"],
+        ["budget=2steps", "data.packing=document_mask", "data.separator=the"],
         ["budget=2steps", "machine.precision=bf16"],
         ["budget=2steps", "schedule.kind=wsd", "optimizer.kind=muon"],
         ["budget=2steps", "model.position.kind=learned", "model.head.tied=true"],
@@ -267,6 +270,9 @@ def test_other_runs_finish(
     folder = train(run, tmp_path / "run")
     assert folder.finished
     assert timeless(folder)[-1]["step"] == folder.spec.machine.num_steps
+    counted = folder.environment()["flops_per_token"]
+    whole = run_flops_per_token(folder.spec, build(folder.spec.model, device="meta"))
+    assert (counted < 0.999 * whole) == (run.data.packing == "document_mask")
 
 
 def test_a_tiny_held_out_text(text: Path, tmp_path: Path) -> None:

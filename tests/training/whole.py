@@ -9,6 +9,7 @@ import pytest
 
 import archwright
 from archwright.machine import decide as machine_room
+from archwright.machine.peaks import Peak
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from archwright.training import finalize as finalize_room
@@ -71,7 +72,7 @@ def leave_out(patch: pytest.MonkeyPatch) -> None:
     for room in (train_room, finalize_room):
         patch.setattr(room, "report", lambda folder: folder.report_file.touch())
     patch.setattr(finalize_room, "SAMPLE_TOKENS", 16)
-    patch.setattr(machine_room, "peak_of", lambda *_: 1e11)
+    patch.setattr(machine_room, "peak_of", lambda *_: Peak(1e11, True))
 
 
 class Died(BaseException):

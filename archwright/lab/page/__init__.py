@@ -14,7 +14,7 @@ from archwright.lab.page import (
     widths,
 )
 from archwright.lab.page.csv_files import write_tables as write_tables
-from archwright.lab.plan import runs_each
+from archwright.lab.plan import runs_of
 from archwright.lab.results import Effect, Outcome, StudyResults
 from archwright.lab.verdict import GROUPS, claim_words
 from archwright.lab.widths import headline as headline_of_widths
@@ -72,10 +72,11 @@ def _notice(results: StudyResults) -> str:
     if results.complete:
         return ""
     study = results.study
-    planned = round(len(results.variants) * runs_each(study))
+    planned = runs_of(study, len(results.variants))
     at_least = "" if not study.tune_lr else "about "
+    ended = len(results.runs) + len(results.shorter_runs)
     return (
-        f"This study is not complete: {len(results.runs)} of {at_least}{planned} runs have ended. "
+        f"This study is not complete: {ended} of {at_least}{planned} runs have ended. "
         "All that follows is of these and may still change."
     )
 

@@ -24,8 +24,7 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
     note = (
         f"How many times as much {baseline} needs for the loss that a variant has, read between the ends of "
         "runs of several lengths. Above 1, the variant saves. Seconds are of the processor that trained. Beside: the "
-        f"difference in {results.unit} where both are trained on equal tokens, and where both are trained for equal "
-        "seconds."
+        f"difference in {results.unit} at equal tokens."
     )
     head = (
         "Variant",
@@ -34,7 +33,6 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
         "Tokens",
         "Seconds",
         "At equal tokens",
-        "At equal seconds",
     )
     rows = [
         Row(
@@ -45,7 +43,6 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
                 f"{bound}{found.tokens:.2f}",
                 f"{bound}{found.tokens * found.seconds:.2f}",
                 fmt.signed(effect.mean),
-                fmt.signed(found.at_equal_seconds),
             ),
             "beyond the horizons that were trained" if found.is_bound else "",
         )

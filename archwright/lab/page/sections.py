@@ -99,7 +99,7 @@ def changes_section(results: StudyResults) -> Section:
 def runs_section(results: StudyResults) -> Section:
     """List every run with the command that repeats it, and the files with all numbers."""
     head = ("Variant", "Seed", "Rate", "Loss", "State", "Command")
-    rows = [_run_row(run) for run in results.runs]
+    rows = [_run_row(run, results) for run in (*results.runs, *results.shorter_runs)]
     number = f"All {len(rows)} runs with their commands"
     files = tables(results)
     note = (
@@ -174,6 +174,8 @@ def _study_facts(results: StudyResults) -> list[Fact]:
     seeds = "one seed" if tuning == 1 else f"up to {tuning} seeds"
     whose = f"by {seeds}, not compared later," if tuning else "for each seed"
     lrs = f"tuned {whose} over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
+    pairs, planned = len({r.seed for r in results.replicates}), len(study.seed_numbers)
+    of_planned = f", of {planned} planned" * (pairs != planned)
     predicted = results.predicted_seconds
     known = math.isfinite(predicted) and predicted > 0
     estimated = f"{fmt.duration(predicted)} estimated" if known else ""
@@ -182,7 +184,7 @@ def _study_facts(results: StudyResults) -> list[Fact]:
         Fact("Tokens of a run", fmt.exact(results.tokens_per_run)),
         Fact("Tokens per parameter", per_parameter, "outside embedding and head"),
         Fact("Steps of a run", fmt.exact(results.steps)),
-        Fact("Seeds", str(study.seeds), "compared in pairs"),
+        Fact("Seeds", str(pairs), f"compared in pairs{of_planned}"),
         Fact("Learning rates", lrs),
         Fact("Matched", _matched(results)),
         Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),
@@ -213,7 +215,9 @@ def _held_row(held: ControlledVariable) -> Row:
     return Row((held.what, "\n".join([held.value, *lines] if held.value else lines)))
 
 
-def _run_row(run: RunResult) -> Row:
+def _run_row(run: RunResult, results: StudyResults) -> Row:
     state_text = f"failed: {run.failed}" if run.failed else state(run)
+    if 0 < run.tokens < results.tokens_per_run:
+        state_text += f", {fmt.percent(run.tokens / results.tokens_per_run)} of the tokens"
     loss = fmt.loss(run.loss) if math.isfinite(run.loss) else "–"
     return Row((run.variant, str(run.seed), fmt.short(run.lr), loss, state_text, run.command))

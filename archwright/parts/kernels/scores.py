@@ -92,17 +92,22 @@ class ScoreMods:
         """Whether only the scale and the mask act."""
         return self.softcap is None and self.bias is None and self.sinks is None
 
-    def weights(
+    def scores(
         self, products: Tensor, hidden: Tensor | None, bias: Tensor | None
     ) -> Float[Tensor, "batch heads queries keys"]:
-        """Return the weights of products q k^T, in float32 or wider."""
+        """Return cap(scale q k^T) + bias, and -inf where hidden, in float32 or wider."""
         scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if bias is not None:
             scores = scores + bias
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, -torch.inf)
+        return scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
+
+    def weights(
+        self, products: Tensor, hidden: Tensor | None, bias: Tensor | None
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the weights of products q k^T, in float32 or wider."""
+        scores = self.scores(products, hidden, bias)
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)

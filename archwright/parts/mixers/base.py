@@ -1,10 +1,11 @@
 """The contract of mixers: what exchanges information between the tokens of a text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -189,6 +190,42 @@ class AttentionMixer(Mixer):
         if mask.keys_at is mask.layout or not self.caches_unrotated:
             return context.rotation(self.rotary)
         return rotation(self.rotary.value, mask.keys_at)
+
+    def rotate_and_cache(
+        self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        context: Context,
+        mask: AttentionMask,
+        state: KVCache | None,
+        normed: Callable[[Heads, Heads], tuple[Heads, Heads]] | None = None,
+    ) -> tuple[Heads, Heads, Heads]:
+        """Rotate queries and keys, norm them after that if asked, and add the keys and values of the cache."""
+        if self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
+        if self.rotary is not None:
+            q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
+            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask))
+        if normed is not None:
+            q, k = normed(q, k)
+        if not self.caches_unrotated:
+            k, v = context.all_keys(state, k, v)
+        return q, k, v
+
+    def scores(
+        self, query: Heads, key: Heads, mask: AttentionMask, scale: float
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return scale q k^T plus the bias of positions, and -inf for hidden keys, for weights that are no softmax."""
+        bias: Bias | None = None
+        if self.relative is not None:
+            query, bias = self.relative.value(query, mask, scale)
+        if mask.counts:
+            bias = RepeatedKeys(mask.log_times, bias)
+        added = None if bias is None else bias.block(0, query.shape[1], 0, key.shape[1])
+        key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        products = torch.einsum("bqhd,bkhd->bhqk", query, key)  # [batch, heads, queries, keys]
+        return ScoreMods(scale).scores(products, None if mask.is_full else ~mask.dense, added)
 
     def attend(
         self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, scores: ScoreMods

@@ -183,7 +183,8 @@ class SoftmaxAttention(AttentionMixer):
             rows = self.value_embedding(context.tokens).to(v.dtype)
             # [batch, length, num_kv_heads, value_dim]
             v = self.value_mix(v, rows.view(v.shape), x)
-        q, k, v = self._rotate_and_cache(q, k, v, context, mask, state)
+        normed = self._qk_normed if self.spec.qk_norm_position == "after" else None
+        q, k, v = self.rotate_and_cache(q, k, v, context, mask, state, normed)
         q = self._apply_query_temperature(q, mask)
         bias = None
         if self.relative is not None:
@@ -216,27 +217,6 @@ class SoftmaxAttention(AttentionMixer):
             # and back to [batch, length, heads, head_dim]
             return q, self.key_norm(k.flatten(-2)).unflatten(-1, (-1, self.head_dim))
         return self.query_norm(q), self.key_norm(k)
-
-    def _rotate_and_cache(
-        self,
-        q: Heads,
-        k: Heads,
-        v: Heads,
-        context: Context,
-        mask: AttentionMask,
-        state: KVCache | None,
-    ) -> tuple[Heads, Heads, Heads]:
-        """Rotate queries and keys, norm them if that comes after, and join those of other tokens that are seen."""
-        if self.caches_unrotated:
-            k, v = context.all_keys(state, k, v)
-        if self.rotary is not None:
-            q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
-            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask))
-        if self.spec.qk_norm_position == "after":
-            q, k = self._qk_normed(q, k)
-        if not self.caches_unrotated:
-            k, v = context.all_keys(state, k, v)
-        return q, k, v
 
     def _apply_query_temperature(self, q: Heads, mask: AttentionMask) -> Heads:
         """Multiply queries by what grows with their position."""

@@ -4,8 +4,7 @@ archwright check my_mixer.py
 archwright train demo model.recurrence.kind=my_mixer budget=60s --parts my_mixer.py
 
 So asked for, it stands beside attention. Alone it stands with model.attention.kind=none model.position.kind=none.
-Attention of your own is a class below archwright.spec.attention.Attention, and asked for as model.attention.kind. Its
-module stands below archwright.parts.mixers.AttentionMixer, which brings masks, positions, kernels and a cache.
+Attention with masks, positions and a cache of keys: archwright new attention FILE.
 """
 
 import math

@@ -1,0 +1,114 @@
+"""Attention of your own: here differential attention, which subtracts one map of weights from another.
+
+archwright check my_attention.py
+archwright train demo model.attention.kind=my_attention budget=60s --parts my_attention.py
+
+To try an idea, edit `weights`, which turns scores into weights. Masks, positions, documents, padding and the cache work
+without a change.
+"""
+
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+import archwright
+from archwright.parts.context import Context
+from archwright.parts.linear import Linear
+from archwright.parts.mixers import AttentionMixer
+from archwright.parts.norms import NORMS
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.states import KVCache
+from archwright.spec.attention import Attention, num_heads_of
+from archwright.spec.choice import AutoCount, ModelSizes
+from archwright.spec.masks import Causal, Mask
+from archwright.spec.mixers import ALL_INPUTS
+from archwright.spec.norms import Norm, RMSNorm
+
+
+# 1. What it is called, and which options it has. `takes`: with AttentionMixer it handles documents, padding, positions.
+class MyAttention(Attention):
+    """(softmax(q1 k1^T / sqrt(d)) - lambda softmax(q2 k2^T / sqrt(d))) v in heads (Ye et al., 2024, section 2.1)."""
+
+    kind: Literal["my_attention"] = "my_attention"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS
+    num_heads: AutoCount = Field("auto", examples=[4])
+    """Heads; auto: as many as softmax attention has."""
+    norm: Norm = RMSNorm(eps=1e-5, weight="none")
+    """Norm over the result of each head."""
+    mask: Mask = Causal()
+    """Which keys a query may see."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {"num_heads": num_heads_of(self.num_heads, "auto", sizes.dim)}
+
+
+# 2. What computes it. `Linear` is drawn by the model's initialisation, and counted in FLOPs, by itself.
+class MyAttentionModule(AttentionMixer):
+    """out(concat_h((1 - lambda_0) norm(weights_h v_h))). Shapes: x and y [batch, length, dim]; q and k [batch, length,
+    maps heads, d]; v [batch, length, heads, maps d]; d = dim / (maps heads)."""
+
+    maps = 2  # maps of scores in a head; 1 for a function of one map, as a sigmoid
+
+    def __init__(self, spec: MyAttention, dim: int, layer: LayerInfo) -> None:
+        heads = int(spec.num_heads)
+        d = dim // (self.maps * heads)
+        super().__init__(spec.mask, dim, layer, self.maps * heads, key_dim=d)
+        self.heads, self.d, width = heads, d, self.maps * heads * d
+        self.query, self.key = (Linear(dim, width, deepnorm=False) for _ in range(2))
+        self.value = Linear(dim, width)
+        self.out = Linear(width, dim, is_residual_output=True)
+        self.norm: nn.Module = NORMS.make(spec.norm, self.maps * d)
+        self.lambdas = nn.Parameter(torch.empty(4, d))  # q1, k1, q2, k2
+        self.first_lambda = 0.8 - 0.6 * math.exp(-0.3 * (layer.number - 1))
+        self.position = self.own_position  # learned biases of scores, if the model has them
+
+    # EDIT HERE. Scores are q k^T / sqrt(d) plus the bias of positions, and -inf for keys that a query must not see:
+    # [batch, maps heads, queries, keys] -> [batch, heads, queries, keys]. Others, with maps = 1 and without lambdas:
+    #   return scores.softmax(-1)
+    #   return (scores - (scores > -torch.inf).sum(-1, keepdim=True).log()).sigmoid()  # Ramapuram et al., 2024
+    #   return scores.relu().square() / (scores > -torch.inf).sum(-1, keepdim=True)
+    def weights(self, scores: Tensor) -> Tensor:
+        q1, k1, q2, k2 = self.lambdas
+        factor = (q1 @ k1).exp() - (q2 @ k2).exp() + self.first_lambda
+        first, second = scores.softmax(-1).unflatten(1, (self.heads, self.maps)).unbind(2)
+        mixed: Tensor = first - factor * second
+        return mixed
+
+    def forward(
+        self, x: Tensor, context: Context, state: KVCache | None = None, projected: Any = None
+    ) -> Tensor:
+        mask = context.mask(self.pattern, self.num_heads)
+        q, k, v = [m(x) for m in self.inputs] if projected is None else projected
+        q, k = (y.unflatten(-1, (self.num_heads, self.d)) for y in (q, k))
+        v = v.unflatten(-1, (self.heads, self.maps * self.d))
+        q, k, v = self.rotate_and_cache(q, k, v, context, mask, state)
+        weights = self.weights(self.scores(q, k, mask, self.d**-0.5)).to(v.dtype)
+        mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v)  # [batch, length, heads, maps d]
+        mixed = self.norm(mixed) * (1 - self.first_lambda)
+        out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
+        return out
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.query, self.key, self.value]
+
+    @property
+    def flops_per_pair(
+        self,
+    ) -> int:  # of a query and a key that it sees: all scores, and all values
+        return 2 * self.query.d_out + 2 * self.value.d_out
+
+    @property
+    def kept_per_token(self) -> int:  # numbers in the cache
+        return self.key.d_out + self.value.d_out
+
+    # First values of its own parameters; those of `Linear` are drawn elsewhere.
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.lambdas, 0.0, 0.1)
+
+
+# 3. The line that joins them.
+archwright.register(MyAttention, MyAttentionModule)

@@ -1,0 +1,52 @@
+"""`archwright explain`: words of the field, of other programs and of files from outside, however they are spelled."""
+
+from pathlib import Path
+
+import pytest
+
+from archwright.cli import explain_verb, main
+from archwright.cli.listings import listing
+from archwright.cli.new_verb import FOLDER
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (("qk-norm", "qk_norm", "QK norm", "attention.qk_norm"), "attention.qk_norm"),
+        (("sliding-window", "sliding_window", "mask.window"), "mask: window"),
+        (("attention", "model.attention"), "attention"),
+        (("d_ff", "d-ff"), "feedforward.hidden_dim"),
+        (("gradient clipping",), "max_grad_norm"),
+        (("mfu",), "utilisation, MFU"),
+        (("kv-cache", "KVCache"), "kv cache"),
+        (("top-p", "nucleus_sampling"), "top-p, nucleus sampling"),
+        (("led",), "model: led-base, led-large"),
+    ],
+)
+def test_words_of_the_field_are_explained(words: tuple[str, ...], first: str) -> None:
+    known = listing("choices")
+    for word in words:
+        (lines, *_), *_ = explain_verb._found(word, known)
+        assert lines[0] == first
+
+
+def test_every_word_of_the_notes_is_explained() -> None:
+    words = (
+        "perplexity, swish, sine, heads, vocabulary, biases, double norm, serial, relative, aspect ratio, "
+        "sparse attention, reformer, bpe, tokenizer, embedding, init, truncated normal, temperature, "
+        "cross-entropy, sgd, flops, precision, data"
+    )
+    for word in words.split(", "):
+        assert list(explain_verb._found(word, listing("choices"))), word
+
+
+def test_commands_of_a_choice_from_outside_name_its_file(
+    files: Path, visitors: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "my norm.py").write_text((FOLDER / "norm.py").read_text("utf-8"), "utf-8")
+    assert main(["explain", "my-norm", "--parts", "my norm.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line for line in lines if "archwright " in line]
+    assert len(commands) == 2
+    assert all(line.endswith(" --parts 'my norm.py'") for line in commands)
+    assert "archwright train modern model.norm.kind=my_norm" in commands[0]
