@@ -302,7 +302,8 @@ def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     if not found.position.absolute:  # of which a grid has sizes that follow from the width
         assert found.position == published.position
     assert found.position.kind == published.position.kind
-    scale = {"logit_scale": found.head.logit_scale}  # of T5, which follows from the width
+    # Divisors and scales of logits follow the width.
+    scale = {"logit_scale": found.head.logit_scale, "logit_divisor": found.head.logit_divisor}
     assert found.head == published.head.model_copy(update=scale)
     assert (
         found.embedding.model_copy(update={"dim": published.embedding.dim}) == published.embedding
