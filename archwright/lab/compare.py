@@ -260,11 +260,7 @@ def _asked(
             f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
             "the study's folder with --out"
         )
-    names = [
-        str(word)
-        for word in words
-        if isinstance(word, StudySpec) or (isinstance(word, str) and is_variant(word))
-    ]
+    names = [word for word in words if isinstance(word, str) and is_variant(word)]
     file = names[0] if len(names) == 1 and names[0].endswith(".toml") else ""
     return Command(study, path, out, parts, where.words(), runs, file)
 
