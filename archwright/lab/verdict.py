@@ -20,7 +20,6 @@ from archwright.lab.results import (
 )
 from archwright.lab.statistics import (
     SharedError,
-    equivalence_interval,
     holm,
     noise_floor,
     paired_interval,
@@ -201,7 +200,7 @@ def _measured(
     equivalence = replace(endless, level=0.90)
     if enough and looks is None:
         interval, student = paired_interval(differences), t_interval(differences)
-        equivalence = equivalence_interval(differences)
+        equivalence = t_interval(differences, equivalence.level)
     elif enough and looks is not None:
         beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
         shared = SharedError(beside, placing_error)
@@ -264,6 +263,7 @@ def excludes(interval: Interval, value: float) -> bool:
 
 
 def _within_margin(effect: Effect) -> bool:
+    """Two one-sided tests at 5 % (Schuirmann, 1987)."""
     return -effect.margin < effect.equivalence.low and effect.equivalence.high < effect.margin
 
 
