@@ -96,21 +96,25 @@ def changes_section(results: StudyResults) -> Section:
     return Section("Variants", [Table(note, ("Variant", "Asked for", "Changes"), rows)])
 
 
-def runs_section(results: StudyResults) -> Section:
-    """List every run with the command that repeats it, and the files with all numbers."""
+def runs_section(results: StudyResults) -> Section | None:
+    """List every run with the command that repeats it, and the files with all numbers; nothing before one has ended."""
     head = ("Variant", "Seed", "Rate", "Loss", "State", "Command")
     rows = [_run_row(run, results) for run in (*results.runs, *results.shorter_runs)]
+    if not rows:
+        return None
     number = f"All {len(rows)} runs with their commands"
     files = tables(results)
     note = (
         f"{fmt.listed(list(files))} in {results.folder} have all numbers of this page, unrounded."
     )
-    blocks: list[Block] = []
-    if rows:
-        blocks.append(Table("", head, rows, folded=number, commands=True))
-    blocks.append(Text(note))
-    blocks += [Verbatim(name, text, file=name, folded=True) for name, text in files.items()]
-    return Section("Runs", blocks)
+    return Section(
+        "Runs",
+        [
+            Table("", head, rows, folded=number, commands=True),
+            Text(note),
+            *(Verbatim(name, text, file=name, folded=True) for name, text in files.items()),
+        ],
+    )
 
 
 def reproduce_section(results: StudyResults) -> Section:
