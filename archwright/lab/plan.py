@@ -63,7 +63,6 @@ class Arm:
     words: tuple[str, ...]
     run: RunSpec
     counts: Counts
-    matched: bool
     material: Material
     """Its tokens; those of all variants unless they differ in the tokenizer."""
 
@@ -179,7 +178,6 @@ class Plan:
                     dim=model.dim,
                     num_layers=model.num_layers,
                     hidden_dims=[int(layer.hidden_dim) for layer in layers if layer],
-                    matched=arm.matched,
                 )
             )
         return found
@@ -275,7 +273,6 @@ def save(plan: Plan, folder: RunFolder) -> None:
                 file=file.as_posix(),
                 data=data[arm.material.tokenizer.fingerprint],
                 counts=arm.counts,
-                matched=arm.matched,
                 cost=plan.costs[arm.name],
             )
             for file, arm in zip(files, plan.arms.values(), strict=True)
@@ -300,9 +297,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
             place = RunFolder(folder.path / arm.data)
             materials[arm.data] = reload_data(runs[arm.name], place)
     arms = {
-        arm.name: Arm(
-            arm.name, arm.words, runs[arm.name], arm.counts, arm.matched, materials[arm.data]
-        )
+        arm.name: Arm(arm.name, arm.words, runs[arm.name], arm.counts, materials[arm.data])
         for arm in record.arms
     }
     run = next(iter(runs.values()))

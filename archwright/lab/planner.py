@@ -199,7 +199,7 @@ class Planner:
             run = run.model_copy(update={"model": model, "machine": self.decisions.machine})
             built = build(model, device="meta", vocab_size=vocab_size)
             counts = count(model, vocab_size, flops[name])
-            found[name] = Arm(name, words, resolved(run, built), counts, equal, materials[name])
+            found[name] = Arm(name, words, resolved(run, built), counts, materials[name])
             if not equal:
                 off = 100 * mismatch(counts, target, self.study.match)
                 lines.append(
@@ -312,7 +312,7 @@ class Planner:
     def _sizes_for_budget(
         self, found: Mapping[str, Arm], workers: int, seconds: float
     ) -> list[float]:
-        """Return the largest size with enough tokens and steps, by the FLOP/s of the smallest, and then smaller ones."""
+        """Return the largest size with enough tokens and steps by the FLOP/s of the smallest, then smaller ones."""
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step

@@ -16,7 +16,6 @@ from archwright.lab.results import (
     Replicate,
     RunResult,
     Unit,
-    Variant,
 )
 from archwright.lab.statistics import (
     SharedError,
@@ -44,7 +43,6 @@ def effects(
     study: StudySpec,
     baseline: str,
     *,
-    variants: Sequence[Variant] = (),
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
     learnt: Mapping[str, float] | None = None,
@@ -65,7 +63,7 @@ def effects(
     noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
     else inconclusive. So it also is where there are caveats: fewer than two pairs (then the intervals are endless), a
     variant among the `edges`, whose best learning rate is at an end of its grid, as many pairs lost to failed `runs` as
-    are left, unmatched `variants`, or a loss that is not below what has `learnt`, that of bigrams; or of a task, losses
+    are left, or a loss that is not below what has `learnt`, that of bigrams; or of a task, losses
     of both that are not below that of guessing, as to have solved it is a result where the other has not, unless that
     diverged in every run. Where both are one run for every seed, they are identical, and nothing was compared.
 
@@ -111,11 +109,6 @@ def effects(
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
             *_turned(effect, decision),
-            *(
-                f"{v.name} could not be matched"
-                for v in variants
-                if v.name in pair and not v.matched and study.match != "none"
-            ),
         ]
         runs_of_both = {n: by_seed[n] for n in pair}
         diverged = _diverged_alone(runs_of_both, learnt or {}, study)
