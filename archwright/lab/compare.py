@@ -81,8 +81,7 @@ def compare(
         runs: where single runs are kept; studies share them.
         parts: files of choices from outside the package.
         quiet: show no progress.
-        add_seeds: pairs to add to an inconclusive study. Its end spent most of the error; what is added
-            spends half of the rest, so that one may look again and again.
+        add_seeds: pairs to add to an inconclusive study; each time, they spend half of the error that is left.
         waited: seconds since the user asked, which a budget in time counts.
         on: "ray" or "slurm": train the runs on other machines, which share the file system.
         workers: runs under way at once on them; 0: as many as a Ray cluster has CPUs or GPUs for, or 16 jobs of SLURM.

@@ -34,8 +34,6 @@ often tokens occur, and the order of others still changes. A budget in time that
 
 EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
-
-
 FINER_LRS = 2.0
 """Runs of the seed that tunes a baseline beside its grid, about: where it moves, or becomes finer."""
 MOVED_LRS = 0.5
@@ -303,11 +301,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     run = next(iter(runs.values()))
     return Plan(
         study=study.model_copy(
-            update={
-                "procedure": record.procedure,
-                "horizons": record.horizons,
-                "ends": record.ends,
-            }
+            update={name: getattr(record, name) for name in ("procedure", "horizons", "ends")}
         ),
         arms=arms,
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),

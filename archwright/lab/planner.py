@@ -311,7 +311,7 @@ class Planner:
 
     def _sizes_for_budget(
         self, found: Mapping[str, Arm], workers: int, seconds: float
-    ) -> list[float]:
+    ) -> list[float | None]:
         """Return the largest size with enough tokens and steps by the FLOP/s of the smallest, then smaller ones."""
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]

@@ -8,16 +8,7 @@ from statistics import fmean, median
 from archwright import format as fmt
 from archwright.lab.page.csv_files import state, tables
 from archwright.lab.results import ControlledVariable, RunResult, StudyResults, compared_of
-from archwright.reporting.document import (
-    Block,
-    Fact,
-    Facts,
-    Row,
-    Section,
-    Table,
-    Text,
-    Verbatim,
-)
+from archwright.reporting.document import Block, Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.spec.read import to_toml
 
 
