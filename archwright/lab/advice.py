@@ -121,8 +121,7 @@ def _lower_rate(effect: Effect, execution: Execution, command: Command) -> str:
     tuned = "leave out --no-tune-lr, or " * (not plan.study.tune_lr)
     lower = f"optimizer.{key}={short(float(f'{lowest / LOWER:.2g}'))}"
     alone = effect.variant if plan.baseline.name not in diverged else ""
-    again = command.again_from(alone, lower)
-    return f"{tuned}start from a lower learning rate: {again}"
+    return f"{tuned}start from a lower learning rate: {command.again_from(alone, lower)}"
 
 
 def _longer(execution: Execution, command: Command) -> str:
