@@ -4,7 +4,7 @@
 
 Every variant gets the parabola through its lowest tuning losses, a wall where a recorded loss stands far above that,
 the difference that was found, and the noise of its pairs. Runs are drawn from these, and asked for and judged by the
-code of real studies (`archwright.lab.simulate`). A verdict is right here if it is the one that was recorded.
+code of real studies (`bench.simulate`). A verdict is right here if it is the one that was recorded.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from archwright.lab.simulate import Surface, simulate
 from archwright.spec.study_spec import StudySpec
 from bench.replay import INITIAL, JITTER, STUDIES, Valley, drawn
+from bench.simulate import Surface, simulate
 from bench.sizes import DECIDED, Study
 
 ABOVE = 0.5

@@ -7,7 +7,7 @@ Two variants are equally good, each at its best learning rate, or differ by a pl
 best rates lie anywhere between those of a grid, and losses rise as they do in no two variants alike. With --many,
 several are compared with one baseline. Which
 runs are wanted, where rates are placed, looks and outcomes come from the code that judges real studies
-(`archwright.lab.simulate`).
+(`bench.simulate`).
 """
 
 import argparse
@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.lab.results import Effect
-from archwright.lab.simulate import Surface, simulate
 from archwright.lab.verdict import excludes
 from archwright.spec.study_spec import StudySpec
 from bench.calibration import binomial_interval
+from bench.simulate import Surface, simulate
 
 T = TypeVar("T")
 LOWEST = 4.19

@@ -7,7 +7,7 @@ The pool has two variants, trained from many seeds at each learning rate of a fi
 by the difference of the lowest mean losses over all seeds, so that both are equally good, each at its own best
 rate. A draw begins at any rate within half a step of the baseline's best, tunes on some seeds and compares others,
 which it draws with replacement: without, so few would lie too near the mean of all, by which variants were made
-equal. Pairs, tuning and outcomes come from the code that judges real studies (`archwright.lab.simulate`), losses
+equal. Pairs, tuning and outcomes come from the code that judges real studies (`bench.simulate`), losses
 from real runs.
 """
 
@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.lab.results import Effect
-from archwright.lab.simulate import Surface, simulate
 from archwright.lab.verdict import excludes
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 from bench.calibration import binomial_interval
 from bench.replay import drawn
+from bench.simulate import Surface, simulate
 
 STEP = 4
 """Rates of the lattice in one step of a study, a factor of 3."""

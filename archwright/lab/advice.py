@@ -11,13 +11,12 @@ from archwright.lab.looks import ALPHA, Looks
 from archwright.lab.plan import LEAST_STEPS, Plan
 from archwright.lab.planner import time_budget
 from archwright.lab.results import Effect
-from archwright.lab.scaling import SIZES
+from archwright.lab.scaling import SIZES, shape
 from archwright.lab.scheduler import Execution
 from archwright.lab.statistics import SharedError, half_width
-from archwright.lab.variants import arms, sized_by_user
+from archwright.lab.variants import sized_by_user
 from archwright.lab.verdict import DIVERGED, is_unlearnt
 from archwright.spec.budget import Budget
-from archwright.spec.model_spec import ModelSpec
 
 LONGER = 3
 """Times the steps that are advised if so many were not enough."""
@@ -121,9 +120,8 @@ def _lower_rate(effect: Effect, execution: Execution, command: Command) -> str:
     )
     tuned = "leave out --no-tune-lr, or " * (not plan.study.tune_lr)
     lower = f"optimizer.{key}={short(float(f'{lowest / LOWER:.2g}'))}"
-    common = (*command.study.common, lower)
-    again = command.again(elsewhere=True, common=common)
-    return f"{tuned}start from a lower learning rate: {again}"
+    alone = effect.variant if plan.baseline.name not in diverged else ""
+    return f"{tuned}start from a lower learning rate: {command.again_from(alone, lower)}"
 
 
 def _longer(execution: Execution, command: Command) -> str:
@@ -143,19 +141,12 @@ def _longer(execution: Execution, command: Command) -> str:
 
 def _same_size(plan: Plan) -> str:
     """Return the size that keeps models as they are, as a longer budget would be spent on larger ones."""
-    study, run = plan.study, plan.baseline.run
+    study, model = plan.study, plan.baseline.run.model
     if study.size != "auto" or sized_by_user(study) or not study.budget.seconds:
         return study.size
 
-    def alike(size: float) -> tuple[bool, ...]:
-        other = next(iter(arms(study, size).values()))
-        return _shape(other.model) == _shape(run.model), other.batch_size == run.batch_size
-
-    return f"{max(SIZES, key=alike) / 1e6:g}M"
-
-
-def _shape(model: ModelSpec) -> tuple[int, int, int]:
-    return model.dim, model.num_layers, model.context_length
+    asked = (model.dim, model.num_layers)
+    return f"{max(SIZES, key=lambda size: shape(size) == asked) / 1e6:g}M"
 
 
 def _other_rate(name: str, execution: Execution, command: Command) -> str:

@@ -81,11 +81,10 @@ def at(run: RunSpec, batch_size: int, weight_decay: float | None) -> RunSpec:
     """Return a run of as many tokens with another batch size and weight decay."""
     if (batch_size, weight_decay) == (run.batch_size, decay_of(run.optimizer)):
         return run
-    steps = run.batch_size * num_steps(run) / batch_size
+    steps = max(1, round(run.batch_size * num_steps(run) / batch_size))
     if weight_decay is not None:
         optimizer = run.optimizer.model_copy(update={"weight_decay": weight_decay})
         run = run.model_copy(update={"optimizer": optimizer})
-    steps = max(1, round(steps))
     run = run.model_copy(update={"batch_size": batch_size})
     return of_steps(run, steps, steps / num_steps(run))
 

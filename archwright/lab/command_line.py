@@ -130,14 +130,14 @@ class Command:
         return shlex.join(["archwright", "compare", *words, *self.where])
 
     def again_from(self, name: str, key: str) -> str:
-        """Return the command with a key of one variant set, or of all if variants have names of their own."""
+        """Return the command with a key of one variant set; of all without `name`, or if variants have names."""
         study, changed = self.study, run_key(key).partition("=")[0]
 
         def with_key(words: Words) -> Words:
             return (*(w for w in words if run_key(w).partition("=")[0] != changed), key)
 
         named = any(variant != label(words) for variant, words in study.variants.items())
-        if named or self.file or study.name in study_names():
+        if not name or named or self.file or study.name in study_names():
             return self.again(elsewhere=True, common=with_key(study.common))
         every = {label(study.baseline): study.baseline, **study.variants}
         every[name] = with_key(every[name])

@@ -81,8 +81,7 @@ def compare(
         runs: where single runs are kept; studies share them.
         parts: files of choices from outside the package.
         quiet: show no progress.
-        add_seeds: pairs to add to an inconclusive study. Its end spent most of the error; what is added
-            spends half of the rest, so that one may look again and again.
+        add_seeds: pairs to add to an inconclusive study; each time, they spend half of the error that is left.
         waited: seconds since the user asked, which a budget in time counts.
         on: "ray" or "slurm": train the runs on other machines, which share the file system.
         workers: runs under way at once on them; 0: as many as a Ray cluster has CPUs or GPUs for, or 16 jobs of SLURM.
@@ -260,11 +259,7 @@ def _asked(
             f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
             "the study's folder with --out"
         )
-    names = [
-        str(word)
-        for word in words
-        if isinstance(word, StudySpec) or (isinstance(word, str) and is_variant(word))
-    ]
+    names = [word for word in words if isinstance(word, str) and is_variant(word)]
     file = names[0] if len(names) == 1 and names[0].endswith(".toml") else ""
     return Command(study, path, out, parts, where.words(), runs, file)
 

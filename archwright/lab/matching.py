@@ -161,7 +161,8 @@ class _Matching:
         """Yield the spec at the nearest widths: first with shared-out heads, then with other heads."""
         near = self._nearest_dims(spec)
         yield from (self._with_dim(spec, dim) for dim in near)
-        if type(spec.attention).model_fields.keys() >= HEADS and HEAD_DIM not in self.held:
+        has_heads = type(spec.attention).model_fields.keys() >= HEADS
+        if near and has_heads and HEAD_DIM not in self.held:
             far, least = max(self._step(spec), TRIES // 4), _narrowest(spec)
             around = sorted(range(near[0] - far, near[0] + far + 1), key=lambda d: abs(d - near[0]))
             for odd in (0, 1):
@@ -178,6 +179,8 @@ class _Matching:
             if not all(map(_allowed, tried)):
                 continue
             sizes = [self.size(resized) for resized in tried]
+            if sizes[0] == sizes[1]:  # no layer has the default's attention
+                return []
             exact = usual + 2 * (self.wanted - sizes[0]) / (sizes[1] - sizes[0])
             allowed = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
             width = max(2, 2 * round(allowed / 2))

@@ -4,7 +4,7 @@ between the curves of loss against tokens, whose points are ends of runs."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from scipy import stats
 from archwright.lab.plan import horizons
 from archwright.lab.results import Effect, Horizon, Interval, Multiplier, Replicate, compared_of
 from archwright.lab.scheduler import Execution
+from archwright.lab.statistics import t_interval
 
 Floats = NDArray[np.float64]
 
@@ -170,7 +171,5 @@ def _steepening(falls: Floats, steps: Floats) -> Floats:
 
 def horizon(tokens: int, differences: Sequence[float]) -> Horizon:
     """Return the mean difference of some pairs at a horizon, with Student's interval."""
-    mean, number = float(np.mean(differences)), len(differences)
-    error = float(np.std(differences, ddof=1)) / math.sqrt(number)
-    half = float(stats.t.ppf(0.975, number - 1)) * error
-    return Horizon(tokens, mean, mean - half, mean + half, number)
+    found = t_interval(differences)
+    return Horizon(tokens, fmean(differences), found.low, found.high, len(differences))

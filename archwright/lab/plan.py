@@ -34,8 +34,6 @@ often tokens occur, and the order of others still changes. A budget in time that
 
 EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
-
-
 FINER_LRS = 2.0
 """Runs of the seed that tunes a baseline beside its grid, about: where it moves, or becomes finer."""
 MOVED_LRS = 0.5
@@ -63,7 +61,6 @@ class Arm:
     words: tuple[str, ...]
     run: RunSpec
     counts: Counts
-    matched: bool
     material: Material
     """Its tokens; those of all variants unless they differ in the tokenizer."""
 
@@ -179,7 +176,6 @@ class Plan:
                     dim=model.dim,
                     num_layers=model.num_layers,
                     hidden_dims=[int(layer.hidden_dim) for layer in layers if layer],
-                    matched=arm.matched,
                 )
             )
         return found
@@ -275,7 +271,6 @@ def save(plan: Plan, folder: RunFolder) -> None:
                 file=file.as_posix(),
                 data=data[arm.material.tokenizer.fingerprint],
                 counts=arm.counts,
-                matched=arm.matched,
                 cost=plan.costs[arm.name],
             )
             for file, arm in zip(files, plan.arms.values(), strict=True)
@@ -300,19 +295,13 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
             place = RunFolder(folder.path / arm.data)
             materials[arm.data] = reload_data(runs[arm.name], place)
     arms = {
-        arm.name: Arm(
-            arm.name, arm.words, runs[arm.name], arm.counts, arm.matched, materials[arm.data]
-        )
+        arm.name: Arm(arm.name, arm.words, runs[arm.name], arm.counts, materials[arm.data])
         for arm in record.arms
     }
     run = next(iter(runs.values()))
     return Plan(
         study=study.model_copy(
-            update={
-                "procedure": record.procedure,
-                "horizons": record.horizons,
-                "ends": record.ends,
-            }
+            update={name: getattr(record, name) for name in ("procedure", "horizons", "ends")}
         ),
         arms=arms,
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),

@@ -19,7 +19,7 @@ from archwright.spec.errors import UserError
 
 PLAN = "plan.json"
 
-FORMAT = 2
+FORMAT = 3
 """Number of the layout of a study's folder."""
 
 
@@ -48,7 +48,6 @@ class ArmRecord(Spec):
     data: str
     """Where its tokenizer and the record of its tokens are."""
     counts: Counts
-    matched: bool
     cost: Cost
 
 

@@ -4,6 +4,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,8 @@ class Planner:
     runs: Path | None = None
     """Where what earlier studies tuned is known."""
     decisions: Decisions = field(init=False)
+    evaluation_tokens: int = field(init=False)
+    """Held-out tokens that every run is judged on."""
 
     def plan(self) -> Plan:
         """Decide everything.
@@ -106,8 +109,7 @@ class Planner:
         workers = self._workers(found)
         sizes, timed = [size], size
         if may_grow:
-            most = self._size_for_budget(found, workers, may_grow)
-            sizes = [size for size in reversed(SIZES) if size <= most]
+            sizes = self._sizes_for_budget(found, workers, may_grow)
         for size in sizes:
             if size != timed:
                 found, timed = self._settled(arms(self.study, size)), size
@@ -119,11 +121,10 @@ class Planner:
             except UserError:  # it takes longer than its FLOPs let expect
                 if size == sizes[-1]:
                     raise
-        final = self._evaluation_tokens(found)
 
         def planned(steps: int) -> Plan:
             done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
-            decided = (workers, steps, final, costs)
+            decided = (workers, steps, self.evaluation_tokens, costs)
             return Plan(self.study, done, self.decisions, *decided, tuning=tuning)
 
         tuning = self._tuning(next(iter(found.values())).run)
@@ -170,6 +171,7 @@ class Planner:
         asked = {name: self._judged(run) for name, run in asked.items()}
         materials = self._materials(asked)
         windows = self._evaluation_windows(asked[first], materials[first])
+        self.evaluation_tokens = windows.num_tokens
         if len({id(material) for material in materials.values()}) > 1:
             asked = {name: _judged_by_bytes(run, windows) for name, run in asked.items()}
             for name, run in asked.items():
@@ -197,7 +199,7 @@ class Planner:
             run = run.model_copy(update={"model": model, "machine": self.decisions.machine})
             built = build(model, device="meta", vocab_size=vocab_size)
             counts = count(model, vocab_size, flops[name])
-            found[name] = Arm(name, words, resolved(run, built), counts, equal, materials[name])
+            found[name] = Arm(name, words, resolved(run, built), counts, materials[name])
             if not equal:
                 off = 100 * mismatch(counts, target, self.study.match)
                 lines.append(
@@ -274,10 +276,6 @@ class Planner:
             )
         return windows
 
-    def _evaluation_tokens(self, found: Mapping[str, Arm]) -> int:
-        baseline = next(iter(found.values()))
-        return self._evaluation_windows(baseline.run, baseline.material).num_tokens
-
     def _decide(self, run: RunSpec, vocab_size: int) -> Decisions:
         """Let the machine decide for the baseline what then holds for all."""
         asked = run.machine
@@ -311,8 +309,10 @@ class Planner:
             found[name] = replace(arm, run=run)
         return 1
 
-    def _size_for_budget(self, found: Mapping[str, Arm], workers: int, seconds: float) -> float:
-        """Return the largest size with enough tokens and steps, by the FLOP/s of the smallest."""
+    def _sizes_for_budget(
+        self, found: Mapping[str, Arm], workers: int, seconds: float
+    ) -> list[float | None]:
+        """Return the largest size with enough tokens and steps by the FLOP/s of the smallest, then smaller ones."""
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
@@ -320,19 +320,19 @@ class Planner:
         each = seconds * USED * workers / (_wholes(self.study) * len(found) + first)
         lengths = make_batches(baseline.run, baseline.material).lengths
 
-        def fits(size: float) -> bool:
-            try:
-                run = next(iter(arms(self.study, size).values()))
-            except UserError:  # words that no model of this size has, such as more heads
-                return False
+        def fits(run: RunSpec) -> bool:
             counted = partial(run_flops_per_token, run, lengths=lengths)
             counts = count(run.model, baseline.material.tokenizer.vocab_size, counted)
             tokens: float = (each - cost.setup) * flops / counts.flops_per_token
             enough = tokens >= LEAST_TOKENS_PER_PARAMETER * counts.non_embedding
             return enough and tokens >= LEAST_STEPS * run.tokens_per_step
 
-        fitting: list[float] = [size for size in SIZES if fits(size)]
-        return max(fitting) if fitting else SIZES[0]
+        possible: dict[float, RunSpec] = {}
+        for size in SIZES:
+            with suppress(UserError):  # words that no model of this size has, such as more heads
+                possible[size] = next(iter(arms(self.study, size).values()))
+        most = max((n for n, run in possible.items() if fits(run)), default=min(possible))
+        return [size for size in reversed(possible) if size <= most]
 
     def _steps(
         self,
@@ -347,7 +347,7 @@ class Planner:
         if seconds is None:
             parameters = next(iter(found.values())).counts.parameters
             return self.study.budget.steps(run.tokens_per_step, 1.0, num_parameters=parameters)
-        final = self._evaluation_tokens(found)
+        final = self.evaluation_tokens
         whole, at_the_end = (evaluated(run, final, has_curve=curve) for curve in (True, False))
         shorter = min(PAIRS, self.study.seeds) * len(horizons(self.study))
         curves, ends = compared_runs_each(self.study), tuning_runs_each(self.study) + shorter

@@ -8,13 +8,7 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
-from archwright.lab.looks import (
-    ALPHA,
-    Decision,
-    Looks,
-    SharedErrors,
-    decide,
-)
+from archwright.lab.looks import ALPHA, Decision, Looks, SharedErrors, decide
 from archwright.lab.statistics import SharedError
 from archwright.lab.sweep import (
     Losses,

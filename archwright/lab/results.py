@@ -112,8 +112,6 @@ class Variant:
     num_layers: int
     hidden_dims: Sequence[int]
     """Of the default layer and others."""
-    matched: bool = True
-    """Whether the matched quantity is within 0.5 % of the baseline's."""
 
 
 @dataclass(frozen=True)

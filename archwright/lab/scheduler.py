@@ -206,10 +206,8 @@ class Execution(Runner):
 
         Not if all its runs diverged, as another rate may learn; not of tasks, whose solution is found late.
         """
-        if (
-            not (self.counted and self.plan.study.early_stopping)
-            or self.plan.unit == "nats per answer"
-        ):
+        stops = self.counted and self.plan.study.early_stopping
+        if not stops or self.plan.unit == "nats per answer":
             return {}
         trained = {cell.variant for cell, run in self.results.items() if not run.diverged}
         return {name: found.learnt for name, found in self.counted.items() if name in trained}

@@ -99,15 +99,6 @@ def bootstrap_interval(differences: Sequence[float], level: float = 0.95) -> Int
     return Interval(float(found.low), float(found.high), level, "BCa")
 
 
-def equivalence_interval(differences: Sequence[float]) -> Interval:
-    """The t interval of 90 %: where it lies within ± margin, two one-sided tests at 5 % have found the
-    difference to be smaller than the margin.
-
-    Source: Schuirmann, 1987, A comparison of the two one-sided tests procedure and the power approach.
-    """
-    return t_interval(differences, 0.90)
-
-
 def paired_p_value(
     differences: Sequence[float], shared_error: SharedError = NOTHING_SHARED
 ) -> float:

@@ -58,7 +58,7 @@ def results_of(execution: Execution, command: Command, complete: bool) -> StudyR
     else:
         given = partial(advice, execution=execution, command=command)
         advised = given if complete else lambda effect: ""
-        found, outcome = _compared(execution, variants, runs, replicates, advised)
+        found, outcome = _compared(execution, runs, replicates, advised)
     unfit = {name for name, sweep in sweeps.items() if sweep.at_boundary}
     unfit |= {effect.variant for effect in found if effect.caveats}
     return StudyResults(
@@ -106,7 +106,6 @@ def _of_widths(
 
 def _compared(
     execution: Execution,
-    variants: Sequence[Variant],
     runs: Sequence[RunResult],
     replicates: Sequence[Replicate],
     advised: Callable[[Effect], str],
@@ -117,7 +116,6 @@ def _compared(
         replicates,
         plan.study,
         plan.baseline.name,
-        variants=variants,
         runs=runs,
         edges=[name for name, sweep in now.sweeps.items() if sweep.at_boundary],
         learnt={name: found.learnt for name, found in execution.counted.items()},

@@ -60,7 +60,6 @@ def plan_sweep(
     losses: Losses,
     seeds: Sequence[int],
     grid: int = 3,
-    limits: tuple[int, int] | None = None,
     may_shift: bool = True,
     refine: bool = False,
 ) -> Sweep:
@@ -71,14 +70,14 @@ def plan_sweep(
     first seed's loss rises by more than RISE beside its lowest becomes one of half steps around it. If the mean over
     all seeds is lowest at an end, the window moves on for all seeds, SLIDES times at most.
 
-    A seed with a failed run in the window does not count; the next one places it then. The window stays within
-    `limits`, two inclusive powers k, and stays after the first seed unless it `may_shift`.
+    A seed with a failed run in the window does not count; the next one places it then. The window stays after the
+    first seed unless it `may_shift`.
     """
-    window, missing = _final_window(losses, seeds, first_window(grid, limits), limits, refine)
+    window, missing = _final_window(losses, seeds, first_window(grid), refine)
     if missing:
         return Sweep(window, missing, [], at_boundary=False)
     slides = SLIDES if may_shift else 0
-    return _settled(losses, seeds, window, slides, limits, finer=False)
+    return _settled(losses, seeds, window, slides, finer=False)
 
 
 def pooled_sweep(
@@ -102,7 +101,7 @@ def pooled_sweep(
     on while the lowest is at an end, SLIDES times at most. A seed with a failed run does not count.
     """
     first = first_window(grid) if start is None else start
-    window, missing = _final_window(losses, seeds, first, None, refine=False, plateau=plateau)
+    window, missing = _final_window(losses, seeds, first, refine=False, plateau=plateau)
     if missing:
         return Sweep(window, missing, [], at_boundary=False)
     slides = SLIDES if may_shift else 0
@@ -122,7 +121,6 @@ def _settled(
     seeds: Sequence[int],
     window: Window,
     slides: int,
-    limits: tuple[int, int] | None = None,
     finer: bool = True,
 ) -> Sweep:
     """Return the window of some seeds after it has slid, and become finer, by their mean."""
@@ -138,7 +136,7 @@ def _settled(
             moved = _moved(window, means)
             if moved == window:
                 break
-            if not slides_left or not _within(moved, limits):
+            if not slides_left:
                 return Sweep(window, [], finished, at_boundary=True)
             window, slides_left = moved, slides_left - 1
         step = _step(window)
@@ -236,7 +234,6 @@ def _final_window(
     losses: Losses,
     seeds: Sequence[int],
     first: Window,
-    limits: tuple[int, int] | None,
     refine: bool,
     plateau: float = math.inf,
 ) -> tuple[Window, list[tuple[int, float]]]:
@@ -258,7 +255,7 @@ def _final_window(
                 moved = tuple(k - 1 for k in window)
             elif refine and _step(window) == 1 and is_sharp(swept):
                 moved = _halved(window, swept)
-            if moved == window or not moves_left or not _within(moved, limits):
+            if moved == window or not moves_left:
                 return window, []
             window = moved
     return first, []
@@ -285,13 +282,9 @@ def is_sharp(losses: Sequence[float], rise: float = RISE) -> bool:
     return len(beside) == 2 and max(beside) > (1 + rise) * losses[best]
 
 
-def first_window(grid: int, limits: tuple[int, int] | None = None) -> Window:
-    """Return as many neighbours around k = 0, within limits."""
-    low = -(grid // 2)
-    if limits:
-        assert limits[1] - limits[0] + 1 >= grid, "the lattice is narrower than the window"
-        low = max(limits[0], min(low, limits[1] - grid + 1))
-    return range(low, low + grid)
+def first_window(grid: int) -> Window:
+    """Return as many neighbours around k = 0."""
+    return range(-(grid // 2), grid - grid // 2)
 
 
 def _moved(window: Window, losses: Sequence[float]) -> Window:
@@ -313,10 +306,6 @@ def _strode(window: Window, losses: Sequence[float]) -> Window:
 
 def _step(window: Window) -> float:
     return window[1] - window[0]
-
-
-def _within(window: Window, limits: tuple[int, int] | None) -> bool:
-    return limits is None or (limits[0] <= window[0] and window[-1] <= limits[1])
 
 
 def _missing(losses: Losses, seeds: Sequence[int], window: Window) -> list[tuple[int, float]]:

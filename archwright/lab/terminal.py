@@ -62,7 +62,7 @@ def plan_as_json(plan: Plan) -> str:
     values = {
         "study": plan.study.model_dump(mode="json"),
         "variants": [
-            {"name": arm.name, "words": arm.words, **asdict(arm.counts), "matched": arm.matched}
+            {"name": arm.name, "words": arm.words, **asdict(arm.counts)}
             for arm in plan.arms.values()
         ],
         "num_runs": plan.num_runs,

@@ -16,11 +16,9 @@ from archwright.lab.results import (
     Replicate,
     RunResult,
     Unit,
-    Variant,
 )
 from archwright.lab.statistics import (
     SharedError,
-    equivalence_interval,
     holm,
     noise_floor,
     paired_interval,
@@ -45,7 +43,6 @@ def effects(
     study: StudySpec,
     baseline: str,
     *,
-    variants: Sequence[Variant] = (),
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
     learnt: Mapping[str, float] | None = None,
@@ -57,22 +54,21 @@ def effects(
     multiplier: Callable[[Effect], Multiplier | None] = lambda effect: None,
     advice: Callable[[Effect], str] = lambda effect: "",
 ) -> list[Effect]:
-    """Return each variant minus the baseline over the seeds that both have, in the study's order.
+    """Return each variant minus the baseline over their common seeds, in the study's order.
 
-    Superiority is Holm's step-down: by rising p-value, the r-th of m variants (from 0) needs an
-    interval at the level 1 - ALPHA / (m - r) that excludes 0 (from ten seeds both BCa and t, as either
-    alone errs more often where differences are skewed); the first that does not ends it. With
-    superiority a variant is better or worse, or below the noise where the mean is smaller than the
-    noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
-    else inconclusive. So it also is where there are caveats: fewer than two pairs (then the intervals are endless), a
-    variant among the `edges`, whose best learning rate is at an end of its grid, as many pairs lost to failed `runs` as
-    are left, unmatched `variants`, or a loss that is not below what has `learnt`, that of bigrams; or of a task, losses
-    of both that are not below that of guessing, as to have solved it is a result where the other has not, unless that
-    diverged in every run. Where both are one run for every seed, they are identical, and nothing was compared.
+    The outcome is the first of these that holds:
 
-    Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
-    then, intervals hold at all `looks` together, and the noise floor stops nothing. Pairs that were trained after a
-    decision narrow the interval and change no outcome, unless their mean turns its sign, which is a caveat.
+    - identical: both are the same runs.
+    - inconclusive: there are caveats: fewer than two pairs, whose interval is endless; a best learning rate at an end
+      of its grid (`edges`); as many pairs lost to failed `runs` as are left; a loss above `learnt`, that of bigrams, or
+      of a task both losses above that of guessing; pairs after the decision that turn the sign of the mean.
+    - better, worse: superiority by Holm's step-down. By rising p-value, the r-th of m variants (from 0) needs an
+      interval at the level 1 - ALPHA / (m - r) that excludes 0, from ten seeds both BCa and t. The first that does not
+      ends it. If the mean is smaller than the noise floor, the outcome is "below the noise".
+    - equivalent: the 90 % interval lies within the study's margin.
+
+    If pairs were looked at several times, superiority and equivalence are those of `decisions`, intervals hold at all
+    `looks` together, and the noise floor stops nothing.
 
     Args:
         learnt: the loss below which each variant has learnt; without it, all have.
@@ -112,11 +108,6 @@ def effects(
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
             *_turned(effect, decision),
-            *(
-                f"{v.name} could not be matched"
-                for v in variants
-                if v.name in pair and not v.matched and study.match != "none"
-            ),
         ]
         runs_of_both = {n: by_seed[n] for n in pair}
         diverged = _diverged_alone(runs_of_both, learnt or {}, study)
@@ -201,7 +192,7 @@ def _measured(
     equivalence = replace(endless, level=0.90)
     if enough and looks is None:
         interval, student = paired_interval(differences), t_interval(differences)
-        equivalence = equivalence_interval(differences)
+        equivalence = t_interval(differences, equivalence.level)
     elif enough and looks is not None:
         beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
         shared = SharedError(beside, placing_error)
@@ -264,6 +255,7 @@ def excludes(interval: Interval, value: float) -> bool:
 
 
 def _within_margin(effect: Effect) -> bool:
+    """Two one-sided tests at 5 % (Schuirmann, 1987)."""
     return -effect.margin < effect.equivalence.low and effect.equivalence.high < effect.margin
 
 

@@ -98,13 +98,9 @@ class Suspicion:
         return {
             "rule": rule.name,
             "path": self.path,
-            "quantity": rule.quantity,
             "found": self.found,
-            "least": rule.least,
+            **{key: value for key, value in vars(rule).items() if key not in ("name", "numbers")},
             "most": None if math.isinf(rule.most) else rule.most,
-            "reason": rule.reason,
-            "source": rule.source,
-            "strength": rule.strength,
         }
 
 

@@ -11,13 +11,7 @@ from archwright.spec.attention import (
     given_or_auto,
     num_heads_of,
 )
-from archwright.spec.choice import (
-    AutoCount,
-    AutoWidth,
-    ModelSizes,
-    OptionalFloat,
-    Probability,
-)
+from archwright.spec.choice import AutoCount, AutoWidth, ModelSizes, OptionalFloat, Probability
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm
 

@@ -111,6 +111,12 @@ def flatten(values: Values, prefix: str = "") -> Values:
     return flat
 
 
+def prefixes(path: str) -> list[str]:
+    """Return a dotted path and those of its tables, the longest first."""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
 def toml_value(value: object) -> str:
     """Show one value as TOML writes it, in one line."""
     value = dump(value) if isinstance(value, Spec) else value

@@ -15,7 +15,7 @@ from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
-from archwright.spec.overrides import Values, dump, flatten, override, toml_value
+from archwright.spec.overrides import Values, dump, flatten, override, prefixes, toml_value
 from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import read_toml
@@ -317,10 +317,10 @@ def _blamed(
     turned = {k for k in before if k.endswith(".kind") and before[k] != after.get(k)}
     found = {}
     for key in after:
-        above = _prefixes(key)
+        above = prefixes(key)
         if stated.intersection(above):
             sources = values.get("sources", {})
-            stated_for = next((p for p in _prefixes(key) if p in sources), "")
+            stated_for = next((p for p in prefixes(key) if p in sources), "")
             found[key] = Origin(
                 path.name, sources.get(stated_for, values.get("source", "")), stated_for
             )
@@ -329,12 +329,6 @@ def _blamed(
         else:
             found[key] = blame.get(key, Origin("default"))
     return found
-
-
-def _prefixes(path: str) -> list[str]:
-    """Return a dotted path and those of its tables, the longest first."""
-    parts = path.split(".")
-    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def _run_from(values: Values, path: Path) -> RunSpec:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from archwright.spec.attention import (
     Attention,
@@ -25,6 +25,7 @@ from archwright.spec.errors import UserError, nearest
 from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Longformer, Prefix, Window
+from archwright.spec.overrides import flatten, prefixes
 from archwright.spec.positions import (
     ALiBi,
     Axial,
@@ -763,16 +764,8 @@ def idle_window(spec: "ModelSpec") -> Iterator[str]:
 @_suspicion("A stated source is that of a value.")
 def source_of_nothing(spec: "ModelSpec") -> Iterator[str]:
     # A model's file may name the objective of its runs, too.
-    known = ["objective", *_tables_and_values(spec.model_dump())]
+    values = flatten(spec.model_dump())
+    known = ["objective", *dict.fromkeys(p for path in values for p in prefixes(path))]
     for path in spec.sources:
         if path not in known:
             yield f"sources.{path} is the source of no value.{nearest(path, known)}"
-
-
-def _tables_and_values(table: dict[str, Any], at: str = "") -> list[str]:
-    found = []
-    for key, value in table.items():
-        found.append(at + key)
-        if isinstance(value, dict):
-            found += _tables_and_values(value, f"{at}{key}.")
-    return found

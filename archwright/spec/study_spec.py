@@ -106,31 +106,27 @@ class StudySpec(Shown):
     """Name -> words: `["norm.kind=layer"]` changes the baseline, `["textbook"]` names another model."""
     common: Texts = ()
     """Dotted keys that all runs share, such as `data.text=notes.txt`."""
-    size: Annotated[str, BeforeValidator(_checked_size)] = "auto"
-    """Parameters outside embedding and head that models are scaled to, about; auto: what the budget can
-    train; given: models stay as they are, as they do where dim or num_layers is given."""
-    match: Match = "non_embedding"
-    """Quantity made equal to the baseline's within 0.5 %, through hidden_dim, then dim, then the width of heads:
-    parameters outside embedding and head, all parameters, FLOPs per token, or nothing. What a variant sets stays."""
-    procedure: Literal["confirm", "sweep"] = "confirm"
-    """How learning rates are tuned: by a few seeds for all, whereupon fresh seeds are compared at the rate
-    that was found; or by each seed that is compared for itself, at three times the cost of a seed."""
-    seeds: int = Field(10, ge=2, le=1000)
-    """How many pairs of runs are compared, each from other initial values and in another order of data."""
     ends: Annotated[tuple[int, ...], Field(strict=False)] = ()
     """After how many pairs the study ended, and after how many it does with those that --add-seeds added. An end spends
     half of what is left of the error, so that all together err no more often than one."""
+    budget: Annotated[Budget, BeforeValidator(_checked_study_budget)] = Budget("10m")
+    """Wall time for all runs together, or steps or tokens for each run."""
+    seeds: int = Field(10, ge=2, le=1000)
+    """How many pairs of runs are compared, each from other initial values and in another order of data."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
     """Seeds that tune learning rates and are not compared, where procedure is "confirm". The first tunes every variant;
     the others only one whose loss rises so steeply that rates a quarter of a step apart are tried."""
+    first_seed: int = Field(0, ge=0, le=2**62)
+    """The first of the seeds, which follow one another."""
+    procedure: Literal["confirm", "sweep"] = "confirm"
+    """How learning rates are tuned: by a few seeds for all, whereupon fresh seeds are compared at the rate
+    that was found; or by each seed that is compared for itself, at three times the cost of a seed."""
     early_stopping: bool = True
     """Look at the study after four, five, six and eight tenths of its seeds, too, and train no further what is decided
     by then."""
     horizons: Annotated[tuple[Share, ...], BeforeValidator(_as_shares)] = (0.25, 0.5)
     """Shares of the steps for which the first four pairs are trained again, at the rate that was found: they show how
     a difference changes with tokens, and how much compute it is worth. "none": train none."""
-    first_seed: int = Field(0, ge=0, le=2**62)
-    """The first of the seeds, which follow one another."""
     tune_lr: bool = True
     """Tune the learning rate of each variant, or leave it as it is given."""
     tune_baseline: bool = False
@@ -140,10 +136,14 @@ class StudySpec(Shown):
     """Learning rates in a sweep, around the best."""
     lr_ratio: float = Field(3.0, ge=1.4, le=10)
     """Between neighbouring learning rates."""
+    size: Annotated[str, BeforeValidator(_checked_size)] = "auto"
+    """Parameters outside embedding and head that models are scaled to, about; auto: what the budget can
+    train; given: models stay as they are, as they do where dim or num_layers is given."""
+    match: Match = "non_embedding"
+    """Quantity made equal to the baseline's within 0.5 %, through hidden_dim, then dim, then the width of heads:
+    parameters outside embedding and head, all parameters, FLOPs per token, or nothing. What a variant sets stays."""
     equivalence_margin: float = Field(0.01, gt=0, lt=1)
     """Share of the baseline's loss below which a difference does not matter."""
-    evaluation_tokens: int = Field(65_536, ge=1024, le=10**12)
-    """Held-out tokens that every run is judged on, or all there are where these are fewer."""
     lengths: Annotated[tuple[Tokens, ...], BeforeValidator(_as_numbers), Field(strict=False)] = ()
     """Also judge on texts this many times as long as those trained on."""
     widths: Annotated[
@@ -154,8 +154,8 @@ class StudySpec(Shown):
     ] = ()
     """Widths, such as 32,64,128, at which the baseline and every variant are trained. What is found is then how far the
     best learning rate moves from the narrowest to the widest: each seed sweeps, and no losses are compared."""
-    budget: Annotated[Budget, BeforeValidator(_checked_study_budget)] = Budget("10m")
-    """Wall time for all runs together, or steps or tokens for each run."""
+    evaluation_tokens: int = Field(65_536, ge=1024, le=10**12)
+    """Held-out tokens that every run is judged on, or all there are where these are fewer."""
     parallelism: Literal["processes", "none"] = "processes"
     """How runs share a CPU: one on each core, or one after another on all cores."""
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
@@ -182,24 +182,9 @@ class StudySpec(Shown):
         return f"StudySpec({self.name or 'study'}: {against}; {self.seeds} seeds, budget {self.budget})"
 
 
-OPTIONS = (
-    "budget",
-    "seeds",
-    "tuning_seeds",
-    "first_seed",
-    "procedure",
-    "early_stopping",
-    "horizons",
-    "tune_lr",
-    "tune_baseline",
-    "lr_grid_size",
-    "lr_ratio",
-    "size",
-    "match",
-    "equivalence_margin",
-    "lengths",
-    "widths",
-    "evaluation_tokens",
-    "parallelism",
+OPTIONS = tuple(
+    name
+    for name in StudySpec.model_fields
+    if name not in ("name", "question", "source", "baseline", "variants", "common", "ends", "parts")
 )
 """Fields of a study that the command line and the library have options for."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from archwright.lab.advice import advice, more_seeds
+from archwright.lab.advice import _same_size, advice, more_seeds
 from archwright.lab.command_line import Command, study_of
 from archwright.lab.looks import ALPHA, Looks, decide
 from archwright.lab.plan import Cell
@@ -88,6 +88,13 @@ def test_more_steps_are_for_the_models_that_there_are(model: str) -> None:
         assert advised(by_steps).endswith(f"{start} 1200steps")
 
 
+def test_the_size_of_the_models_that_there_are_is_known_without_those_of_others() -> None:
+    """Sixteen heads share 64 dimensions out, and not the 48 of the next smaller model."""
+    asked = study_of("modern", ":attention.num_heads=16", budget="5m")
+    baseline = SimpleNamespace(run=next(iter(arms(asked, 2e5).values())))
+    assert _same_size(SimpleNamespace(study=asked, baseline=baseline)) == "0.2M"  # type: ignore[arg-type]
+
+
 def test_more_than_anybody_waits_for_is_not_advised() -> None:
     looks = Looks(10, 10, early=False)
     assert more_seeds(effect_of(pairs(10, 0.034, 0.2), looks), looks, ALPHA) == 0
@@ -98,25 +105,31 @@ def diverged(cell: Cell) -> RunResult:
 
 
 @pytest.mark.parametrize(
-    ("caveats", "edges", "text_error", "command"),
+    ("lost", "edges", "text_error", "common", "command"),
     [
-        ((f"new {DIVERGED}",), (), 0.0, "modern :dim=8 optimizer.lr=3e-3 {} {}-2'"),
-        ((), ("modern",), 0.0, "modern:optimizer.lr=3e-2 :dim=8 {} {}-2'"),
-        ((), ("dim=8",), 0.0, "modern :dim=8:optimizer.lr=3e-2 {} {}-2'"),
-        ((), (), 1.0, "modern :dim=8 --evaluation-tokens 4096 --parts 'my parts.py' {}'"),
-        ((), (), 0.0, "modern :dim=8 {} {}' --add-seeds 13"),
+        (("modern", "dim=8"), (), 0.0, (), "modern :dim=8 optimizer.lr=3e-3 {} {}-2'"),
+        (("modern",), (), 0.0, ("optimizer.lr=1",), "modern :dim=8 optimizer.lr=3e-3 {} {}-2'"),
+        (("dim=8",), (), 0.0, (), "modern :dim=8:optimizer.lr=3e-3 {} {}-2'"),
+        ((), ("modern",), 0.0, (), "modern:optimizer.lr=3e-2 :dim=8 {} {}-2'"),
+        ((), ("dim=8",), 0.0, (), "modern :dim=8:optimizer.lr=3e-2 {} {}-2'"),
+        ((), (), 1.0, (), "modern :dim=8 --evaluation-tokens 4096 --parts 'my parts.py' {}'"),
+        ((), (), 0.0, (), "modern :dim=8 {} {}' --add-seeds 13"),
     ],
 )
 def test_advice_is_a_command_that_can_be_pasted(
-    caveats: tuple[str, ...], edges: tuple[str, ...], text_error: float, command: str
+    lost: tuple[str, ...],
+    edges: tuple[str, ...],
+    text_error: float,
+    common: tuple[str, ...],
+    command: str,
 ) -> None:
-    """Quoted, with the folder of choices from outside, and with no name left to be thought of."""
-    study = study_of("modern", ":dim=8", evaluation_tokens=1024)
+    """Quoted, with the folder of choices from outside, with no name left to be thought of and no key given twice."""
+    study = study_of("modern", ":dim=8", *common, evaluation_tokens=1024)
     looks = Looks(10, 10, early=False)
     effect = replace(
         effect_of(pairs(10, 0.03, 0.05), looks),
         variant="dim=8",
-        caveats=caveats,
+        caveats=tuple(f"{name} {DIVERGED}" for name in lost),
         text_error=text_error,
     )
     arm = SimpleNamespace(run=SimpleNamespace(optimizer=AdamW()))
@@ -134,7 +147,7 @@ def test_advice_is_a_command_that_can_be_pasted(
     execution = SimpleNamespace(
         plan=plan,
         standing=lambda: Standing(sweeps, [], {}, looks=looks),
-        results={cell: diverged(cell) for cell in cells},
+        results={c: replace(diverged(c), diverged=c.variant in lost) for c in cells},
         run_seconds=lambda name: 1.0,
     )
     asked = Command(study, Path("x"), out="my studies/x", parts=["my parts.py"])

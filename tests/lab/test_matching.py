@@ -59,6 +59,19 @@ def pair(word: str, size: float = 2e5) -> tuple[ModelSpec, ModelSpec]:
     return first.model, second.model
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        ":feedforward.hidden_dim=99,position.kind=axial,position.dims=[32,32]",  # no other dim
+        ':feedforward.hidden_dim=100,layers.cycle=["x"],layer_kinds.x={attention={kind="latent"}}',
+    ],
+)
+def test_widths_that_change_no_size_are_no_way_to_match(word: str) -> None:
+    base, other = pair(word)
+    held = {path.removeprefix("model.") for path in set_by(split(word[1:]))}
+    assert not matched(other, count(base, 1024), "non_embedding", 1024, held)[1]
+
+
 @pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     "word",

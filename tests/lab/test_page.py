@@ -333,17 +333,19 @@ def test_tables_hold_every_number_as_it_was(
 ) -> None:
     found = results()
     paths = write_tables(found, tmp_path / "new")
-    further = [path.name for path in paths[4:]]
-    known = {"horizons.csv": any(e.multiplier for e in found.effects)}
-    known["interactions.csv"] = bool(found.interactions)
-    assert further == [name for name, there in known.items() if there]
-    assert [path.name for path in paths[:4]] == [
-        "runs.csv",
-        "curves.csv",
-        "replicates.csv",
-        "effects.csv",
-    ]
-    runs, points, replicates, effects = map(rows, paths[:4])
+    known = {
+        "runs.csv": found.runs,
+        "curves.csv": any(run.curve for run in found.runs),
+        "replicates.csv": found.replicates,
+        "effects.csv": found.effects,
+        "horizons.csv": any(e.multiplier for e in found.effects),
+        "interactions.csv": found.interactions,
+    }
+    assert [path.name for path in paths] == [name for name, there in known.items() if there]
+    written = {path.stem: rows(path) for path in paths}
+    runs, points, replicates, effects = (
+        written.get(name, []) for name in ("runs", "curves", "replicates", "effects")
+    )
     for lines, things in (
         (runs, found.runs),
         (replicates, found.replicates),

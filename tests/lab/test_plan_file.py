@@ -11,6 +11,7 @@ import pytest
 from archwright.cli.main import main
 from archwright.lab import plan_file
 from archwright.lab.compare import compare, plan
+from archwright.lab.plan_file import FORMAT
 from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in
 
@@ -105,7 +106,7 @@ def test_a_plan_of_another_kind_is_refused(study: Path) -> None:
         lambda text: text.replace('"steps": 2', '"steps": "2"'),
         lambda text: text.replace('"steps"', '"stepz"'),
         lambda text: text.replace('"workers": ', '"workers": 1'),
-        lambda text: text.replace('"arms"', '"format": 2, "arms"').replace("norm.kind", "norm.eps"),
+        lambda text: text.replace('"arms"', '"format": 1, "arms"').replace("norm.kind", "norm.eps"),
     ],
 )
 def test_a_changed_plan_is_refused(study: Path, change) -> None:
@@ -129,8 +130,8 @@ def test_without_it_nothing_there_is_touched_and_another_folder_goes_on(study: P
 
 def test_another_format_is_named(study: Path) -> None:
     file = study / "plan.json"
-    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
-    assert "found format 3, and this version reads 2" in complaint(study)
+    file.write_text(file.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
+    assert f"found format 99, and this version reads {FORMAT}" in complaint(study)
 
 
 @pytest.mark.parametrize(

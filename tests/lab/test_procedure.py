@@ -11,10 +11,10 @@ from scipy import stats
 
 from archwright.lab.procedure import Run, Standing, standing
 from archwright.lab.results import RunResult
-from archwright.lab.simulate import simulate
 from archwright.lab.sweep import PLACING, replicate
 from archwright.lab.verdict import effects
 from archwright.spec.study_spec import StudySpec
+from bench.simulate import simulate
 
 
 def study(**options: Any) -> StudySpec:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from archwright.lab.looks import Decision, Looks
-from archwright.lab.results import Replicate, RunResult, Variant
+from archwright.lab.results import Replicate, RunResult
 from archwright.lab.verdict import ALPHA, effects, is_unlearnt
 from archwright.spec.study_spec import StudySpec
 
@@ -51,10 +51,6 @@ def lost(name, number):
     """So many runs of a study with five more seeds came to no end."""
     runs = [run(name, 5 + i, 3.0, "no memory") for i in range(number)]
     return {"options": {"seeds": 10}, "runs": runs}
-
-
-def variant(name, matched):
-    return Variant(name, (), (), 1, 1, 1.0, 8, 1, (8,), matched)
 
 
 def test_numbers_are_those_of_a_paired_t_test():
@@ -213,7 +209,6 @@ def test_holm_is_named_where_it_decides():
         ({"edges": {"old"}}, "the best learning rate of old is at the edge of its grid"),
         (lost("new", 5), "5 runs of new failed"),
         (lost("old", 6), "6 runs of old failed"),
-        ({"variants": [variant("new", False)]}, "new could not be matched"),
         ({"learnt": {"new": 3.2}}, "new learnt no more than a bigram model (3.20 nats per token)"),
     ],
 )

@@ -5,14 +5,7 @@ from pathlib import Path
 
 from archwright.files import atomic_write
 from archwright.format import listed
-from archwright.lab.page import (
-    curves,
-    effects,
-    horizons,
-    learning_rates,
-    sections,
-    widths,
-)
+from archwright.lab.page import curves, effects, horizons, learning_rates, sections, widths
 from archwright.lab.page.csv_files import write_tables as write_tables
 from archwright.lab.plan import runs_of
 from archwright.lab.results import Effect, Outcome, StudyResults

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,86 +21,31 @@ def write_tables(results: StudyResults, folder: str | Path) -> list[Path]:
 
 
 def tables(results: StudyResults) -> dict[str, str]:
-    """Return the contents of each CSV file: exact numbers, unknown ones as `nan`."""
+    """Return the contents of each CSV file that has lines: exact numbers, unknown ones as `nan`."""
     every = [*results.runs, *results.shorter_runs]
     lengths = sorted({length for run in results.runs for length in run.lengths})
-    horizons = [line for effect in results.effects for line in _horizons(effect)]
-    files = {
-        "runs.csv": _text(
-            RUN,
-            [
-                _run(run, results, lengths, role)
-                for role, runs in (("", results.runs), ("shorter", results.shorter_runs))
-                for run in runs
-            ],
-        ),
-        "curves.csv": _text(
-            POINT, [{**_of(run, POINT[:4]), **vars(point)} for run in every for point in run.curve]
-        ),
-        "replicates.csv": _text(
-            REPLICATE, [{**_of(r, REPLICATE), "best_key": r.best.key} for r in results.replicates]
-        ),
-        "effects.csv": _text(EFFECT, [_effect(e, results) for e in results.effects]),
+    files: dict[str, list[Line]] = {
+        "runs.csv": [
+            *(_run(run, results, lengths, "") for run in results.runs),
+            *(_run(run, results, lengths, "shorter") for run in results.shorter_runs),
+        ],
+        "curves.csv": [
+            {**_of(run, ("key", "variant", "seed", "lr")), **vars(point)}
+            for run in every
+            for point in run.curve
+        ],
+        "replicates.csv": [
+            {
+                **_of(found, ("variant", "seed", "loss", "lr", "at_boundary")),
+                "best_key": found.best.key,
+            }
+            for found in results.replicates
+        ],
+        "effects.csv": [_effect(effect, results) for effect in results.effects],
+        "horizons.csv": [line for effect in results.effects for line in _horizons(effect)],
+        "interactions.csv": [_interaction(found) for found in results.interactions],
     }
-    if horizons:
-        files["horizons.csv"] = _text([*horizons[0]], horizons)
-    if results.interactions:
-        lines = [_interaction(found) for found in results.interactions]
-        files["interactions.csv"] = _text([*lines[0]], lines)
-    return files
-
-
-RUN = [
-    "key",
-    "variant",
-    "seed",
-    "lr",
-    "role",
-    "counts",
-    "state",
-    "loss",
-    "bits_per_byte",
-    "initial_loss",
-    "tokens",
-    "seconds",
-    "cpu_seconds",
-    "tokens_per_second",
-    "memory_bytes",
-    "failed",
-    "command",
-]
-POINT = ["key", "variant", "seed", "lr", "step", "tokens", "flops", "seconds", "loss", "train_loss"]
-REPLICATE = ["variant", "seed", "loss", "lr", "at_boundary", "best_key"]
-EFFECT = [
-    "variant",
-    "baseline",
-    "outcome",
-    "mean",
-    "low",
-    "high",
-    "method",
-    "t_low",
-    "t_high",
-    "equivalence_low",
-    "equivalence_high",
-    "margin",
-    "noise",
-    "p_value",
-    "holm_p_value",
-    "bits_per_byte",
-    "unit",
-    "loss_per_bit_per_byte",
-    "text_error",
-    "placing_error",
-    "compute",
-    "compute_low",
-    "compute_high",
-    "time",
-    "seeds",
-    "differences",
-    "caveats",
-    "sentence",
-]
+    return {name: _text(lines) for name, lines in files.items() if lines}
 
 
 def state(run: RunResult) -> str:
@@ -117,24 +62,26 @@ def _run(run: RunResult, results: StudyResults, lengths: Sequence[int], role: st
     at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}
     answers = {} if results.task is None else {"accuracy": run.accuracy}
     derived = {"role": role, "counts": counts, "state": state(run)}
-    return {**_of(run, RUN), **derived, **at_lengths, **answers}
+    own = _without(run, ("diverged", "curve", "halves", "lengths", "accuracy"))
+    return {**own, **derived, **at_lengths, **answers}
 
 
 def _effect(effect: Effect, results: StudyResults) -> Line:
     t, both, equal = effect.t_interval, effect.interval, effect.equivalence
     nan, found = float("nan"), effect.multiplier
     low, high = found.interval if found else (nan, nan)
+    tables = ("interval", "t_interval", "equivalence", "multiplier")
     return {
-        **_of(effect, EFFECT),
+        **_without(effect, (*tables, "baseline_loss", "diverged")),
         "baseline": results.variants[0].name,
+        "bits_per_byte": effect.bits_per_byte,
         **{"low": both.low, "high": both.high, "method": both.method},
         **{"t_low": t.low, "t_high": t.high},
         **{"equivalence_low": equal.low, "equivalence_high": equal.high},
         "compute": found.compute if found else nan,
         **{"compute_low": low, "compute_high": high},
         "time": found.tokens * found.seconds if found else nan,
-        "seeds": " ".join(map(str, effect.seeds)),
-        "differences": " ".join(map(repr, map(float, effect.differences))),
+        **_listed(effect),
         "caveats": "; ".join(effect.caveats),
     }
 
@@ -145,25 +92,27 @@ def _horizons(effect: Effect) -> list[Line]:
 
 
 def _interaction(found: Interaction) -> Line:
-    return {
-        **_of(found, ("first", "second", "both", "mean")),
-        **{"low": found.interval.low, "high": found.interval.high, "p_value": found.p_value},
-        "seeds": " ".join(map(str, found.seeds)),
-        "differences": " ".join(map(repr, map(float, found.differences))),
-        "sentence": found.sentence,
-    }
+    ends = {"low": found.interval.low, "high": found.interval.high}
+    return {**_without(found, ("interval",)), **ends, **_listed(found)}
+
+
+def _listed(found: Effect | Interaction) -> Line:
+    """Return the seeds of pairs and their differences as text."""
+    differences = " ".join(map(repr, map(float, found.differences)))
+    return {"seeds": " ".join(map(str, found.seeds)), "differences": differences}
 
 
 def _of(thing: object, names: Sequence[str]) -> Line:
-    return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
+    return {name: getattr(thing, name) for name in names}
 
 
-def _text(columns: Sequence[str], lines: Sequence[Mapping[str, object]]) -> str:
-    """Return lines under their head; a column that only lines have comes last."""
-    assert all(line.keys() >= {*columns} for line in lines)
-    more = [name for name in (lines[0] if lines else ()) if name not in columns]
+def _without(thing: object, names: Sequence[str]) -> Line:
+    return {name: value for name, value in vars(thing).items() if name not in names}
+
+
+def _text(lines: Sequence[Line]) -> str:
     file = io.StringIO()
-    writer = csv.DictWriter(file, [*columns, *more], lineterminator="\n")
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return file.getvalue()

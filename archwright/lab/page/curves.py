@@ -99,13 +99,13 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
     for replicate in results.replicates:
         best[replicate.variant].append(replicate.best)
     spreads = {name: _by_length(runs) for name, runs in best.items()}
-    lengths = sorted({int(s.at["x"]) for found in spreads.values() for s in found})
+    lengths = sorted({int(s.at["length"]) for found in spreads.values() for s in found})
     if not lengths:
         return None
     chart = Chart(
         name="lengths",
         title="Loss on longer texts",
-        summary=_ends(spreads, lambda s: f"at {fmt.exact(s.at['x'])} tokens"),
+        summary=_ends(spreads, lambda s: f"at {fmt.exact(s.at['length'])} tokens"),
         traces=_traces(series, spreads, ".4f", along=False),
         layout={
             "hovermode": "x unified",
@@ -121,7 +121,7 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
         unit=f"held-out {results.unit}",
         note="Mean over seeds of each seed's best run; bands reach from the lowest to the highest seed.",
         full_width=True,
-        saved=_columns(spreads, {"x": "length"}),
+        saved=_columns(spreads),
     )
     return Section("Longer texts", [Key(list(series.values())), chart])
 
@@ -189,7 +189,7 @@ def _by_length(runs: Sequence[RunResult]) -> list[Spread]:
     lengths = sorted({length for run in runs for length in run.lengths})
     found = [
         Spread(
-            {"x": length},
+            {"length": length},
             [
                 run.lengths[length]
                 for run in runs
@@ -254,7 +254,7 @@ def _mean(
 
 def _place(found: Sequence[Spread], along: bool) -> Trace:
     columns = {name: [s.at[name] for s in found] for name in found[0].at}
-    return {"along": columns} if along else columns
+    return {"along": columns} if along else {"x": columns["length"]}
 
 
 def _seeds_words(values: Sequence[float], shown: str, most: int, ranges: bool) -> str:
@@ -290,15 +290,12 @@ def columns_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [line[name] for line in lines] for name in lines[0]} if lines else {}
 
 
-def _columns(
-    spreads: Mapping[str, Sequence[Spread]], names: Mapping[str, str] | None = None
-) -> dict[str, list[Any]]:
+def _columns(spreads: Mapping[str, Sequence[Spread]]) -> dict[str, list[Any]]:
     """Return means and ranges as columns of a CSV."""
-    called = names or {}
     lines = [
         {
             "variant": name,
-            **{called.get(key, key): value for key, value in s.at.items()},
+            **s.at,
             "mean": fmean(s.values),
             "lowest": min(s.values),
             "highest": max(s.values),

@@ -26,14 +26,7 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
         "runs of several lengths. Above 1, the variant saves. Seconds are of the processor that trained. Beside: the "
         f"difference in {results.unit} at equal tokens."
     )
-    head = (
-        "Variant",
-        "Training FLOPs",
-        "95 %",
-        "Tokens",
-        "Seconds",
-        "At equal tokens",
-    )
+    head = ("Variant", "Training FLOPs", "95 %", "Tokens", "Seconds", "At equal tokens")
     rows = [
         Row(
             (

@@ -8,16 +8,7 @@ from statistics import fmean, median
 from archwright import format as fmt
 from archwright.lab.page.csv_files import state, tables
 from archwright.lab.results import ControlledVariable, RunResult, StudyResults, compared_of
-from archwright.reporting.document import (
-    Block,
-    Fact,
-    Facts,
-    Row,
-    Section,
-    Table,
-    Text,
-    Verbatim,
-)
+from archwright.reporting.document import Block, Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.spec.read import to_toml
 
 
@@ -84,10 +75,7 @@ def held_section(results: StudyResults) -> Section:
 def changes_section(results: StudyResults) -> Section:
     """State how each variant differs from the baseline."""
     rows = [
-        Row(
-            (variant.name, " ".join(variant.words), "\n".join(variant.changes) or "the baseline"),
-            "" if variant.matched else f"not within 0.5 % in {_matched(results)}",
-        )
+        Row((variant.name, " ".join(variant.words), "\n".join(variant.changes) or "the baseline"))
         for variant in results.variants
     ]
     note = (
@@ -96,21 +84,25 @@ def changes_section(results: StudyResults) -> Section:
     return Section("Variants", [Table(note, ("Variant", "Asked for", "Changes"), rows)])
 
 
-def runs_section(results: StudyResults) -> Section:
-    """List every run with the command that repeats it, and the files with all numbers."""
+def runs_section(results: StudyResults) -> Section | None:
+    """List every run with the command that repeats it, and the files with all numbers; nothing before one has ended."""
     head = ("Variant", "Seed", "Rate", "Loss", "State", "Command")
     rows = [_run_row(run, results) for run in (*results.runs, *results.shorter_runs)]
+    if not rows:
+        return None
     number = f"All {len(rows)} runs with their commands"
     files = tables(results)
     note = (
         f"{fmt.listed(list(files))} in {results.folder} have all numbers of this page, unrounded."
     )
-    blocks: list[Block] = []
-    if rows:
-        blocks.append(Table("", head, rows, folded=number, commands=True))
-    blocks.append(Text(note))
-    blocks += [Verbatim(name, text, file=name, folded=True) for name, text in files.items()]
-    return Section("Runs", blocks)
+    return Section(
+        "Runs",
+        [
+            Table("", head, rows, folded=number, commands=True),
+            Text(note),
+            *(Verbatim(name, text, file=name, folded=True) for name, text in files.items()),
+        ],
+    )
 
 
 def reproduce_section(results: StudyResults) -> Section:

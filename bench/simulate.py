@@ -32,7 +32,7 @@ def simulate(
 ) -> Simulated:
     """Return what a study says of variants whose losses are drawn from surfaces, the baseline first.
 
-        from archwright.lab.simulate import simulate
+        from bench.simulate import simulate
         noise = np.random.default_rng(0).normal
         valley = lambda seed, k: 4.2 + 0.1 * (k - 0.3) ** 2 + noise(0, 0.02)
         found = simulate({"one": valley, "other": valley})
