@@ -79,7 +79,10 @@ def cost_page(found: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
             Section("Memory on each device", [*_memory(found)]),
             Section("Parallelism strategies", [*_strategies(found)]),
             Section("What bounds each part", [*_rooflines(found)]),
-            Section("Serving", [*_serving(found)]),
+            Section(
+                "Serving",
+                [_figures("Upper bounds of speed.", found, [serving_rows]), *_speeds(found)],
+            ),
             Section("What to change first", [*_changes(found)]),
             *([Section("Unusual", [table])] if (table := _suspicions(found)) else []),
         ],
@@ -303,11 +306,6 @@ def _ridge_label(bend: float, peak: float) -> dict[str, Any]:
         "yanchor": "bottom",
         "font": {"size": 11, "color": "$muted"},
     }
-
-
-def _serving(found: Mapping[str, Plan]) -> Iterator[Block]:
-    yield _figures("Upper bounds of speed.", found, [serving_rows])
-    yield from _speeds(found)
 
 
 def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:

@@ -190,9 +190,8 @@ class Tokenizer:
 
     def otherwise(self, around: tuple[Sequence[int], Sequence[int]], *, has_source: bool) -> str:
         """Return how ids put around a text differ from those of training; empty if they do not."""
-        names = {i: name for name, i in self._vocabulary.items()}
         theirs, ours = (
-            " ".join((*(names[i] for i in before), "TEXT", *(names[i] for i in behind)))
+            " ".join((*self._names(before), "TEXT", *self._names(behind)))
             for before, behind in (around, self.trained_around(has_source=has_source))
         )
         return "" if theirs == ours else f"transformers reads {theirs}, training read {ours}"
@@ -212,12 +211,11 @@ class Tokenizer:
         inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
         before, behind = self.trained_around(has_source=has_source)
         if self.around == ((), ()):
-            names = {i: name for name, i in self._vocabulary.items()}
-            first, last = ([names[i] for i in ids] for ids in (before, behind))
+            first, last = self._names(before), self._names(behind)
             inner.post_processor = tokenizers.processors.TemplateProcessing(
                 single=[*first, "$A", *last],
                 pair=[*first, "$A", *last, *first, "$B", *last],
-                special_tokens=[(names[i], i) for i in {*before, *behind}],
+                special_tokens=[(n, self._vocabulary[n]) for n in dict.fromkeys([*first, *last])],
             )
         pad = PAD if PAD in self.special_ids else self.end_of_text_name
         if PAD not in self._vocabulary and self.vocab_size < rows:
@@ -228,6 +226,11 @@ class Tokenizer:
             config |= {"bos_token": self.begin_of_text_name, "add_bos_token": True}
         files = {**self.files, CONFIG: as_text(config)}
         return Tokenizer(inner, self.end_of_text_name, self.begin_of_text_name, files)
+
+    def _names(self, ids: Iterable[int]) -> list[str]:
+        """Return the names of ids, or the number of one that another library added."""
+        names = {i: name for name, i in self._vocabulary.items()}
+        return [names.get(i, f"id {i}") for i in ids]
 
     @cached_property
     def decoder_start(self) -> tuple[int, ...]:
