@@ -69,8 +69,8 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
     check_ids([*ids, *((str(token.get("content")), token.get("id")) for token in added)], name)
-    _check_settings(content, name)
     with library_errors(f"{name} is not a tokenizer.json"), quiet():
+        _check_settings(content, name)
         inner = tokenizers.Tokenizer.from_str(text)
         inner.no_padding()  # of up to 2^32 tokens, in every encoding
         inner.no_truncation()

@@ -203,7 +203,8 @@ class Tokenizer:
         nothing there, a token for padding, and the model's context length.
 
         Args:
-            rows: Rows of the embedding. `<|pad|>` takes one without a token; else end-of-text is the padding.
+            rows: Rows of the embedding. `<|pad|>` takes the first behind all tokens, whose ids have no gaps; else
+                end-of-text is the padding.
         """
         config = table(self.files, CONFIG)
         if {*self.files} - {CONFIG} or config.keys() - OWN_KEYS:
@@ -218,7 +219,7 @@ class Tokenizer:
                 special_tokens=[(n, self._vocabulary[n]) for n in dict.fromkeys([*first, *last])],
             )
         pad = PAD if PAD in self.special_ids else self.end_of_text_name
-        if PAD not in self._vocabulary and self.vocab_size < rows:
+        if PAD not in self._vocabulary and len(self._vocabulary) == self.vocab_size < rows:
             inner.add_special_tokens([PAD])
             pad = PAD
         config |= {"pad_token": pad, "model_max_length": context_length}
