@@ -24,10 +24,7 @@ Values = Iterable[tuple[str, "Tensor"]]
 
 
 def write_model(
-    path: str | Path,
-    model: nn.Module,
-    metadata: Mapping[str, str],
-    values: Values | None = None,
+    path: str | Path, model: nn.Module, metadata: Mapping[str, str], values: Values | None = None
 ) -> None:
     """Write the state of `model` and `metadata` to one safetensors file, atomically.
 

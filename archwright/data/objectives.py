@@ -244,11 +244,7 @@ def _chosen(
 
 
 def _in_segments(
-    rows: Sequence[Row],
-    order: bool,
-    first: int,
-    separator: int,
-    generator: np.random.Generator,
+    rows: Sequence[Row], order: bool, first: int, separator: int, generator: np.random.Generator
 ) -> tuple[Inputs, Row]:
     """Cut each row in two, and let half of them not belong together: the second segment is the end of another row, or,
     with `order`, the two change places. A row that is alone keeps its end.

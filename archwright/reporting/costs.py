@@ -10,17 +10,7 @@ from archwright.catalogue.part_titles import part_title
 from archwright.planning.advice import advice
 from archwright.planning.plans import Plan
 from archwright.planning.roofline import Operator, Phase, ridge
-from archwright.reporting.document import (
-    Bar,
-    Bars,
-    Block,
-    Chart,
-    Page,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from archwright.reporting.document import Bar, Bars, Block, Chart, Page, Row, Section, Table, Text
 from archwright.reporting.plan_rows import (
     ABOUT_PARTS,
     PARTS,

@@ -191,10 +191,7 @@ def serving_rows(found: Plan) -> Iterator[Figure]:
     alone = found.target_length is None
     behind = "the context" if alone else "a source and a target of the context"
     speeds = {
-        "prefill": (
-            serving.prefill_tokens_per_second,
-            "one sequence" if alone else "one source",
-        ),
+        "prefill": (serving.prefill_tokens_per_second, "one sequence" if alone else "one source"),
         "decode": (serving.decode_tokens_per_second, f"one sequence, after {behind}"),
         "decode, full batch": (
             serving.decode_tokens_per_second_at_largest_batch,

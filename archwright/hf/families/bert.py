@@ -337,10 +337,7 @@ ELECTRA = BERT.derive(
         "discriminator_predictions.dense_prediction": When(*OF_REPLACED, "head"),
     },
     prefix="electra.",
-    ignored=(
-        r"generator_lm_head\.weight",
-        r"electra\.embeddings\.(position_ids|token_type_ids)",
-    ),
+    ignored=(r"generator_lm_head\.weight", r"electra\.embeddings\.(position_ids|token_type_ids)"),
 )
 
 

@@ -26,11 +26,7 @@ from archwright.hf.lenses import (
 from archwright.hf.weight_map import Fused
 from archwright.spec.errors import UserError
 
-TERMS = {
-    ("c2p", "p2c"): "both",
-    ("c2p",): "content_to_position",
-    ("p2c",): "position_to_content",
-}
+TERMS = {("c2p", "p2c"): "both", ("c2p",): "content_to_position", ("p2c",): "position_to_content"}
 
 
 def _terms(config: Config) -> tuple[str, ...]:
