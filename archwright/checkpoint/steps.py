@@ -204,10 +204,8 @@ def write_part(folder: Path, snapshot: Snapshot) -> Seals:
     """
     with clear_errors(folder.with_name(f"step-{snapshot.step}")):
         for name, (tensors, about) in snapshot.files.items():
-            if name == _MODEL and snapshot.values is not None:
-                weights.write_values(folder / name, tensors, about, snapshot.values)
-            else:
-                weights.write_tensors(folder / name, tensors, about)
+            values = snapshot.values if name == _MODEL else None
+            weights.write_tensors(folder / name, tensors, about, values)
         names = [*snapshot.files]
         if snapshot.content is not None:
             names.append(contents.JSON)

@@ -31,14 +31,14 @@ def write_model(
     Tied tensors are written once.
 
     Args:
-        values: of the tensors of a model on the meta device, as of `write_values`.
+        values: of the tensors of a model on the meta device, as of `write_tensors`.
 
     Raises:
         UserError: the file cannot be written; an old file at `path` is then untouched.
     """
     tensors, own = described(model_weights(model))
     with replacing(path) as temporary:
-        write_values(temporary, tensors, {**metadata, **own}, values)
+        write_tensors(temporary, tensors, {**metadata, **own}, values)
 
 
 def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -220,12 +220,7 @@ def put(saved: Weights, model: nn.Module, *, mapped: bool = False) -> None:
     )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file; raises OSError, as any writing does."""
-    write_values(path, tensors, metadata)
-
-
-def write_values(
+def write_tensors(
     path: Path,
     tensors: Mapping[str, Tensor],
     metadata: dict[str, str],
