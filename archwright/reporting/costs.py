@@ -257,11 +257,8 @@ def _labels(
     found: Plan, points: Sequence[Operator], ends: Sequence[float]
 ) -> Iterator[dict[str, Any]]:
     """Yield the numbers of the parts below their points, those of neighbours together."""
-    hardware, precision, numbers = (
-        found.workload.hardware,
-        found.workload.precision,
-        _numbers(found),
-    )
+    hardware, precision = found.workload.hardware, found.workload.precision
+    numbers = _numbers(found)
     near = NEAR * math.log10(ends[1] / ends[0])
     groups: list[list[Operator]] = []
     for point in sorted(points, key=lambda o: o.intensity):
@@ -288,14 +285,9 @@ def _labels(
 
 def _ridge_label(bend: float, peak: float) -> dict[str, Any]:
     text = f"ridge point, {fmt.significant(bend)} FLOPs per byte"
-    place = {"x": math.log10(bend), "y": math.log10(peak), "xanchor": "right", "yshift": 2}
-    return {
-        **LABEL,
-        **place,
-        "text": text,
-        "yanchor": "bottom",
-        "font": {"size": 11, "color": "$muted"},
-    }
+    place = {"x": math.log10(bend), "y": math.log10(peak), "xanchor": "right", "yanchor": "bottom"}
+    font = {"size": 11, "color": "$muted"}
+    return {**LABEL, **place, "yshift": 2, "text": text, "font": font}
 
 
 def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:

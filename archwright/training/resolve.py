@@ -277,7 +277,6 @@ def _take_weights(model: LanguageModel, file: Path, progress: Progress) -> None:
     """Start from existing weights, and name what is taken and what is new."""
     taken, new = checkpoint.take_weights(model, checkpoint.Opened(file))
     progress.say(f"init.from {file}: {len(taken)} tensors taken, {len(new)} new")
-    for name in taken:
-        progress.say(f"  taken  {name}")
-    for name in new:
-        progress.say(f"  new    {name}")
+    for word, names in (("taken", taken), ("new  ", new)):
+        for name in names:
+            progress.say(f"  {word}  {name}")
