@@ -73,7 +73,7 @@ def _only(key: str, derived: Callable[[Config], int]) -> Computed:
             raise UserError(refused(key, config[key], (derived(config),)))
         return {}
 
-    return Computed(read, lambda get: {}, key)
+    return Computed(read, key=key)
 
 
 def _read_types(config: Config) -> Table:

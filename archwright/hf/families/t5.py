@@ -144,7 +144,7 @@ UMT5 = T5.derive(
     "umt5",
     "UMT5ForConditionalGeneration",
     TIED,
-    Computed(lambda config: {"head": _scaled(config)}, lambda get: {}),
+    Computed(lambda config: {"head": _scaled(config)}),
     *in_both(Set({"position.shared": False})),
 )
 
