@@ -140,10 +140,11 @@ def open_corpus(data: DataSpec) -> Corpus:
             replace(file, moved=frozenset(np.flatnonzero(part).tolist()))
             for file, part in zip(files, np.split(moved, ends), strict=True)
         )
-    sides = zip(choices, sizes, ("train", "held_out"), strict=True)
-    return Corpus(
-        *(_documents(files, data, *each, f"{how}/{side}") for *each, side in sides), skipped
+    train, held_out = (
+        _documents(files, data, choose, size, f"{how}/{side}")
+        for choose, size, side in zip(choices, sizes, ("train", "held_out"), strict=True)
     )
+    return Corpus(train, held_out, skipped)
 
 
 def open_texts(texts: tuple[str, ...], data: DataSpec) -> Documents:
