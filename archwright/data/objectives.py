@@ -227,9 +227,8 @@ def _chosen(
     if spec.longest_run == 1:
         return generator.random(shape) < spec.share
     weights = 1 / np.arange(1, spec.longest_run + 1)
-    longer = (
-        np.cumsum(weights[::-1])[::-1] / weights.sum()
-    )  # of a run, that it has n places or more
+    # The share of runs that have n places or more.
+    longer = np.cumsum(weights[::-1])[::-1] / weights.sum()
     # A place is left out where none of the runs that might begin at it or before reach it.
     low, high = 0.0, 1.0
     for _ in range(60):

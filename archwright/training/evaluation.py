@@ -210,11 +210,8 @@ def evaluate_halves(
     tunes = numbers % 2 == 0
     different = np.unique(documents)
     if len(different) >= FEW_DOCUMENTS:
-        place = (
-            np.searchsorted(different, documents)
-            * MOST_CLUSTERS
-            // max(len(different), MOST_CLUSTERS)
-        )
+        place = np.searchsorted(different, documents)
+        place = place * MOST_CLUSTERS // max(len(different), MOST_CLUSTERS)
     else:
         place = numbers * STRETCHES // max(int(numbers.max()) + 1, STRETCHES)
     judged = [~tunes & (place == p) for p in np.unique(place)]
@@ -225,13 +222,9 @@ def evaluate_halves(
         judged_nats=tuple(float(nats[at].sum()) for at in judged),
     )
     if (size := windows.window_bytes) is not None:
-        halves = replace(
-            halves,
-            tuning_bits_per_byte=bits_per_byte(
-                float(nats[tunes].sum()), max(1, int(size[tunes].sum()))
-            ),
-            judged_bytes=tuple(int(size[at].sum()) for at in judged),
-        )
+        bits = bits_per_byte(float(nats[tunes].sum()), max(1, int(size[tunes].sum())))
+        judged_bytes = tuple(int(size[at].sum()) for at in judged)
+        halves = replace(halves, tuning_bits_per_byte=bits, judged_bytes=judged_bytes)
     return _evaluation(windows, total, int(tokens.sum()), num_right, second), halves
 
 
