@@ -204,10 +204,8 @@ def write_part(folder: Path, snapshot: Snapshot) -> Seals:
     """
     with clear_errors(folder.with_name(f"step-{snapshot.step}")):
         for name, (tensors, about) in snapshot.files.items():
-            if name == _MODEL and snapshot.values is not None:
-                weights.write_values(folder / name, tensors, about, snapshot.values)
-            else:
-                weights.write_tensors(folder / name, tensors, about)
+            values = snapshot.values if name == _MODEL else None
+            weights.write_tensors(folder / name, tensors, about, values)
         names = [*snapshot.files]
         if snapshot.content is not None:
             names.append(contents.JSON)
@@ -390,11 +388,10 @@ def verify(path: Path, *, hashes: bool) -> None:
 
 def remove_stale(folder: str | Path) -> None:
     """Clear away what a killed process left half done; call it before the first `save`."""
-    for path in Path(folder).glob(".tmp-*"):
-        if re.fullmatch(r"\.tmp-\d+", path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    for path in _named(Path(folder), ".tmp-").values():
+        shutil.rmtree(path, ignore_errors=True)
     _remove_removed(Path(folder))
-    for step, path in _set_aside(Path(folder)).items():
+    for step, path in _named(Path(folder), ".old-").items():
         target = path.with_name(f"step-{step}")
         with clear_errors(target):
             remove_folder(path) if target.exists() else path.rename(target)
@@ -466,20 +463,13 @@ def _found(folder: Path) -> dict[int, Path]:
 
     One that was set aside counts where a killed process put no other in its place.
     """
-    steps = {
-        int(match[1]): path
-        for path in folder.glob("step-*")
-        if (match := re.fullmatch(r"step-(\d+)", path.name))
-    }
-    return dict(sorted((_set_aside(folder) | steps).items()))
+    return dict(sorted((_named(folder, ".old-") | _named(folder, "step-")).items()))
 
 
-def _set_aside(folder: Path) -> dict[int, Path]:
-    return {
-        int(match[1]): path
-        for path in folder.glob(".old-*")
-        if (match := re.fullmatch(r"\.old-(\d+)", path.name))
-    }
+def _named(folder: Path, prefix: str) -> dict[int, Path]:
+    """Return what is named by a step behind a prefix, by step."""
+    numbers = {path: path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
+    return {int(number): path for path, number in numbers.items() if number.isdecimal()}
 
 
 def _read_seal(path: Path) -> dict[str, tuple[int, str]]:

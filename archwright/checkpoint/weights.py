@@ -24,24 +24,21 @@ Values = Iterable[tuple[str, "Tensor"]]
 
 
 def write_model(
-    path: str | Path,
-    model: nn.Module,
-    metadata: Mapping[str, str],
-    values: Values | None = None,
+    path: str | Path, model: nn.Module, metadata: Mapping[str, str], values: Values | None = None
 ) -> None:
     """Write the state of `model` and `metadata` to one safetensors file, atomically.
 
     Tied tensors are written once.
 
     Args:
-        values: of the tensors of a model on the meta device, as of `write_values`.
+        values: of the tensors of a model on the meta device, as of `write_tensors`.
 
     Raises:
         UserError: the file cannot be written; an old file at `path` is then untouched.
     """
     tensors, own = described(model_weights(model))
     with replacing(path) as temporary:
-        write_values(temporary, tensors, {**metadata, **own}, values)
+        write_tensors(temporary, tensors, {**metadata, **own}, values)
 
 
 def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -223,12 +220,7 @@ def put(saved: Weights, model: nn.Module, *, mapped: bool = False) -> None:
     )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file; raises OSError, as any writing does."""
-    write_values(path, tensors, metadata)
-
-
-def write_values(
+def write_tensors(
     path: Path,
     tensors: Mapping[str, Tensor],
     metadata: dict[str, str],

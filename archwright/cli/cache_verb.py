@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
             print(f"kept {_amount(done.busy)} that another process is making")
         if done.refused:
             raise UserError(
-                f"{done.refused[0].paths[0]}: cannot be removed, and {len(done.refused) - 1} others; "
+                f"{done.refused[0].path}: cannot be removed, and {len(done.refused) - 1} others; "
                 "is the folder yours to write?"
             )
     else:

@@ -55,6 +55,10 @@ class Windows(Protocol):
     num_bytes: int
     counts_answers: bool
     """Whether the share of right predictions is wanted."""
+    defines_bits_per_byte: bool
+    """Whether the losses of all targets add up to that of the text, which the tokens give back."""
+    generates_text: bool
+    """Whether a model that was trained so goes on with a text."""
 
     @property
     def places(self) -> tuple[Ids, Ids]:
@@ -64,14 +68,6 @@ class Windows(Protocol):
     @property
     def window_bytes(self) -> Ids | None:
         """The bytes that each window predicts, where pieces of text are sampled."""
-
-    @property
-    def defines_bits_per_byte(self) -> bool:
-        """Whether the losses of all targets add up to that of the text."""
-
-    @property
-    def generates_text(self) -> bool:
-        """Whether a model that was trained so goes on with a text."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -142,9 +138,10 @@ class HeldOut:
         lossless: bool = True,
     ) -> None:
         self.store = store
-        self._lossless = lossless
         self._examples = examples or Examples()
         self.objective = self._examples.objective
+        self.generates_text = self.objective.generates_text
+        self.defines_bits_per_byte = self.objective.defines_bits_per_byte and lossless
         self.window_length = self.objective.window_length(context_length)
         self.batch_size = batch_size
         self.stride = stride or self.objective.stride(context_length)
@@ -178,16 +175,6 @@ class HeldOut:
             raise UserError("data.held_out: there is no held-out text to measure on.")
         # Rows of equal length stand together: full ones first, so that few batches need padding.
         self._rows = sorted(rows, key=lambda row: row.start - row.stop)
-
-    @property
-    def defines_bits_per_byte(self) -> bool:
-        """Whether the losses of all targets add up to that of the text, which the tokens give back."""
-        return self.objective.defines_bits_per_byte and self._lossless
-
-    @property
-    def generates_text(self) -> bool:
-        """Whether a model that was trained so goes on with a text."""
-        return self.objective.generates_text
 
     def __len__(self) -> int:
         """Return the number of batches."""

@@ -227,9 +227,8 @@ def _chosen(
     if spec.longest_run == 1:
         return generator.random(shape) < spec.share
     weights = 1 / np.arange(1, spec.longest_run + 1)
-    longer = (
-        np.cumsum(weights[::-1])[::-1] / weights.sum()
-    )  # of a run, that it has n places or more
+    # The share of runs that have n places or more.
+    longer = np.cumsum(weights[::-1])[::-1] / weights.sum()
     # A place is left out where none of the runs that might begin at it or before reach it.
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -244,11 +243,7 @@ def _chosen(
 
 
 def _in_segments(
-    rows: Sequence[Row],
-    order: bool,
-    first: int,
-    separator: int,
-    generator: np.random.Generator,
+    rows: Sequence[Row], order: bool, first: int, separator: int, generator: np.random.Generator
 ) -> tuple[Inputs, Row]:
     """Cut each row in two, and let half of them not belong together: the second segment is the end of another row, or,
     with `order`, the two change places. A row that is alone keeps its end.

@@ -110,6 +110,10 @@ class TokenStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.index = read_index(folder)
+        self.end_of_text = self.index.end_of_text
+        """The id that stands before each document."""
+        self.num_documents, self.num_bytes = self.index.num_documents, self.index.num_bytes
+        """How many documents there are, and the UTF-8 bytes of all."""
         if not self.index.num_documents:
             raise StoreError(folder, f'"{INDEX}" is damaged')
         try:
@@ -216,21 +220,6 @@ class TokenStore:
         Tokenizers that are made here change no text.
         """
         return "" if tokenizer.is_fast else self.index.text_change
-
-    @property
-    def end_of_text(self) -> int:
-        """The id that stands before each document."""
-        return self.index.end_of_text
-
-    @property
-    def num_documents(self) -> int:
-        """How many documents there are."""
-        return self.index.num_documents
-
-    @property
-    def num_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-        return self.index.num_bytes
 
     def __repr__(self) -> str:
         return f"TokenStore({len(self):,} tokens, {self.num_documents:,} documents)"

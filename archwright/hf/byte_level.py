@@ -1,6 +1,5 @@
 """The tokenizers of GPT-2 and its kin, from vocab.json and merges.txt."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -8,9 +7,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from archwright.spec.errors import UserError
-from archwright.spec.files import read_text
 from archwright.text.bpe import byte_names
 from archwright.text.foreign import LARGEST, check_ids
+from archwright.text.json_table import read_table
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CLASSES = ("", "GPT2Tokenizer", "CodeGenTokenizer", "RobertaTokenizer", "BartTokenizer")
@@ -32,7 +31,7 @@ def read_byte_level(
     """
     if str(settings.get("tokenizer_class") or "").removesuffix("Fast") not in CLASSES:
         return None
-    _check_ids(folder / VOCABULARY)
+    check_ids(read_table(folder / VOCABULARY, LARGEST).items(), str(folder / VOCABULARY))
     try:
         model = models.BPE.from_file(str(folder / VOCABULARY), str(folder / MERGES))
     except Exception as error:  # the library raises nothing narrower
@@ -45,7 +44,7 @@ def read_byte_level(
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     inner.decoder = decoders.ByteLevel()
     special = list(_added(names, settings, added))
-    check_ids({token.content: i for token, i in special}, str(folder))
+    check_ids([(token.content, i) for token, i in special], str(folder))
     for token, i in special:
         inner.add_tokens([token])
         if inner.token_to_id(token.content) != i:
@@ -54,17 +53,6 @@ def read_byte_level(
                 f"{inner.token_to_id(token.content)}, the next one"
             )
     return inner
-
-
-def _check_ids(path: Path) -> None:
-    """Refuse a vocabulary that the library would take gigabytes for."""
-    try:
-        found = json.loads(read_text(path, LARGEST))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: found no vocabulary: {str(error)[:200]}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: found no vocabulary: {type(found).__name__}")
-    check_ids(found, str(path))
 
 
 def _added(

@@ -75,10 +75,7 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
     files = {name: metadata[name] for name in OF_MODEL if name in metadata}
     CAME_FROM[model] = Origin(metadata.get(FAMILY, ""), files)
     return save(
-        model,
-        folder,
-        Tokenizer.load(tokenizer) if tokenizer.is_dir() else None,
-        family=family,
+        model, folder, Tokenizer.load(tokenizer) if tokenizer.is_dir() else None, family=family
     )
 
 

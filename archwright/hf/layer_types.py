@@ -65,10 +65,7 @@ class Layers:
 
     def of(self, role: str, config: Config) -> Table:
         """Return what a config says of layers with a role."""
-        table: Table = {}
-        lay(table, Set(self.roles[role].values).read(config))
-        lay(table, read_all(self.roles[role].lenses, config))
-        return table
+        return read_all([Set(self.roles[role].values), *self.roles[role].lenses], config)
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the keys of this group: the pattern's, and those of each role that is there."""

@@ -164,11 +164,12 @@ class Computed:
     """A correspondence that takes arithmetic: a function each way.
 
     Args:
+        write: by default nothing, as other keys say it.
         key: the key of the config that this is all about, if there is one.
     """
 
     read: Callable[[Config], Table]
-    write: Callable[[Get], dict[str, Any]]
+    write: Callable[[Get], dict[str, Any]] = lambda get: {}
     key: str | None = None
 
 

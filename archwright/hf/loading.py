@@ -152,7 +152,7 @@ def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
 
 def _with_stored_heads(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
     """Return the spec with the heads that the file has, and a bias of logits where one there is not zero."""
-    in_file = _aliases(family, store)
+    in_file = dict(_aliases(family, store))
     bias = in_file.get(family.logits_bias)
     has_bias = bias is not None and bool(store.read(bias).any())
     sequence_head = PooledHead() if family.sequence_head in in_file else NoSequenceHead()
@@ -162,7 +162,7 @@ def _with_stored_heads(spec: ModelSpec, family: Family, store: Store) -> ModelSp
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:
     """Return the spec, with a head of its own where the file has another than the embedding, whatever the
     config says: some models were trained so (T5 v1.1)."""
-    in_file = _aliases(family, store)
+    in_file = dict(_aliases(family, store))
     repeated = [in_file[name] for name in _repeated(family, spec) if name in in_file]
     if not repeated:
         return spec
@@ -185,7 +185,7 @@ def _checked(
     """
     tensors = _shapes(spec, folder)
     slots = family.slots(spec, tensors)
-    in_file = _aliases(family, store)
+    in_file = dict(_aliases(family, store))
     lines = []
     if missing := [n for n, slot in slots.items() if n not in in_file and slot.ours]:
         lines.append(f"{folder}: {_few(missing)} missing")
@@ -213,13 +213,9 @@ def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
     return tensors
 
 
-def _aliases(family: Family, store: Store) -> dict[str, str]:
-    """Return names as the family has them, with those of the files, which may lack the body's prefix."""
-    return dict(_all_aliases(family, store))
-
-
-def _all_aliases(family: Family, store: Store) -> list[tuple[str, str]]:
-    """Return the pairs of `_aliases`, and those of further tensors with the same name in the family."""
+def _aliases(family: Family, store: Store) -> list[tuple[str, str]]:
+    """Return names as the family has them, with those of the files, which may lack the body's prefix. Two tensors of
+    a file may have the same name in the family."""
     plain = [(name, name) for name in store.shapes]
     for old, new in family.endings.items():
         plain = [
@@ -240,7 +236,7 @@ def _unlike_copies(family: Family, slots: Mapping[str, Slot], store: Store) -> I
     """Yield a line for each tensor of a file that repeats another one with different values."""
     copied = {slot.ours: name for name, slot in slots.items()}
     first: dict[str, str] = {}
-    for name, stored in _all_aliases(family, store):
+    for name, stored in _aliases(family, store):
         if name not in slots and (found := COPY.fullmatch(name)):
             name = copied.get(COPIES[found[1]], name)
         if (other := first.setdefault(name, stored)) == stored:

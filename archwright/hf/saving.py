@@ -206,8 +206,8 @@ def _exported(model: LanguageModel, tokenizer: Tokenizer) -> Tokenizer:
         warnings.warn(f"tokenizer.json: {line}", stacklevel=3)
     if found is not tokenizer and PAD not in found.special_ids:
         warnings.warn(
-            f"tokenizer_config.json: pad_token is {found.end_of_text_name}, as the vocabulary has no spare row: "
-            "collators mask it, so that fine-tuning does not learn where a text ends",
+            f"tokenizer_config.json: pad_token is {found.end_of_text_name}, as the vocabulary has gaps or no spare "
+            "row: collators mask it, so that fine-tuning does not learn where a text ends",
             stacklevel=3,
         )
     return found

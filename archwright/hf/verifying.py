@@ -176,10 +176,7 @@ def _compare(
     family = FAMILIES[own.family]
     if not family.counts_padding(family.config(own.spec)):
         real[1, max(1, length - PADDING) :] = False
-    arguments = {
-        "attention_mask": real.long(),
-        **family.further_inputs(own.spec, tokens),
-    }
+    arguments = {"attention_mask": real.long(), **family.further_inputs(own.spec, tokens)}
     with ExitStack() as hooks:
         seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))
         if own.spec.encoder_model is None:

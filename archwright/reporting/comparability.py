@@ -85,15 +85,16 @@ def _refusals(histories: Sequence[History]) -> Iterator[str]:
                 "give runs of one objective and one task"
             )
         elif history.task is None and not _same_tokenizer(first, history):
-            for each in (first, history):
-                if any("bits_per_byte" not in line for line in each.evals):
-                    lossy = each.text_change != ""
-                    why = why_no_bits(each.text_change) if lossy else "no bits per byte"
-                    yield (
-                        f"{history.folder} and {first.folder}: their tokenizers differ, and {each.folder} has {why}, "
-                        "so that no loss of theirs can be compared; give runs of one tokenizer"
-                    )
-                    break
+            lacking = [
+                h for h in (first, history) if any("bits_per_byte" not in e for e in h.evals)
+            ]
+            for each in lacking[:1]:
+                is_lossy = each.text_change != ""
+                why = why_no_bits(each.text_change) if is_lossy else "no bits per byte"
+                yield (
+                    f"{history.folder} and {first.folder}: their tokenizers differ, and {each.folder} has {why}, "
+                    "so that no loss of theirs can be compared; give runs of one tokenizer"
+                )
 
 
 def _measure(history: History) -> str:

@@ -10,17 +10,7 @@ from archwright.catalogue.part_titles import part_title
 from archwright.planning.advice import advice
 from archwright.planning.plans import Plan
 from archwright.planning.roofline import Operator, Phase, ridge
-from archwright.reporting.document import (
-    Bar,
-    Bars,
-    Block,
-    Chart,
-    Page,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from archwright.reporting.document import Bar, Bars, Block, Chart, Page, Row, Section, Table, Text
 from archwright.reporting.plan_rows import (
     ABOUT_PARTS,
     PARTS,
@@ -79,7 +69,10 @@ def cost_page(found: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
             Section("Memory on each device", [*_memory(found)]),
             Section("Parallelism strategies", [*_strategies(found)]),
             Section("What bounds each part", [*_rooflines(found)]),
-            Section("Serving", [*_serving(found)]),
+            Section(
+                "Serving",
+                [_figures("Upper bounds of speed.", found, [serving_rows]), *_speeds(found)],
+            ),
             Section("What to change first", [*_changes(found)]),
             *([Section("Unusual", [table])] if (table := _suspicions(found)) else []),
         ],
@@ -264,11 +257,8 @@ def _labels(
     found: Plan, points: Sequence[Operator], ends: Sequence[float]
 ) -> Iterator[dict[str, Any]]:
     """Yield the numbers of the parts below their points, those of neighbours together."""
-    hardware, precision, numbers = (
-        found.workload.hardware,
-        found.workload.precision,
-        _numbers(found),
-    )
+    hardware, precision = found.workload.hardware, found.workload.precision
+    numbers = _numbers(found)
     near = NEAR * math.log10(ends[1] / ends[0])
     groups: list[list[Operator]] = []
     for point in sorted(points, key=lambda o: o.intensity):
@@ -295,19 +285,9 @@ def _labels(
 
 def _ridge_label(bend: float, peak: float) -> dict[str, Any]:
     text = f"ridge point, {fmt.significant(bend)} FLOPs per byte"
-    place = {"x": math.log10(bend), "y": math.log10(peak), "xanchor": "right", "yshift": 2}
-    return {
-        **LABEL,
-        **place,
-        "text": text,
-        "yanchor": "bottom",
-        "font": {"size": 11, "color": "$muted"},
-    }
-
-
-def _serving(found: Mapping[str, Plan]) -> Iterator[Block]:
-    yield _figures("Upper bounds of speed.", found, [serving_rows])
-    yield from _speeds(found)
+    place = {"x": math.log10(bend), "y": math.log10(peak), "xanchor": "right", "yanchor": "bottom"}
+    font = {"size": 11, "color": "$muted"}
+    return {**LABEL, **place, "yshift": 2, "text": text, "font": font}
 
 
 def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:

@@ -310,7 +310,7 @@ def write_page(page: Page, path: Path) -> Path:
 
 def _is_page(path: Path) -> bool:
     """True if a file is a page of ours that nobody has changed."""
-    content = path.read_text(encoding="utf-8", errors="replace")
+    content = path.read_bytes().decode("utf-8", "replace")  # ends of lines as they are
     html = content[: content.rfind("\n<!--")]
     return content == f"{html}{_seal(html)}"
 

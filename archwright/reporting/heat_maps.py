@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright import format as fmt
+from archwright.reporting.curves import evaluated_along
 from archwright.reporting.document import Chart
 from archwright.reporting.history import History, Line
 
@@ -135,11 +136,6 @@ def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
     rows, values = table(name, [lines[i] for i in kept])
     order = in_bands(rows)
     rows, values = [rows[i] for i in order], values[order]
-    along: dict[str, Any] = {
-        name: [lines[i][name] for i in kept] for name in ("step", "tokens", "seconds")
-    }
-    if history.flops_per_token:
-        along["flops"] = [tokens * history.flops_per_token for tokens in along["tokens"]]
     draw = _line if len(rows) == 1 else _map
     trace, axis = draw(picture, rows, values)
     # The only step is named; an axis of numbers around it would split a step into fractions.
@@ -149,7 +145,7 @@ def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
         name=name.replace("_", "-"),
         title=picture.title,
         summary=_summary(picture, rows, values),
-        traces=[{**trace, "along": along}],
+        traces=[{**trace, "along": evaluated_along([lines[i] for i in kept], history)}],
         layout={"showlegend": False, "yaxis": axis, **across},
         unit=picture.unit,
         note=picture.note,

@@ -13,12 +13,7 @@ from archwright.catalogue.usage import Usage, named, used_by
 from archwright.hf.families import FAMILIES
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import (
-    load_run,
-    load_study,
-    preset_names,
-    study_names,
-)
+from archwright.spec.read import load_run, load_study, preset_names, study_names
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
 from archwright.spec.study_spec import OPTIONS, StudySpec

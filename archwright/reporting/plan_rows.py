@@ -152,19 +152,13 @@ def _fit(found: Plan) -> tuple[str, str, str]:
     if groups * micro > texts:
         number = "one sequence" if texts == 1 else f"{texts:.0f} sequences"
         each = "" if micro == 1 else f" with {micro:,} each"
-        return (
-            "no",
-            "estimated",
-            f"{groups} data-parallel groups{each} for {number} a step; give a larger --batch",
-        )
-    if found.fewest_devices is None:
+        why = f"{groups} data-parallel groups{each} for {number} a step; give a larger --batch"
+    elif found.fewest_devices is None:
         *_, most = (0, *larger_numbers(found.workload.devices))
-        return (
-            "no",
-            "estimated",
-            f"nor on more devices with this batch, up to {most:,}" if most else "",
-        )
-    return "no", "estimated", f"but on {found.fewest_devices:,} devices"
+        why = f"nor on more devices with this batch, up to {most:,}" if most else ""
+    else:
+        why = f"but on {found.fewest_devices:,} devices"
+    return "no", "estimated", why
 
 
 def memory_by_part(setup: Setup) -> Iterator[tuple[str, float, str]]:
@@ -191,10 +185,7 @@ def serving_rows(found: Plan) -> Iterator[Figure]:
     alone = found.target_length is None
     behind = "the context" if alone else "a source and a target of the context"
     speeds = {
-        "prefill": (
-            serving.prefill_tokens_per_second,
-            "one sequence" if alone else "one source",
-        ),
+        "prefill": (serving.prefill_tokens_per_second, "one sequence" if alone else "one source"),
         "decode": (serving.decode_tokens_per_second, f"one sequence, after {behind}"),
         "decode, full batch": (
             serving.decode_tokens_per_second_at_largest_batch,

@@ -59,9 +59,8 @@ class RunFolder:
         self.lock_file = self.path / "lock"
         self.holder_file = self.path / "lock.json"
         self._record = StartRecord(self.path)
-        self._held: tuple[int, ...] | None = (
-            None  # the stamp of the holder's file, while it is ours
-        )
+        self._held: tuple[int, ...] | None = None
+        """The stamp of the holder's file, while it is ours."""
         self._made: list[Path] | None = None
         """The folders that `create` made, the run's first; None where it began nothing."""
 

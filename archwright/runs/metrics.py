@@ -28,10 +28,7 @@ def read_records(path: Path) -> list[Record]:
     if damaged:
         lines = f"line {damaged[0]} is" if len(damaged) == 1 else f"{len(damaged)} lines are"
         first = "" if len(damaged) == 1 else f", the first is line {damaged[0]}"
-        warnings.warn(
-            f"{path}: {lines} damaged and left out{first}.",
-            stacklevel=3,
-        )
+        warnings.warn(f"{path}: {lines} damaged and left out{first}.", stacklevel=3)
     return records
 
 

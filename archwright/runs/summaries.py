@@ -50,9 +50,9 @@ def _summary(folder: RunFolder) -> RunSummary:
             damage.append(str(error))
     if not known.pop("lossless", True):
         known["bits_per_byte"] = None
-    state = "damaged" if damage else known.pop("state", "open")
-    known.pop("state", None)
-    return RunSummary(folder.path, state, **known, damage=damage[0] if damage else "")
+    state = known.pop("state", "open")
+    first = damage[0] if damage else ""
+    return RunSummary(folder.path, "damaged" if first else state, **known, damage=first)
 
 
 def _from_spec(folder: RunFolder) -> dict[str, Any]:
@@ -83,12 +83,10 @@ def _from_metrics(folder: RunFolder) -> dict[str, Any]:
 
 def _from_environment(folder: RunFolder) -> dict[str, Any]:
     environment = folder.environment()
-    number = environment.get("num_parameters")
+    found = {"num_parameters": environment.get("num_parameters")}
     # Recorded; that of an older run is tested by `report` alone.
     change = environment.get("data", {}).get("text_change")
-    return {"num_parameters": number if isinstance(number, int) else None} | (
-        {} if change is None else {"lossless": not change}
-    )
+    return found if change is None else found | {"lossless": not change}
 
 
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:

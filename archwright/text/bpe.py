@@ -101,7 +101,7 @@ def bpe_of(
         content.decode() if content in special else spelled(content, names): i
         for i, content in vocab.items()
     }
-    check_ids(ids, "the vocabulary")
+    check_ids(ids.items(), "the vocabulary")
     pairs = [(spelled(left, names), spelled(right, names)) for left, right in merges]
     tokenizer = _byte_level(models.BPE(vocab=ids, merges=pairs), _words(pattern))
     tokenizer.add_special_tokens(list(special_tokens))

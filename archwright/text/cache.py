@@ -74,7 +74,7 @@ def sweep() -> None:
                 _remove_unless_busy(path, folder / found["name"])
         if not folder.is_symlink():
             # Whether its process is alive is not known of another machine; what is written under a lock is.
-            for path in files.abandoned(folder, rf"{NAME}\.(?:json|blake2)"):
+            for path in files.abandoned(folder, rf"{NAME}\.json"):
                 _remove_unless_busy(path, folder / f"{path.name.split('.')[1]}.json")
 
 

@@ -13,7 +13,7 @@ from archwright.text.cache import NAME, cache_folder, listed, only_one, sweep
 HASH = r"[0-9a-f]{32}"
 KINDS = {
     "tokens": re.compile(HASH),
-    "tokenizers": re.compile(rf"({HASH})\.(json|blake2)"),
+    "tokenizers": re.compile(rf"{HASH}\.(json|blake2)"),  # the latter of 0.1.0
     "measured": re.compile(rf"{HASH}\.json"),
     "surveys": re.compile(rf"{NAME}\.json"),
 }
@@ -21,17 +21,17 @@ KINDS = {
 
 
 class Entry(NamedTuple):
-    """Something that the cache keeps: its kind, its files, their bytes, and when it was last used."""
+    """Something that the cache keeps: its kind, its file or folder, the bytes, and when it was last used."""
 
     kind: str
-    paths: tuple[Path, ...]
+    path: Path
     size: int
     used: float
 
     @property
     def name(self) -> str:
         """The hash of what it was made of."""
-        return self.paths[0].name.split(".")[0]
+        return self.path.name.split(".")[0]
 
 
 class Cleaned(NamedTuple):
@@ -44,19 +44,11 @@ class Cleaned(NamedTuple):
 
 def entries() -> list[Entry]:
     """Return all that the cache holds, by kind and by last use, without following any link."""
-    found: dict[tuple[str, str], list[Path]] = {}
-    for kind, pattern in KINDS.items():
-        for path in listed(cache_folder(kind)):
-            if pattern.fullmatch(path.name) and not path.is_symlink():
-                found.setdefault((kind, path.name.split(".")[0]), []).append(path)
     made = [
-        Entry(
-            kind,
-            tuple(reversed(paths)),  # the first is the one that its lock is named after
-            sum(map(_size, paths)),
-            max(path.lstat().st_mtime for path in paths),
-        )
-        for (kind, _), paths in found.items()
+        Entry(kind, path, _size(path), path.lstat().st_mtime)
+        for kind, pattern in KINDS.items()
+        for path in listed(cache_folder(kind))
+        if pattern.fullmatch(path.name) and not path.is_symlink()
     ]
     return sorted(made, key=lambda entry: (list(KINDS).index(entry.kind), -entry.used))
 
@@ -71,14 +63,14 @@ def clean(older_than: float = 0) -> Cleaned:
     for entry in entries():
         if not older_than or entry.used <= before:
             try:
-                with only_one(entry.paths[0], wait=False) as ours:
-                    for path in entry.paths if ours else ():
-                        remove(path)
+                with only_one(entry.path, wait=False) as ours:
+                    if ours:
+                        remove(entry.path)
             except UserError:  # a folder that cannot be written
                 ours = True
             if not ours:
                 done.busy.append(entry)
-            elif any(os.path.lexists(path) for path in entry.paths):
+            elif os.path.lexists(entry.path):
                 done.refused.append(entry)
             else:
                 done.removed.append(entry)

@@ -120,25 +120,31 @@ def open_corpus(data: DataSpec) -> Corpus:
     if data.held_out:
         return _given_split(data)
     files, skipped = survey(find_files(data.text), data, "data.text")
-    train, held_out = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
     codes = _codes(files)
     _, first, text = np.unique(codes >> 1, return_index=True, return_inverse=True)
     first, is_held_out, numbers = first[text], codes % 2 == 1, np.arange(len(codes))
     if 0 < is_held_out[first].sum() < len(first):
-        corpus = Corpus(
-            _documents(files, data, _kept, train, "sha256/train"),
-            _documents(files, data, _by_hash, held_out, "sha256/held_out"),
-            skipped,
+        how, moved = "sha256", is_held_out != is_held_out[first]
+        choices = partial(_of_side, False), partial(_of_side, True)
+        sizes = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
+    else:
+        total = sum(f.size for f in files)
+        border, number = _tail(files, data, total * 9 // 10, {*numbers[first < numbers].tolist()})
+        how, moved = f"tail/{border}", (numbers >= number) & (first < number)
+        choices = partial(_before, border), partial(_after, border)
+        sizes = border, total - border
+    if moved.any():
+        how += "/first copies"
+        ends = np.cumsum([len(file.contents) // DIGITS for file in files])[:-1]
+        files = tuple(
+            replace(file, moved=frozenset(np.flatnonzero(part).tolist()))
+            for file, part in zip(files, np.split(moved, ends), strict=True)
         )
-        return _with_moves(corpus, is_held_out != is_held_out[first])
-    total = sum(f.size for f in files)
-    border, number = _tail(files, data, total * 9 // 10, {*numbers[first < numbers].tolist()})
-    corpus = Corpus(
-        _documents(files, data, partial(_before, border), border, f"tail/{border}/train"),
-        _documents(files, data, partial(_after, border), total - border, f"tail/{border}/held_out"),
-        skipped,
+    train, held_out = (
+        _documents(files, data, choose, size, f"{how}/{side}")
+        for choose, size, side in zip(choices, sizes, ("train", "held_out"), strict=True)
     )
-    return _with_moves(corpus, (numbers >= number) & (first < number))
+    return Corpus(train, held_out, skipped)
 
 
 def open_texts(texts: tuple[str, ...], data: DataSpec) -> Documents:
@@ -179,23 +185,6 @@ def _given_split(data: DataSpec) -> Corpus:
 def _codes(files: Sequence[Surveyed]) -> NDArray[np.uint64]:
     """Return the contents of files: [documents]."""
     return np.frombuffer(bytes.fromhex("".join(file.contents for file in files)), "<u8")
-
-
-def _with_moves(corpus: Corpus, moved: NDArray[np.bool_]) -> Corpus:
-    """Return a corpus with some documents on the other side."""
-    if not moved.any():
-        return corpus
-    files = corpus.train.files
-    ends = np.cumsum([len(file.contents) // DIGITS for file in files])[:-1]
-    files = tuple(
-        replace(file, moved=frozenset(np.flatnonzero(part).tolist()))
-        for file, part in zip(files, np.split(moved, ends), strict=True)
-    )
-    train, held_out = (
-        replace(side, files=files, fingerprint=_hash(side.fingerprint, "first copies"))
-        for side in (corpus.train, corpus.held_out)
-    )
-    return Corpus(train, held_out, corpus.skipped)
 
 
 def _tail(
@@ -259,9 +248,5 @@ def _all(file: Surveyed, span: Span) -> Span | None:
     return span
 
 
-def _by_hash(file: Surveyed, span: Span) -> Span | None:
-    return span if span.held_out else None
-
-
-def _kept(file: Surveyed, span: Span) -> Span | None:
-    return None if span.held_out else span
+def _of_side(held_out: bool, file: Surveyed, span: Span) -> Span | None:
+    return span if span.held_out == held_out else None

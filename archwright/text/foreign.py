@@ -63,18 +63,14 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
     if not isinstance(model, dict) or not isinstance(vocab, dict | list):
         raise UserError(f"{name} is not a tokenizer.json: it has no model with a vocabulary.")
     # That of a unigram model is a list: its ids are its places.
-    ids: dict[Any, Any] = (
-        vocab if isinstance(vocab, dict) else {(i, str(piece)): i for i, piece in enumerate(vocab)}
-    )
+    of_list = ((str(piece), i) for i, piece in enumerate(vocab))
+    ids = [*(vocab.items() if isinstance(vocab, dict) else of_list)]
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
-    listed = {
-        (place, str(token.get("content"))): token.get("id") for place, token in enumerate(added)
-    }
-    check_ids(ids | listed, name)
-    _check_settings(content, name)
+    check_ids([*ids, *((str(token.get("content")), token.get("id")) for token in added)], name)
     with library_errors(f"{name} is not a tokenizer.json"), quiet():
+        _check_settings(content, name)
         inner = tokenizers.Tokenizer.from_str(text)
         inner.no_padding()  # of up to 2^32 tokens, in every encoding
         inner.no_truncation()
@@ -122,22 +118,21 @@ def hiding(inner: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.To
     return found
 
 
-def check_ids(ids: Mapping[Any, Any], name: str) -> None:
+def check_ids(ids: Collection[tuple[str, object]], name: str) -> None:
     """Refuse a vocabulary whose largest id is far from the number of its tokens, or with a token without end.
 
     Raises:
         UserError: so it is, or an id is none; the line begins with `name`.
     """
-    for token, i in ids.items():
-        if len(token[1] if isinstance(token, tuple) else token) > LONGEST:
-            raise UserError(
-                f"{name}: the token {_short(token)}... has more than {LONGEST:,} characters."
-            )
+    for token, i in ids:
+        start = f"{name}: the token {token[:40]!r}"
+        if len(token) > LONGEST:
+            raise UserError(f"{start}... has more than {LONGEST:,} characters.")
         if not isinstance(i, int) or isinstance(i, bool) or i < 0:
-            raise UserError(f"{name}: the token {_short(token)} has the id {str(i)[:40]}.")
+            raise UserError(f"{start} has the id {str(i)[:40]}.")
         if i >= LARGEST_ID or i >= 2 * len(ids) + GAPS:
             raise UserError(
-                f"{name}: the token {_short(token)} has the id {str(i)[:40]}, in a vocabulary of "
+                f"{start} has the id {str(i)[:40]}, in a vocabulary of "
                 f"{len(ids):,} tokens; expected ids without wide gaps, below {LARGEST_ID:,}."
             )
 
@@ -204,8 +199,3 @@ def _growth(part: object) -> int:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200].rstrip(".")
-
-
-def _short(token: object) -> str:
-    """Return the name of a token, an added one too, for a line."""
-    return repr(str(token[1] if isinstance(token, tuple) else token)[:40])

@@ -15,13 +15,13 @@ MOST_BYTES = 1 << 28
 """Of a file that is read."""
 
 
-def read_table(path: Path) -> Table:
-    """Return the table in a JSON file.
+def read_table(path: Path, most: int = MOST_BYTES) -> Table:
+    """Return the table in a JSON file of at most `most` bytes.
 
     Raises:
         UserError: there is none, or it is damaged, of another kind, or says two things by one key.
     """
-    return parse_table(read_text(path), path)
+    return parse_table(read_text(path, most), path)
 
 
 def parse_table(text: str, path: Path) -> Table:
@@ -39,14 +39,14 @@ def parse_table(text: str, path: Path) -> Table:
     return found
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
     """Return the text of a plain file.
 
     Raises:
         UserError: there is none, it is longer than such files are, or not UTF-8.
     """
     try:
-        return files.read_text(path, MOST_BYTES, "a JSON file")
+        return files.read_text(path, most, "a JSON file")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from archwright.files import atomic_write, remove
+from archwright.files import atomic_write, read_object, remove
 from archwright.progress import Progress
 from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.files import expanded, irregular
@@ -102,10 +102,8 @@ def tokenizer_file(name: str) -> Path:
 def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> tokenizers.Tokenizer:
     """Return the BPE from the cache, or train it and put it there."""
     settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE, "split at special"]
-    content = json.dumps([*settings, tokenizers.__version__]).encode()
-    path = (
-        cache_folder("tokenizers") / f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.json"
-    )
+    name = _digest(json.dumps([*settings, tokenizers.__version__]))
+    path = cache_folder("tokenizers") / f"{name}.json"
     inner = _cached(path)
     if inner is not None:
         return inner
@@ -121,34 +119,22 @@ def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> to
         with Progress("Training the tokenizer", min(SAMPLE, documents.size)) as progress:
             texts = (progress.counted(text, len) for text in sample(documents, SAMPLE))
             inner = train_bpe(texts, spec.vocab_size, special)
-        _keep(path, inner.to_str().encode())
+        remove(path)
+        text = inner.to_str()
+        values = {"digest": _digest(text), "tokenizer": text}
+        atomic_write(path, json.dumps(values), setting=SETTING)
     return inner
 
 
 def _cached(path: Path) -> tokenizers.Tokenizer | None:
     """Return a tokenizer that is kept whole; None where it is missing or damaged."""
-    try:
-        content = path.read_bytes()
-        if _digest_file(path).read_bytes() != _digest(content):
-            return None
-        inner = parse(content.decode("utf-8"), str(path))
-    except (OSError, ValueError):
+    kept = read_object(path)
+    text = str(kept.get("tokenizer"))
+    if kept.get("digest") != _digest(text):
         return None
     mark_used(path)
-    return inner
+    return parse(text, str(path))
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """Put a tokenizer into the cache, its hash first: one without a hash is damaged."""
-    remove(path)
-    for file, value in ((_digest_file(path), _digest(content)), (path, content)):
-        remove(file)
-        atomic_write(file, value, setting=SETTING)
-
-
-def _digest_file(path: Path) -> Path:
-    return path.with_suffix(".blake2")
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).hexdigest().encode() + b"\n"
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

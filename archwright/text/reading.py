@@ -185,15 +185,12 @@ def _survey_table(file: TextFile, data: DataSpec) -> Surveyed:
 
 def _with_sides(surveyed: Surveyed, data: DataSpec) -> Surveyed:
     """Return a file with the bytes that are on either side of the hash split, and its contents."""
-    kept = held_out = 0
-    contents = bytearray()
+    num_bytes, contents = [0, 0], bytearray()
     for span in spans(surveyed, data):
-        content = _hash(surveyed, span, data) & ~1 | span.held_out
-        contents += content.to_bytes(8, "little")
-        if span.held_out:
-            held_out += span.stop - span.start
-        else:
-            kept += span.stop - span.start
+        side = span.held_out
+        num_bytes[side] += span.stop - span.start
+        contents += (_hash(surveyed, span, data) & ~1 | side).to_bytes(8, "little")
+    kept, held_out = num_bytes
     return replace(surveyed, kept_bytes=kept, held_out_bytes=held_out, contents=contents.hex())
 
 

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,17 +104,11 @@ def _missing(source: str, path: Path) -> str:
     if not parent.is_dir():
         hint = hub_hint(source, f'write "{BY_NAME}{{0}}"')
         return f'no file or folder "{source}": there is no folder "{parent}".{hint}'
-    try:
-        names = {entry.name.lower(): entry.name for entry in parent.iterdir()}
-    except OSError:
-        names = {}
-    if parent == Path() and path.name == source:
-        for known in (STDLIB, *Task.choices().keys() - {"none"}):
-            names.setdefault(known, known)
-    hint = nearest(path.name, names)
-    for lower, name in names.items():
-        hint = hint.replace(f'"{lower}"', f'"{name}"')
-    return f'no file or folder "{source}".{hint}'
+    here = parent == Path() and path.name == source
+    names = [STDLIB, *Task.choices().keys() - {"none"}] if here else []
+    with suppress(OSError):
+        names += [entry.name for entry in parent.iterdir()]
+    return f'no file or folder "{source}".{nearest(path.name, names)}'
 
 
 def _walk(folder: Path, without: frozenset[str] = frozenset()) -> Iterator[Path]:

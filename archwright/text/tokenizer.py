@@ -190,9 +190,8 @@ class Tokenizer:
 
     def otherwise(self, around: tuple[Sequence[int], Sequence[int]], *, has_source: bool) -> str:
         """Return how ids put around a text differ from those of training; empty if they do not."""
-        names = {i: name for name, i in self._vocabulary.items()}
         theirs, ours = (
-            " ".join((*(names[i] for i in before), "TEXT", *(names[i] for i in behind)))
+            " ".join((*self._names(before), "TEXT", *self._names(behind)))
             for before, behind in (around, self.trained_around(has_source=has_source))
         )
         return "" if theirs == ours else f"transformers reads {theirs}, training read {ours}"
@@ -204,7 +203,8 @@ class Tokenizer:
         nothing there, a token for padding, and the model's context length.
 
         Args:
-            rows: Rows of the embedding. `<|pad|>` takes one without a token; else end-of-text is the padding.
+            rows: Rows of the embedding. `<|pad|>` takes the first behind all tokens, whose ids have no gaps; else
+                end-of-text is the padding.
         """
         config = table(self.files, CONFIG)
         if {*self.files} - {CONFIG} or config.keys() - OWN_KEYS:
@@ -212,15 +212,14 @@ class Tokenizer:
         inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
         before, behind = self.trained_around(has_source=has_source)
         if self.around == ((), ()):
-            names = {i: name for name, i in self._vocabulary.items()}
-            first, last = ([names[i] for i in ids] for ids in (before, behind))
+            first, last = self._names(before), self._names(behind)
             inner.post_processor = tokenizers.processors.TemplateProcessing(
                 single=[*first, "$A", *last],
                 pair=[*first, "$A", *last, *first, "$B", *last],
-                special_tokens=[(names[i], i) for i in {*before, *behind}],
+                special_tokens=[(n, self._vocabulary[n]) for n in dict.fromkeys([*first, *last])],
             )
         pad = PAD if PAD in self.special_ids else self.end_of_text_name
-        if PAD not in self._vocabulary and self.vocab_size < rows:
+        if PAD not in self._vocabulary and len(self._vocabulary) == self.vocab_size < rows:
             inner.add_special_tokens([PAD])
             pad = PAD
         config |= {"pad_token": pad, "model_max_length": context_length}
@@ -228,6 +227,11 @@ class Tokenizer:
             config |= {"bos_token": self.begin_of_text_name, "add_bos_token": True}
         files = {**self.files, CONFIG: as_text(config)}
         return Tokenizer(inner, self.end_of_text_name, self.begin_of_text_name, files)
+
+    def _names(self, ids: Iterable[int]) -> list[str]:
+        """Return the names of ids, or the number of one that another library added."""
+        names = {i: name for name, i in self._vocabulary.items()}
+        return [names.get(i, f"id {i}") for i in ids]
 
     @cached_property
     def decoder_start(self) -> tuple[int, ...]:

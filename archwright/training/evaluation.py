@@ -36,6 +36,7 @@ from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material, reload_data
 from archwright.training.step import second_answers, second_cases, to_device
 
+Text = TokenStore | TaskText | PairText
 ROW_TOKENS = 8192
 """Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
 
@@ -99,7 +100,7 @@ class Halves(_Recorded):
 
 
 def held_out_windows(
-    text: TokenStore | TaskText | PairText,
+    text: Text,
     tokenizer: Tokenizer,
     objective: Objective,
     context_length: int,
@@ -209,11 +210,8 @@ def evaluate_halves(
     tunes = numbers % 2 == 0
     different = np.unique(documents)
     if len(different) >= FEW_DOCUMENTS:
-        place = (
-            np.searchsorted(different, documents)
-            * MOST_CLUSTERS
-            // max(len(different), MOST_CLUSTERS)
-        )
+        place = np.searchsorted(different, documents)
+        place = place * MOST_CLUSTERS // max(len(different), MOST_CLUSTERS)
     else:
         place = numbers * STRETCHES // max(int(numbers.max()) + 1, STRETCHES)
     judged = [~tunes & (place == p) for p in np.unique(place)]
@@ -224,13 +222,9 @@ def evaluate_halves(
         judged_nats=tuple(float(nats[at].sum()) for at in judged),
     )
     if (size := windows.window_bytes) is not None:
-        halves = replace(
-            halves,
-            tuning_bits_per_byte=bits_per_byte(
-                float(nats[tunes].sum()), max(1, int(size[tunes].sum()))
-            ),
-            judged_bytes=tuple(int(size[at].sum()) for at in judged),
-        )
+        bits = bits_per_byte(float(nats[tunes].sum()), max(1, int(size[tunes].sum())))
+        judged_bytes = tuple(int(size[at].sum()) for at in judged)
+        halves = replace(halves, tuning_bits_per_byte=bits, judged_bytes=judged_bytes)
     return _evaluation(windows, total, int(tokens.sum()), num_right, second), halves
 
 
@@ -329,14 +323,7 @@ def evaluate_text(run: Run, *texts: str, stride: int | None = None) -> Evaluatio
     documents = open_texts(texts, run.spec.data)
     with tempfile.TemporaryDirectory() as folder:
         store = prepare_documents(documents, run.tokenizer, Path(folder))
-        windows = held_out_windows(
-            store,
-            run.tokenizer,
-            run.spec.objective,
-            run.spec.model.context_length,
-            stride=stride,
-        )
-        return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
+        return _evaluated(run, store, run.spec.objective, stride)
 
 
 def evaluate_held_out(run: OpenRun, stride: int | None = None) -> Evaluation:
@@ -348,9 +335,8 @@ def evaluate_held_out(run: OpenRun, stride: int | None = None) -> Evaluation:
     if not run.folder.environment().get("data"):
         pairs = "" if run.spec.model.encoder.is_none else "; or pairs: --pairs FILE"
         raise UserError(f"text: found none; expected files, folders, globs, -, or stdlib{pairs}")
-    held_out, context = reload_data(run.spec, run.folder).held_out, run.spec.model.context_length
-    windows = held_out_windows(held_out, run.tokenizer, run.spec.objective, context, stride=stride)
-    return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
+    material = reload_data(run.spec, run.folder)
+    return _evaluated(run, material.held_out, run.spec.objective, stride)
 
 
 def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
@@ -360,16 +346,16 @@ def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
     Raises:
         UserError: missing or malformed files, one line each; or the model has no encoder to read a source.
     """
-    return evaluate(
-        run.model,
-        held_out_windows(
-            pair_text(run, pairs),
-            run.tokenizer,
-            OF_PAIRS,
-            run.spec.model.context_length,
-        ),
-        Precision("fp32", torch.device("cpu")),
-    )
+    return _evaluated(run, pair_text(run, pairs), OF_PAIRS)
+
+
+def _evaluated(
+    run: OpenRun, text: Text, objective: Objective, stride: int | None = None
+) -> Evaluation:
+    """Return what a run's model reaches on a text, in float32 on the CPU."""
+    context_length = run.spec.model.context_length
+    windows = held_out_windows(text, run.tokenizer, objective, context_length, stride=stride)
+    return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Rank:
                     for _ in self.gathered():
                         pass
                 case "take":
-                    self._take(checkpoint.Stored(Path(order["path"])))
+                    self._take(checkpoint.parts.Stored(Path(order["path"])))
                 case "save":
                     self._save(order, whole)
                 case "settle":
@@ -117,7 +117,7 @@ class Rank:
         """Yield the tensors of the whole model, each gathered when it is asked for; all processes ask alike."""
         yield from self.group.shards.whole_tensors()
 
-    def _take(self, stored: checkpoint.Stored) -> None:
+    def _take(self, stored: checkpoint.parts.Stored) -> None:
         """Take this process's part of weights, which the first one has found to fit."""
         shards = self.group.shards
         for name in shards.tensors:
@@ -136,7 +136,7 @@ class Rank:
             }
             for name, optimizer in self.session.optimizers.items()
         }
-        snapshot = checkpoint.take_part(
+        snapshot = checkpoint.steps.take_part(
             order["step"],
             (group.launch.rank, group.launch.size),
             tensors={name: (shards.local(name), shards.block(name)) for name in order["names"]},
@@ -177,7 +177,7 @@ class Rank:
     @torch.no_grad()
     def _load(self, path: Path) -> None:
         """Take this process's part of a checkpoint, which the first one has found whole."""
-        shards, (weights, read) = self.group.shards, checkpoint.parts_of(path)
+        shards, (weights, read) = self.group.shards, checkpoint.steps.parts_of(path)
         self._initialise(known={*weights})  # such as tables that follow from the spec
         self._take(weights)
         for name, optimizer in self.session.optimizers.items():
@@ -259,7 +259,7 @@ class Rank0Session(Session):
         self.begin()
 
     def load_model(self, path: Path) -> None:
-        checkpoint.check_model(path, self.model)
+        checkpoint.weights.check_model(path, self.model)
         self._order({"do": "take", "path": str(path.resolve())})
 
     @contextlib.contextmanager
@@ -318,12 +318,12 @@ class Rank0Session(Session):
     def _writer(self, folder: Path) -> Callable[[], object]:
         """Let all processes take copies of what they hold; return what waits until they have written them."""
         step, keep = self.standing.step, self.run.checkpoint.keep
-        names, metadata = checkpoint.names_of(self.model)
+        names, metadata = checkpoint.steps.names_of(self.model)
         self._number += 1
         self._abandoned.clear()
         word = f"saved/{self._number}"
         order = {"do": "save", "step": step, "names": names, "metadata": metadata, "word": word}
-        self._order(order | {"folder": str(checkpoint.begin(folder, step, keep).resolve())})
+        self._order(order | {"folder": str(checkpoint.steps.begin(folder, step, keep).resolve())})
         return lambda: self._finish(folder, step, keep, word)
 
     def _finish(self, folder: Path, step: int, keep: int, word: str) -> None:
@@ -337,10 +337,10 @@ class Rank0Session(Session):
             for rank, report in enumerate(reports)
             for line in report.get("problems", ())
         ]:
-            checkpoint.give_up(folder, step)
+            checkpoint.steps.give_up(folder, step)
             raise UserError(*problems)
         seals = {name: seal for report in reports for name, seal in report["seals"].items()}
-        checkpoint.finish(folder, step, seals, keep)
+        checkpoint.steps.finish(folder, step, seals, keep)
 
     def settle(self) -> None:
         if self._saving is None:
@@ -359,7 +359,7 @@ class Rank0Session(Session):
         super().settle()
 
     def _load(self, path: Path) -> dict[str, Any]:
-        state = checkpoint.check(path, model=self.model, optimizers=self.optimizers)
+        state = checkpoint.steps.check(path, model=self.model, optimizers=self.optimizers)
         self._order({"do": "load", "path": str(path.resolve())})
         self._has_values = True
         return state
@@ -587,10 +587,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _written(folder: Path, snapshot: checkpoint.Snapshot) -> dict[str, Any]:
+def _written(folder: Path, snapshot: checkpoint.steps.Snapshot) -> dict[str, Any]:
     """Write a process's part of a checkpoint, and return what the first one hears of it."""
     try:
-        return {"seals": checkpoint.write_part(folder, snapshot)}
+        return {"seals": checkpoint.steps.write_part(folder, snapshot)}
     except UserError as error:
         return {"problems": error.lines}
     except BaseException as error:  # such as a panic of safetensors, which is no Exception

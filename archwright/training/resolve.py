@@ -266,7 +266,7 @@ def first_weights(run: RunSpec, model: LanguageModel) -> Iterator[tuple[str, Ten
     """Yield the weights of a run that starts from a file and whose model is on the meta device, by name: those of the
     file, and the initial values of others, each made when it is asked for."""
     given = checkpoint.Opened(weights_file(Path(run.init.from_)))
-    taken = checkpoint.sources(model, given)
+    taken = checkpoint.weights.sources(model, given)
     for name, source in taken.items():
         yield name, given[source]
     others = {name for name, _ in (*model.named_parameters(), *model.named_buffers())} - {*taken}
@@ -277,7 +277,6 @@ def _take_weights(model: LanguageModel, file: Path, progress: Progress) -> None:
     """Start from existing weights, and name what is taken and what is new."""
     taken, new = checkpoint.take_weights(model, checkpoint.Opened(file))
     progress.say(f"init.from {file}: {len(taken)} tensors taken, {len(new)} new")
-    for name in taken:
-        progress.say(f"  taken  {name}")
-    for name in new:
-        progress.say(f"  new    {name}")
+    for word, names in (("taken", taken), ("new  ", new)):
+        for name in names:
+            progress.say(f"  {word}  {name}")

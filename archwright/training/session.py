@@ -221,10 +221,10 @@ class Session:
             self.model.load_state_dict(weights)
             self.begin()
 
-    def save(self, folder: Path, values: checkpoint.Values | None = None) -> None:
+    def save(self, folder: Path, values: checkpoint.weights.Values | None = None) -> None:
         """Write a checkpoint of this step; of a model on the meta device, with the values that are given."""
         snapshot = self._taken(copies=False)._replace(values=values)
-        checkpoint.write(folder, snapshot, self.run.checkpoint.keep)
+        checkpoint.steps.write(folder, snapshot, self.run.checkpoint.keep)
 
     def start_saving(self, folder: Path) -> None:
         """Write a checkpoint of this step while training goes on, from a copy that is taken now.
@@ -253,11 +253,11 @@ class Session:
     def _writer(self, folder: Path) -> Callable[[], object]:
         """Take a copy of what is to be saved, and return what writes it."""
         keep, snapshot = self.run.checkpoint.keep, self._taken(copies=True)
-        checkpoint.begin(folder, snapshot.step, keep)
-        return partial(checkpoint.write_begun, folder, snapshot, keep)
+        checkpoint.steps.begin(folder, snapshot.step, keep)
+        return partial(checkpoint.steps.write_begun, folder, snapshot, keep)
 
-    def _taken(self, *, copies: bool) -> checkpoint.Snapshot:
-        return checkpoint.take(
+    def _taken(self, *, copies: bool) -> checkpoint.steps.Snapshot:
+        return checkpoint.steps.take(
             self.standing.step,
             model=self.model,
             optimizers=self.optimizers,

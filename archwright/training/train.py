@@ -396,7 +396,7 @@ def _restore(folder: RunFolder, session: Session) -> str:
         return "started"
     step = session.standing.step
     _cut(folder, step)
-    checkpoint.drop_old(folder.checkpoints_folder, step, folder.spec.checkpoint.keep)
+    checkpoint.steps.drop_old(folder.checkpoints_folder, step, folder.spec.checkpoint.keep)
     return "resumed" if session.standing.step else "started"
 
 

@@ -73,17 +73,17 @@ def save_in_parts(
     folder: Path, trained: tuple[nn.Module, torch.optim.Optimizer], grid: Grid, step: int = 3
 ) -> Path:
     model, optimizer = trained
-    names, metadata = checkpoint.names_of(model)
+    names, metadata = checkpoint.steps.names_of(model)
     weights, size = model.state_dict(), grid[0] * grid[1]
     saved = of_optimizers.read_optimizer(optimizer, model)
-    draft, seals = checkpoint.begin(folder, step, 9), {}
+    draft, seals = checkpoint.steps.begin(folder, step, 9), {}
     for number in range(size):
         kept = {
             i: {key: [*cut(value, grid)][number][0] for key, value in state.items()}
             for i, state in saved["state_dict"]["state"].items()
         }
         own = saved | {"state_dict": saved["state_dict"] | {"state": kept}}
-        snapshot = checkpoint.take_part(
+        snapshot = checkpoint.steps.take_part(
             step,
             (number, size),
             tensors={name: [*cut(weights[name], grid)][number] for name in names},
@@ -92,8 +92,8 @@ def save_in_parts(
             metadata=metadata,
             state=None if number else STATE,
         )
-        seals |= checkpoint.write_part(draft, snapshot)
-    checkpoint.finish(folder, step, seals, 9)
+        seals |= checkpoint.steps.write_part(draft, snapshot)
+    checkpoint.steps.finish(folder, step, seals, 9)
     return folder / f"step-{step}"
 
 
@@ -129,11 +129,11 @@ def test_others_read_what_some_wrote(
 ) -> None:
     path = save_in_parts(tmp_path, trained, wrote) if wrote else save_whole(tmp_path, trained)
     model, optimizer = trained
-    names, _ = checkpoint.names_of(model)
+    names, _ = checkpoint.steps.names_of(model)
     fresh = Model()
     given = torch.optim.AdamW(fresh.parameters())
-    assert checkpoint.check(path, model=fresh, optimizers={"main": given}) == STATE
-    stored, read_optimizer = checkpoint.parts_of(path)
+    assert checkpoint.steps.check(path, model=fresh, optimizers={"main": given}) == STATE
+    stored, read_optimizer = checkpoint.steps.parts_of(path)
     assert {*stored} == {*names}
     parameters = [*model.parameters()]
     for number in range(reads[0] * reads[1]):
@@ -155,7 +155,7 @@ def test_torch_reads_them_too(
 ) -> None:
     """The reader of torch.distributed.checkpoint finds the weights, and nothing that is pickled is there."""
     path = save_in_parts(tmp_path, trained, (3, 2))
-    names, _ = checkpoint.names_of(trained[0])
+    names, _ = checkpoint.steps.names_of(trained[0])
     found = {name: torch.zeros_like(trained[0].state_dict()[name]) for name in names}
     dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
     for name, value in found.items():
@@ -167,12 +167,12 @@ def test_it_counts_once_it_is_finished(
     trained: tuple[nn.Module, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     whole = save_whole(tmp_path, trained)
-    checkpoint.begin(tmp_path, 4, 9)
+    checkpoint.steps.begin(tmp_path, 4, 9)
     assert checkpoint.latest(tmp_path) == whole
     checkpoint.remove_stale(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-3"]
     with pytest.raises(UserError, match="has a checkpoint of step 3, later than step 2"):
-        checkpoint.begin(tmp_path, 2, 9)
+        checkpoint.steps.begin(tmp_path, 2, 9)
 
 
 @pytest.mark.parametrize("hurt", ["changed", "cut", "gone", "gone from the seal"])
@@ -196,7 +196,7 @@ def test_a_damaged_part_is_named_and_the_one_before_is_used(
             (path / "COMPLETE.json").write_text(json.dumps(seal))
     model = Model()
     given = {"main": torch.optim.AdamW(model.parameters())}
-    for use in (checkpoint.load, checkpoint.check):
+    for use in (checkpoint.load, checkpoint.steps.check):
         with pytest.raises(DamagedError) as error:
             use(path, model=model, optimizers=given)
         (line,) = error.value.lines

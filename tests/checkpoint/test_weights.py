@@ -10,11 +10,9 @@ from torch import nn
 from archwright.checkpoint import (
     DamagedError,
     Opened,
-    check_model,
     load_model,
     read_metadata,
     read_model,
-    sources,
     take_weights,
     weights,
     write_model,
@@ -202,10 +200,10 @@ def test_values_come_in_any_order_and_others_are_left_out(tmp_path: Path) -> Non
     described = {name: tensor.to("meta") for name, tensor in tensors.items()}
     weights.write_tensors(tmp_path / "whole", tensors, {"n": "1"})
     values = (("d", torch.ones(1)), ("b", tensors["b"]), ("a", tensors["a"].double()))
-    weights.write_values(tmp_path / "one by one", described, {"n": "1"}, iter(values))
+    weights.write_tensors(tmp_path / "one by one", described, {"n": "1"}, iter(values))
     assert (tmp_path / "one by one").read_bytes() == (tmp_path / "whole").read_bytes()
     with pytest.raises(AssertionError, match="no values of"):
-        weights.write_values(tmp_path / "short", described, {}, iter(values[2:]))
+        weights.write_tensors(tmp_path / "short", described, {}, iter(values[2:]))
 
 
 def test_a_model_without_memory_says_what_its_file_is(tmp_path: Path) -> None:
@@ -217,11 +215,11 @@ def test_a_model_without_memory_says_what_its_file_is(tmp_path: Path) -> None:
     write_model(tmp_path / "whole", model, {"n": "1"})
     write_model(tmp_path / "values", described, {"n": "1"}, model.state_dict().items())
     assert (tmp_path / "values").read_bytes() == (tmp_path / "whole").read_bytes()
-    check_model(tmp_path / "whole", described)
+    weights.check_model(tmp_path / "whole", described)
     with pytest.raises(UserError, match="meta device"):
         load_model(tmp_path / "whole", described)
     with pytest.raises(UserError, match=r"new\.weight: missing from the checkpoint"):
-        check_model(tmp_path / "whole", Small(extra=True))
+        weights.check_model(tmp_path / "whole", Small(extra=True))
     assert take_weights(described, Opened(tmp_path / "whole")) == (
         ("embedding.weight", "norm.weight", "norm.bias", "head.weight"),
         (),
@@ -240,7 +238,7 @@ def test_a_mapped_model_has_the_weights_of_the_file(tmp_path: Path) -> None:
 
 
 def test_sources_name_tied_tensors_once() -> None:
-    assert sources(Small(), {"head.weight", "norm.bias", "strange"}) == {
+    assert weights.sources(Small(), {"head.weight", "norm.bias", "strange"}) == {
         "embedding.weight": "head.weight",
         "norm.bias": "norm.bias",
     }

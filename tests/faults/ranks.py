@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from archwright import checkpoint
 from archwright.checkpoint import steps
 from archwright.cli import main
 from tests.faults.disk import FULL, REMOVALS, Blow, Disk
@@ -85,7 +84,6 @@ class Struck(Disk):
         super().__init__(Path(plan.run), Blow(0))
         _wrap(steps, "write_part", self.during(WRITING))
         _wrap(steps, "finish", self.during(SEALING))
-        checkpoint.write_part, checkpoint.finish = steps.write_part, steps.finish
         _wrap(importlib.import_module("archwright.training.train"), "finish", self.during(ENDING))
         _wrap(importlib.import_module("archwright.training.session"), "train_step", self._step)
 

@@ -191,10 +191,10 @@ def _write_in_parts(run: Path, step: int, size: int) -> None:
     checkpoints = folder.checkpoints_folder
     session.restore(checkpoints / f"step-{step}")
     state = dict(vars(session.standing)) | {"precision": session.precision.state()}
-    names, metadata = checkpoint.names_of(session.model)
+    names, metadata = checkpoint.steps.names_of(session.model)
     tensors = session.model.state_dict()
     shutil.rmtree(checkpoints / f"step-{step}")
-    draft, seals = checkpoint.begin(checkpoints, step, 2), {}
+    draft, seals = checkpoint.steps.begin(checkpoints, step, 2), {}
     for rank in range(size):
         optimizers, blocks = {}, {}
         for name, optimizer in session.optimizers.items():
@@ -204,7 +204,7 @@ def _write_in_parts(run: Path, step: int, size: int) -> None:
             optimizers[name] = found | {"state_dict": found["state_dict"] | {"state": moments}}
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             blocks[name] = [block(p, rank) for p in parameters]
-        snapshot = checkpoint.take_part(
+        snapshot = checkpoint.steps.take_part(
             step,
             (rank, size),
             tensors={
@@ -215,8 +215,8 @@ def _write_in_parts(run: Path, step: int, size: int) -> None:
             metadata=metadata,
             state=state if rank == 0 else None,
         )
-        seals |= checkpoint.write_part(draft, snapshot)
-    checkpoint.finish(checkpoints, step, seals, 2)
+        seals |= checkpoint.steps.write_part(draft, snapshot)
+    checkpoint.steps.finish(checkpoints, step, seals, 2)
 
 
 def _make_foreign() -> None:

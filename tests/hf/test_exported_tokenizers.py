@@ -84,6 +84,20 @@ def test_without_a_spare_row_end_of_text_is_the_padding(tmp_path: Path) -> None:
     assert special.exported(258, 8, has_source=False).special_ids == {END: 256, PAD: 257}
 
 
+def test_padding_takes_the_id_of_no_token() -> None:
+    words = tokenizers.models.WordLevel({END: 0, "a": 1, "?": 2, "b": 4}, unk_token="?")
+    inner = tokenizers.Tokenizer(words)
+    inner.add_special_tokens([END])
+    exported = Tokenizer(inner, END).exported(8, 16, has_source=False)
+    assert PAD not in exported.special_ids  # the library would give it 4
+    assert json.loads(exported.files["tokenizer_config.json"])["pad_token"] == END
+
+
+def test_an_id_that_another_library_added_is_named_by_its_number() -> None:
+    line = BYTES.otherwise(((300,), ()), has_source=False)
+    assert line == f"transformers reads id 300 TEXT, training read {END} TEXT"
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_text_has_the_ids_of_the_library(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]()

@@ -15,6 +15,7 @@ import pytest
 from archwright import hf
 from archwright.hf.configs import spec_of
 from archwright.hf.families import FAMILIES
+from archwright.hf.older_readers import difference
 from archwright.hf.saving import config_of
 from archwright.spec.errors import UserError
 from tests.hf.library import ENTRIES, build, randomise, save, transformers
@@ -106,6 +107,13 @@ def test_a_family_that_the_older_library_computes_otherwise_is_named(tmp_path: P
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(expected)}$"):
         hf.save(ours.model, tmp_path / "out")
+
+
+def test_a_family_that_the_older_library_cannot_read_is_named() -> None:
+    apart = {"model_type": "marian", "share_encoder_decoder_embeddings": False}
+    for config in ({"model_type": "deberta"}, {"model_type": "deberta-v2"}, apart):
+        assert difference(config) == "cannot read it"
+    assert difference(apart | {"share_encoder_decoder_embeddings": True}) == ""
 
 
 @pytest.mark.release

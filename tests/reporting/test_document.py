@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 from importlib import resources
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from archwright.reporting.document import (
     Table,
     Text,
     Verbatim,
+    write_page,
 )
+from archwright.spec.errors import UserError
 
 Values = NDArray[np.float64]
 NASTY = "</script><script>alert(1)</script> <!-- {{ 7 * 7 }} ${x} \"'& \u2028"
@@ -83,6 +86,15 @@ def data_of(html: str) -> dict[str, list[dict[str, object]]]:
     assert found
     parsed: dict[str, list[dict[str, object]]] = json.loads(found[1])
     return parsed
+
+
+def test_a_page_is_known_again_whatever_ends_its_lines(tmp_path: Path) -> None:
+    page = Page("t", "k", "v", "r", [Section("a", [Text("one\r\ntwo\rthree")])])
+    path = write_page(page, tmp_path / "page.html")
+    assert write_page(page, path).read_bytes().count(b"\r") == 2
+    path.write_bytes(path.read_bytes().replace(b"\r", b""))
+    with pytest.raises(UserError, match="or that was changed since"):
+        write_page(page, path)
 
 
 def test_everything_is_escaped() -> None:

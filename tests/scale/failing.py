@@ -62,16 +62,16 @@ def stop() -> None:
 
 def full_while_gathering() -> None:
     """Let the disk be full when a tensor of the weights has been gathered."""
-    plain = weights.write_values
+    plain = weights.write_tensors
 
     def write(path: Path, tensors: Any, metadata: Any, values: Any = None) -> None:
         if values is None:  # a part of a checkpoint
             return plain(path, tensors, metadata)
         next(iter(values))
-        weights.write_values = plain
+        weights.write_tensors = plain
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    weights.write_values = write
+    weights.write_tensors = write
 
 
 def runs_that_fail(words: list[str]) -> None:

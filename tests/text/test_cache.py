@@ -103,7 +103,7 @@ def test_what_dead_processes_left_is_swept(cache: Path) -> None:
         f"tokens/.{HASHES[0]}.lock",
         f"tokens/.tmp-{HASHES[1]}-a_b1/shard-00000.bin",
         f"tokenizers/.{HASHES[2]}.json.lock",
-        f"tokenizers/.{HASHES[2]}.blake2.{dead.pid}.0123abcd.tmp",
+        f"tokenizers/.{HASHES[2]}.json.{dead.pid}.0123abcd.tmp",
         f"measured/.{HASHES[3]}.json.{dead.pid}.0123abcd.tmp",
         f"surveys/.{HASHES[3]}-{'0' * 16}.json.{dead.pid}.0123abcd.tmp",
         f"surveys/.{HASHES[3]}-{'0' * 16}.json.lock",
@@ -129,7 +129,7 @@ def test_what_another_machine_writes_is_not_swept(cache: Path) -> None:
     """No process of this machine has its number; who writes it holds a lock."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    (written,) = made(cache, f"tokenizers/.{HASHES[0]}.blake2.{dead.pid}.0123abcd.tmp")
+    (written,) = made(cache, f"tokenizers/.{HASHES[0]}.json.{dead.pid}.0123abcd.tmp")
     with only_one(cache / "tokenizers" / f"{HASHES[0]}.json"):
         sweep()
         assert written.exists()
@@ -159,7 +159,8 @@ def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
     assert found == [
         ("tokens", HASHES[1], 100),
         ("tokens", HASHES[0], 200),
-        ("tokenizers", HASHES[2], 200),
+        ("tokenizers", HASHES[2], 100),
+        ("tokenizers", HASHES[2], 100),
         ("measured", HASHES[3], 100),
         ("surveys", f"{HASHES[3]}-{'0' * 16}", 100),
     ]

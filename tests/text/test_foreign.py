@@ -70,6 +70,7 @@ def test_ids_are_checked_before_the_library_sees_them(kind: str, i: object) -> N
         "", "[", "[]", "{}", "null", '{"model": []}', '{"model": {"vocab": 3}}', "[" * 200_000,
         '{"model": {"vocab": {"a": ' + "9" * 5000 + "}}}", '{"model": {"vocab": {}, "merges": 1}}',
         '{"added_tokens": [3], "model": {"vocab": {}}}',
+        f'{{"model": {{"vocab": {{}}}}, "normalizer": {"[" * 900}{"]" * 900}}}',
     ],
 )  # fmt: skip
 def test_what_is_no_tokenizer_is_told(text: str) -> None:

@@ -106,7 +106,7 @@ def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
         (RunFolder, "write_spec"),
         (RunFolder, "write_environment"),
         (train_room, "_restore"),
-        (checkpoint, "write_begun"),
+        (checkpoint.steps, "write_begun"),
         (finalize_room, "final_evaluation"),
         (finalize_room, "compressors"),
         (finalize_room, "stream"),

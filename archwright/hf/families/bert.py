@@ -103,7 +103,7 @@ BERT = Family(
         Field("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
         Field("attention_probs_dropout_prob", "attention.dropout"),
         Activation("hidden_act", gated=False),
-        Computed(_read_transform, lambda get: {}, "hidden_act"),
+        Computed(_read_transform, key="hidden_act"),
         HIDDEN,
         Set(ALL_BIASES),
         flag("is_decoder", {"attention.mask.kind": "causal"}, {"attention.mask.kind": "full"}),
@@ -208,7 +208,7 @@ DISTILBERT = BERT.derive(
     Field("n_heads", "attention.num_heads"),
     Field("hidden_dim", "feedforward.hidden_dim"),
     Activation("activation", gated=False),
-    Computed(lambda config: _read_transform({"hidden_act": config["activation"]}), lambda get: {}),
+    Computed(lambda config: _read_transform({"hidden_act": config["activation"]})),
     Set({"attention.mask.kind": "full", "embedding.bias": False}),
     Set({f"{norm}.eps": 1e-12 for norm in ("norm", "embedding.norm", "head.transform.norm")}),
     Field("dropout", ("residual.dropout", "embedding.dropout")),
@@ -337,10 +337,7 @@ ELECTRA = BERT.derive(
         "discriminator_predictions.dense_prediction": When(*OF_REPLACED, "head"),
     },
     prefix="electra.",
-    ignored=(
-        r"generator_lm_head\.weight",
-        r"electra\.embeddings\.(position_ids|token_type_ids)",
-    ),
+    ignored=(r"generator_lm_head\.weight", r"electra\.embeddings\.(position_ids|token_type_ids)"),
 )
 
 

@@ -19,7 +19,7 @@ def sparse_blocks(at: str, *lenses: Lens, full: Lens | None = None) -> Switch:
                 *lenses,
                 Set({f"{at}.mask.kind": "big_bird"}),
                 # In training the class draws blocks.
-                Computed(lambda config: nested(f"{at}.mask.random", "first"), lambda get: {}),
+                Computed(lambda config: nested(f"{at}.mask.random", "first")),
                 Field("block_size", f"{at}.mask.block_size"),
                 Field("num_random_blocks", f"{at}.mask.num_random"),
             ),

@@ -26,11 +26,7 @@ from archwright.hf.lenses import (
 from archwright.hf.weight_map import Fused
 from archwright.spec.errors import UserError
 
-TERMS = {
-    ("c2p", "p2c"): "both",
-    ("c2p",): "content_to_position",
-    ("p2c",): "position_to_content",
-}
+TERMS = {("c2p", "p2c"): "both", ("c2p",): "content_to_position", ("p2c",): "position_to_content"}
 
 
 def _terms(config: Config) -> tuple[str, ...]:
@@ -77,7 +73,7 @@ def _only(key: str, derived: Callable[[Config], int]) -> Computed:
             raise UserError(refused(key, config[key], (derived(config),)))
         return {}
 
-    return Computed(read, lambda get: {}, key)
+    return Computed(read, key=key)
 
 
 def _read_types(config: Config) -> Table:

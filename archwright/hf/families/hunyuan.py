@@ -96,7 +96,7 @@ HUNYUAN_V1_MOE = LLAMA.derive(
     _one("num_experts", "feedforward.num_experts"),
     _one("moe_topk", "feedforward.top_k"),
     Field("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
-    Computed(_read_shared, lambda get: {}),
+    Computed(_read_shared),
     layer_keys={
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",

@@ -165,8 +165,7 @@ MINIMAX_M2 = LLAMA.derive(
             nested("position.fraction", config["rotary_dim"] / config["head_dim"])
             if config["rotary_dim"]
             else {}
-        ),
-        lambda get: {},
+        )
     ),
     *qk_norm("projection"),
     *experts("num_local_experts", "intermediate_size", **SIGMOID),
@@ -218,7 +217,7 @@ MINICPM3 = LLAMA.derive(
     "minicpm3",
     "MiniCPM3ForCausalLM",
     *LATENT,
-    Computed(_read_value_width, lambda get: {}),
+    Computed(_read_value_width),
     embedding_scale("scale_emb"),
     Computed(_read_depth, _write_depth),
     Computed(_read_base, _write_base),

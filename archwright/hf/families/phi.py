@@ -38,16 +38,10 @@ from archwright.spec.errors import UserError
 LONGROPE = Rope(kinds=("default", "longrope"), renamed={"su": "longrope", "yarn": "longrope"})
 
 
-def _write_original(get: Get) -> dict[str, Any]:
-    length = get("position.scaling.original_length")
-    return {} if length is MISSING else {"original_max_position_embeddings": length}
-
-
 PHI3 = MISTRAL.derive(
     "phi3",
     "Phi3ForCausalLM",
     LONGROPE,
-    Computed(lambda config: {}, _write_original),
     Field("resid_pdrop", "residual.dropout"),
     Field("embd_pdrop", "embedding.dropout"),
     layer_keys={"self_attn.qkv_proj": Fused(QKV, Rows()), "mlp.gate_up_proj": GATE_UP},

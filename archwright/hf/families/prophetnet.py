@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from archwright.hf.families.bart import NORMED_EMBEDDING, POST_NORM, STACKS
-from archwright.hf.families.common import (
-    TIED,
-    attention_names,
-    attention_size,
-)
+from archwright.hf.families.common import TIED, attention_names, attention_size
 from archwright.hf.family import Family
 from archwright.hf.layouts import FirstRowLast, TurnsSwapped
 from archwright.hf.lenses import Computed, Config, Field, Get, Refuse, Set, Table

@@ -64,9 +64,7 @@ REFORMER = Family(
         Field("vocab_size", "vocab_size"),
         Field("hidden_size", "dim"),
         Computed(
-            lambda config: {"num_layers": len(config["attn_layers"])},
-            lambda get: {},
-            "num_hidden_layers",
+            lambda config: {"num_layers": len(config["attn_layers"])}, key="num_hidden_layers"
         ),
         Field("max_position_embeddings", "context_length"),
         Set({"residual.kind": "reversible", "residual.join": "concat", **LAYER_NORM}),

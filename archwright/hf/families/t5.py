@@ -29,9 +29,7 @@ GATED = {
     if name not in ("gelu", "gelu_pytorch_tanh", "gelu_fast")  # gated-gelu is the approximation
 }
 FEEDFORWARD = Activation(
-    "feed_forward_proj",
-    gated=False,
-    names={"gated-gelu": GATED_ACTIVATIONS["gelu_new"], **GATED},
+    "feed_forward_proj", gated=False, names={"gated-gelu": GATED_ACTIVATIONS["gelu_new"], **GATED}
 )
 """The function of a feed-forward, and whether it is gated, in one word."""
 
@@ -146,7 +144,7 @@ UMT5 = T5.derive(
     "umt5",
     "UMT5ForConditionalGeneration",
     TIED,
-    Computed(lambda config: {"head": _scaled(config)}, lambda get: {}),
+    Computed(lambda config: {"head": _scaled(config)}),
     *in_both(Set({"position.shared": False})),
 )
 
