@@ -109,7 +109,6 @@ def _print_models(
 ) -> None:
     """Print the models that meet all conditions."""
     models = listing("models")
-    whole = options.all_columns or options.format != "text"
     with_all = with_costs(models, published_costs())
     found, conditions = filtered(with_all["rows"], listing("chosen"), filters)
     for name in names:
@@ -117,11 +116,10 @@ def _print_models(
     if options.by_year:
         print_table(by_year(found, models["rows"]))
     elif found or options.format != "text":
+        names_of_columns = [*with_all["rows"][0]]
+        shown = {**models, "rows": found}
         print_architectures(
-            {**models, "rows": found},
-            options.format,
-            all_columns=whole,
-            names=[*with_all["rows"][0]],
+            shown, options.format, all_columns=options.all_columns, names=names_of_columns
         )
     if (filters or names) and options.format == "text":
         asked = ", ".join(filter(None, [conditions, *(f"named {name}" for name in names)]))
