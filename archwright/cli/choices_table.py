@@ -39,7 +39,7 @@ def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]
     """Return the sections of that name with all their kinds, or those that have a kind of that name."""
     path, axes, kinds = named(name, known)
     found = [(s, _kinds(s)) for s in axes] or [(s, [kind["name"]]) for s, kind in kinds]
-    if not found and path != plain(name):  # an option's name elsewhere
+    if not found and plain(name) in OTHER_NAMES:  # an option's name elsewhere
         raise UserError(
             f'list choices "{name}": an option, not a kind; see archwright explain {shlex.quote(name)}'
         )
@@ -68,9 +68,11 @@ def named(
 ) -> tuple[str, list[Section], list[tuple[Section, dict[str, Any]]]]:
     """Return the path that a word stands for, and the axes and the kinds of that name."""
     wanted = plain(word).replace("=", ".").removesuffix(".kind").replace(".kind.", ".")
-    path = plain(OTHER_NAMES.get(wanted, wanted)).removeprefix("model.")
-    axis, _, name = path.rpartition(".")
     names = [(s, [plain(name) for name in names_of(s)]) for s in known]
+    is_axis = any(wanted in own for _, own in names)
+    path = wanted if is_axis else plain(OTHER_NAMES.get(wanted, wanted))
+    path = path.removeprefix("model.")
+    axis, _, name = path.rpartition(".")
     kinds = [(s, k) for s, own in names for k in s["kinds"] if not axis or axis in own]
     axes = [s for s, own in names if path in own]
     return path, axes, [(s, kind) for s, kind in kinds if plain(kind["name"]) == name]

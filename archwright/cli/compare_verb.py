@@ -20,10 +20,9 @@ changes; without a name it changes the baseline. KEY=VALUE holds for all:
 
 Models are scaled to what the budget can train, unless model.dim or model.num_layers is given, and made equal
 in parameters through the width of their hidden layers; heads and widths that a variant does not set are the
-baseline's. One seed tunes the learning rate of every variant, two
-where its losses rise steeply; fresh seeds are compared at it, in pairs, and what is decided early is trained
-no further.
-Finished runs are kept and never repeated: the same command goes on where it stopped, and with a larger
+baseline's. One seed tunes the learning rate of every variant, two where its losses rise steeply. Fresh seeds
+are compared at that rate, in pairs; what is decided early is trained no further.
+Finished runs are kept and never repeated: the same command continues where it stopped, and with a larger
 --budget in a folder inside the study's. A run needs 500 steps or more to answer.
 
 studies:
