@@ -37,7 +37,7 @@ def print_choices_of(name: str, sections: Sequence[Section], parts: Sequence[str
 
 def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]]]:
     """Return the sections of that name with all their kinds, or those that have a kind of that name."""
-    path, axes, kinds = named(name, known)
+    _, axes, kinds = named(name, known)
     found = [(s, _kinds(s)) for s in axes] or [(s, [kind["name"]]) for s, kind in kinds]
     if not found and plain(name) in OTHER_NAMES:  # an option's name elsewhere
         raise UserError(
