@@ -33,7 +33,7 @@ from archwright.parts.residuals import RESIDUALS
 from archwright.parts.routing import ROUTINGS
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
-from archwright.spec.files import check_utf8
+from archwright.spec.files import check_utf8, open_regular
 
 REGISTRIES: tuple[Registry, ...] = (
     NORMS,
@@ -102,7 +102,8 @@ def load_parts_file(path: Path) -> str:
     """
     check_utf8(path)
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError as error:
         raise UserError(f"--parts {path}: cannot be read: {error.strerror}") from None
     name = _module_of(path)

@@ -42,10 +42,10 @@ def print_architectures(
             empty = UNKNOWN if record["unpublished"] else ""
             cells = _short(record)
             rows.append([record["model"], *(cells[name] or empty for name in columns)])
-        rows, left_out = (rows, []) if all_columns else fitting(rows, columns_or_all())
-        print_table(rows)
-        if left_out:
-            print(f"left out, as the terminal is narrow: {', '.join(left_out)}; --wide shows all\n")
+        if all_columns:
+            print_table(rows)
+        else:
+            print_fitting(rows, "; --wide shows all\n")
         for record in records:
             if record["unpublished"]:
                 print(f"{record['model']}: unpublished: {record['unpublished']}.")
@@ -81,18 +81,16 @@ def _short(record: Record) -> Record:
     }
 
 
-def fitting(rows: list[list[str]], width: int) -> tuple[list[list[str]], list[str]]:
-    """Return the columns that fit into a width of at least LEAST_WIDTH, and the heads of all others."""
+def print_fitting(rows: list[list[str]], hint: str = "") -> None:
+    """Print the columns that fit into the terminal, and the names of all others; without a terminal or COLUMNS, all."""
+    width = max(LEAST_WIDTH, shutil.get_terminal_size((ENDLESS, 24)).columns)
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     number = len(widths)
-    while number > 1 and sum(widths[:number]) + 2 * (number - 1) > max(width, LEAST_WIDTH):
+    while number > 1 and sum(widths[:number]) + 2 * (number - 1) > width:
         number -= 1
-    return [row[:number] for row in rows], rows[0][number:]
-
-
-def columns_or_all() -> int:
-    """Return the columns of the terminal; where there is none, and COLUMNS is not set, enough for every table."""
-    return shutil.get_terminal_size((ENDLESS, 24)).columns
+    print_table([row[:number] for row in rows])
+    if left_out := rows[0][number:]:
+        print(f"left out, as the terminal is narrow: {', '.join(left_out)}{hint}")
 
 
 def with_costs(

@@ -22,12 +22,12 @@ Check files, and say all at once what is wrong in them and what to do.
               and packed as it reads them alone; an optimizer must follow its schedule and go on bit for bit;
               batches of an objective must follow from (seed, step). The file is run, so trust it.
 
-With --widths, MODEL KEY=VALUE ... is trained for 10 steps at each width (model.dim) on its text, by default with
-2 layers and 4 rows of 64 tokens. A table has the root mean square by which the outputs of the embedding, each
-branch and the head change, for the same input. muP wants changes that are flat: the same at all widths.
+With --widths, MODEL KEY=VALUE ... is trained for 10 steps at each width (model.dim) on its text, by default
+with 2 layers and 4 rows of 64 tokens. A table has the root mean square by which the outputs of the embedding,
+each branch and the head change, for the same input. muP wants the same changes at all widths.
 
-The exit code is 0 where all is good, 1 where a choice breaks a law or a change is not flat, and 2 where a file
-cannot be read."""
+The exit code is 0 if all is good, 1 if a law is broken or a change is not flat, and 2 if a file cannot be
+read."""
 
 EXAMPLES = """\
   archwright check mine.toml

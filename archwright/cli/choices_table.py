@@ -1,5 +1,6 @@
 """Output of `archwright list choices`: a line for each kind of every axis, or all details of some."""
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 from archwright.cli.parser import print_table, terminal_width
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.other_names import CHOICES
+from archwright.spec.other_names import CHOICES, KEYS
 
 INDENT = "    "
 
@@ -36,26 +37,45 @@ def print_choices_of(name: str, sections: Sequence[Section], parts: Sequence[str
 
 def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]]]:
     """Return the sections of that name with all their kinds, or those that have a kind of that name."""
-    words = name.strip().lower().removesuffix(".kind")
-    words = CHOICES.get(words, words)
-    whole = [s for s in known if words in names_of(s)]
-    if whole:
-        return [(s, _kinds(s)) for s in whole]
-    axis, _, kind = words.replace("=", ".").replace(".kind.", ".").rpartition(".")
-    parts = [s for s in known if not axis or axis in names_of(s)]
-    found = [(s, [kind]) for s in parts if kind in _kinds(s)]
+    _, axes, kinds = named(name, known)
+    found = [(s, _kinds(s)) for s in axes] or [(s, [kind["name"]]) for s, kind in kinds]
+    if not found and plain(name) in OTHER_NAMES:  # an option's name elsewhere
+        raise UserError(
+            f'list choices "{name}": an option, not a kind; see archwright explain {shlex.quote(name)}'
+        )
     if not found:
         names = [n for s in known for n in (*names_of(s), *_kinds(s))]
         names += [f"{s['name']}.{kind}" for s in known for kind in _kinds(s)]
-        if words != name.strip().lower():  # an option's name elsewhere
-            raise UserError(
-                f'list choices "{name}": an option, not a kind; see archwright explain {shlex.quote(name)}'
-            )
         raise UserError(
             f'list choices "{name}": expected an axis, a table or a kind, such as mask, head or '
-            f"rope; archwright list choices has all of them.{nearest(words, names)}"
+            f"rope; archwright list choices has all of them.{nearest(name.lower(), names)}"
         )
     return found
+
+
+def plain(word: str) -> str:
+    """Return a word without the marks that people set between its parts."""
+    return re.sub("[-_ ]", "", word.strip().lower())
+
+
+OTHER_NAMES = {
+    plain(name): path.removesuffix(".kind") for name, path in {**KEYS, **CHOICES}.items()
+}
+
+
+def named(
+    word: str, known: Sequence[Section]
+) -> tuple[str, list[Section], list[tuple[Section, dict[str, Any]]]]:
+    """Return the path that a word stands for, and the axes and the kinds of that name."""
+    wanted = plain(word).replace("=", ".").removesuffix(".kind").replace(".kind.", ".")
+    names = [(s, [plain(name) for name in names_of(s)]) for s in known]
+    is_axis = any(wanted in own for _, own in names)
+    path = wanted if is_axis else plain(OTHER_NAMES.get(wanted, wanted))
+    path = path.removeprefix("model.")
+    axis, _, name = path.rpartition(".")
+    kinds = [(s, k) for s, own in names for k in s["kinds"] if not axis or axis in own]
+    axes = [s for s, own in names if path in own]
+    return path, axes, [(s, kind) for s, kind in kinds if plain(kind["name"]) == name]
 
 
 def with_parts(command: str, parts: Sequence[str]) -> str:
@@ -65,7 +85,7 @@ def with_parts(command: str, parts: Sequence[str]) -> str:
 
 def names_of(section: Section) -> list[str]:
     """Return the words that stand for a section: its name and its paths."""
-    paths = section["paths"]
+    paths = [*filter(None, section["paths"])]  # a run's is empty
     return [section["name"], *(path.removeprefix("model.") for path in paths), *paths]
 
 

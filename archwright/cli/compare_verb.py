@@ -20,10 +20,9 @@ changes; without a name it changes the baseline. KEY=VALUE holds for all:
 
 Models are scaled to what the budget can train, unless model.dim or model.num_layers is given, and made equal
 in parameters through the width of their hidden layers; heads and widths that a variant does not set are the
-baseline's. One seed tunes the learning rate of every variant, two
-where its losses rise steeply; fresh seeds are compared at it, in pairs, and what is decided early is trained
-no further.
-Finished runs are kept and never repeated: the same command goes on where it stopped, and with a larger
+baseline's. One seed tunes the learning rate of every variant, two where its losses rise steeply. Fresh seeds
+are compared at that rate, in pairs; what is decided early is trained no further.
+Finished runs are kept and never repeated: the same command continues where it stopped, and with a larger
 --budget in a folder inside the study's. A run needs 500 steps or more to answer.
 
 studies:
@@ -67,22 +66,24 @@ def run(words: Sequence[str]) -> int:
     )
     options = parser.parse(words)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if options.dry_run:
-        from archwright.lab.compare import plan
-        from archwright.lab.run_cache import POOL
-        from archwright.lab.summary import announcement
-        from archwright.lab.terminal import plan_as_json
+    from archwright.lab.run_cache import POOL
 
-        folders = {"out": options.out, "runs": options.runs or POOL}
-        places = {**_places(options), "add_seeds": options.add_seeds}
-        found = plan(*options.what, **folders, parts=options.parts, **places, **given)
-        if options.json:
-            print(plan_as_json(found))
-        else:
-            print(announcement(found))
-            print("Nothing was trained.")
-        return 0
-    return _compare(options, given)
+    given |= {"out": options.out, "runs": options.runs or POOL, "parts": options.parts}
+    given |= {"on": options.on or "", "workers": options.workers, "slurm": ",".join(options.slurm)}
+    given["add_seeds"] = options.add_seeds
+    if not options.dry_run:
+        return _compare(options, given)
+    from archwright.lab.compare import plan
+    from archwright.lab.summary import announcement
+    from archwright.lab.terminal import plan_as_json
+
+    found = plan(*options.what, **given)
+    if options.json:
+        print(plan_as_json(found))
+    else:
+        print(announcement(found))
+        print("Nothing was trained.")
+    return 0
 
 
 def _add_options(parser: Parser) -> list[str]:
@@ -125,31 +126,15 @@ def _add_places(parser: Parser) -> None:
     )
 
 
-def _places(options: argparse.Namespace) -> dict[str, Any]:
-    """Return where runs are trained."""
-    asked = ",".join(options.slurm)
-    return {"on": options.on or "", "workers": options.workers, "slurm": asked}
-
-
 def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
     import psutil
 
     from archwright.lab.compare import Interrupted, compare
-    from archwright.lab.run_cache import POOL
     from archwright.lab.terminal import as_json, print_results
 
+    waited = time.time() - psutil.Process().create_time()
     try:
-        results = compare(
-            *options.what,
-            out=options.out,
-            runs=options.runs or POOL,
-            parts=options.parts,
-            quiet=options.quiet,
-            add_seeds=options.add_seeds,
-            waited=time.time() - psutil.Process().create_time(),
-            **_places(options),
-            **given,
-        )
+        results = compare(*options.what, quiet=options.quiet, waited=waited, **given)
     except Interrupted as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal

@@ -155,14 +155,6 @@ def _explained(prefix: str, *_: object) -> Iterator[str]:
     yield from CHOICES
 
 
-def _kinds(*_: object) -> Iterable[str]:
-    return KINDS
-
-
-def _hardware(*_: object) -> list[str]:
-    return [presets.THIS, *_presets("hardware")]
-
-
 def _presets(room: str) -> list[str]:
     return [path.stem for path in (presets.FOLDER / room).glob("*.toml")]
 
@@ -180,8 +172,8 @@ COMPLETERS: dict[str, Completer] = {
     "run": _runs,
     "runs": _runs,
     "resume": _runs,
-    "kind": _kinds,
-    "hardware": _hardware,
+    "kind": lambda *_: KINDS,
+    "hardware": lambda *_: [presets.THIS, *_presets("hardware")],
     "words": _of_list,
     "word": _explained,
 }

@@ -67,11 +67,7 @@ def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
 
 
 def _text(data: DataSpec) -> str:
-    """Say what there is to train on.
-
-    Raises:
-        UserError: a text that is not there.
-    """
+    """Say what there is to train on."""
     if not data.task.is_none:
         return f"examples of {data.task.kind}, drawn for each step"
     if data.pairs == SYNTHETIC:

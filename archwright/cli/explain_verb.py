@@ -1,16 +1,15 @@
 """archwright explain"""
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from archwright import presets
-from archwright.cli.choices_table import Section, names_of, with_parts, wrapped
+from archwright.cli.choices_table import Section, named, names_of, plain, with_parts, wrapped
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, print_table
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.other_names import CHOICES, KEYS
+from archwright.spec.other_names import CHOICES
 
 if TYPE_CHECKING:
     from archwright.inspection.explain import Numbers
@@ -47,37 +46,22 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _plain(word: str) -> str:
-    """Return a word without the marks that people set between its parts."""
-    return re.sub("[-_ ]", "", word.strip().lower())
-
-
-NAMES = {_plain(name): path.removesuffix(".kind") for name, path in {**KEYS, **CHOICES}.items()}
-
-
 def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "list[Numbers]"]]:
-    """Yield the text and the numbers of each kind of that name; else of each option, of the axis, or of the word.
-
-    Raises:
-        UserError: nothing has it.
-    """
-    wanted = _plain(word).replace("=", ".").replace(".kind.", ".")
-    path = _plain(NAMES.get(wanted, wanted)).removeprefix("model.")
+    """Yield the text and the numbers of each kind of that name; else of the axis, of each option, or of the word."""
+    path, axes, kinds = named(word, known)
     axis, _, name = path.rpartition(".")
-    here = [s for s in known if not axis or axis in map(_plain, names_of(s))]
-    kinds = [(s, kind) for s in here for kind in s["kinds"] if _plain(kind["name"]) == name]
     if kinds:
         yield from (_of_kind(section, kind) for section, kind in kinds)
         return
-    axes = [s for s in known if axis in ("", "model") and path in map(_plain, names_of(s))]
-    if axes:
+    if axes and not axis:
         yield from ((_of_axis(section), []) for section in axes)
         return
+    here = [s for s in known if not axis or axis in map(plain, names_of(s))]
     options: dict[str, tuple[str, str]] = {}
     groups = (group for s in here for group in (s, *s["families"], *s["kinds"]))
     for asks, about in (pair for group in groups for pair in group["options"]):
         key = asks.split()[-1].partition("=")[0].removesuffix(".kind")
-        if _plain(key).rpartition(".")[2] == name:
+        if plain(key).rpartition(".")[2] == name:
             options.setdefault(key, (asks, about))  # of several kinds the first has the users
     for key, (asks, about) in options.items():
         from archwright.inspection.explain import numbers_of_option
@@ -95,17 +79,13 @@ def _of_axis(section: Section) -> list[str]:
 
 
 def _of_word(word: str, known: Sequence[Section]) -> list[str]:
-    """Return a line of the glossary, or where models of that name are shown.
-
-    Raises:
-        UserError: there are none.
-    """
-    plain, words = _plain(word), listing("glossary")
+    """Return a line of the glossary, or where models of that name are shown."""
+    words = listing("glossary")
     for term, meaning in words.items():
-        if plain in map(_plain, term.split(", ")):
+        if plain(word) in map(plain, term.split(", ")):
             return [term, *wrapped(meaning)]
     files = sorted(path.stem for path in (presets.FOLDER / "models").glob("*.toml"))
-    if models := [name for name in files if name == word or name.startswith(f"{word.lower()}-")]:
+    if models := [name for name in files if f"{name}-".startswith(f"{word.lower()}-")]:
         return [f"model: {', '.join(models)}", f"archwright show {models[0]}"]
     names = [name for s in known for name in (s["name"], *(kind["name"] for kind in s["kinds"]))]
     raise UserError(

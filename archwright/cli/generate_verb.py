@@ -118,11 +118,7 @@ def _standard_input(option: str) -> str:
 
 
 def _lines(name: str) -> list[str]:
-    """Return the lines of a file, or of standard input.
-
-    Raises:
-        UserError: no such file, or no text in it.
-    """
+    """Return the lines of a file, or of standard input."""
     if name == "-":
         text = _standard_input("--source-file")
     else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from archwright.cli.architectures_table import FORMATS, print_architectures, with_costs
 from archwright.cli.choices_table import print_choices, print_choices_of
 from archwright.cli.listings import listing, published_costs
-from archwright.cli.model_filter import by_year, filtered, is_filter, named_like
+from archwright.cli.model_filter import FILTER, by_year, filtered, named_like
 from archwright.cli.parser import Parser, print_table
 from archwright.spec.absent import refuse_absent
 from archwright.spec.errors import UserError, nearest
@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
     rest = [*options.words]
     what = rest.pop(0) if rest[:1] and rest[0] in WHAT else None
     name = rest.pop(0) if what == "choices" and rest else None
-    filters = [word for word in rest if is_filter(word)]
+    filters = [word for word in rest if FILTER.fullmatch(word)]
     others = [word for word in rest if word not in filters]
     if filters and what not in (None, "models"):
         raise UserError(f"list {what}: {filters[0]} is for models; leave it out, or list models")
@@ -109,7 +109,6 @@ def _print_models(
 ) -> None:
     """Print the models that meet all conditions."""
     models = listing("models")
-    whole = options.all_columns or options.format != "text"
     with_all = with_costs(models, published_costs())
     found, conditions = filtered(with_all["rows"], listing("chosen"), filters)
     for name in names:
@@ -117,11 +116,10 @@ def _print_models(
     if options.by_year:
         print_table(by_year(found, models["rows"]))
     elif found or options.format != "text":
+        names_of_columns = [*with_all["rows"][0]]
+        shown = {**models, "rows": found}
         print_architectures(
-            {**models, "rows": found},
-            options.format,
-            all_columns=whole,
-            names=[*with_all["rows"][0]],
+            shown, options.format, all_columns=options.all_columns, names=names_of_columns
         )
     if (filters or names) and options.format == "text":
         asked = ", ".join(filter(None, [conditions, *(f"named {name}" for name in names)]))

@@ -2,9 +2,9 @@
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from archwright.cli.architectures_table import Record
 from archwright.spec.errors import UserError, nearest
@@ -92,11 +92,6 @@ class Filter:
         raise UserError(
             f'{self.key}: found "{self.value}", which no model has{there}.{nearest(self.value, known)}'
         )
-
-
-def is_filter(word: str) -> bool:
-    """Tell whether a word is a condition on models."""
-    return FILTER.fullmatch(word) is not None
 
 
 def filtered(
@@ -197,12 +192,9 @@ def named_like(records: Sequence[Record], word: str) -> list[Record]:
 
 def by_year(records: Sequence[Record], among: Sequence[Record]) -> list[list[str]]:
     """Return a row for each year: how many models of it are in `records`, and how many there are."""
-    years = sorted({record["year"] for record in among})
-
-    def number(rows: Sequence[Any], year: str) -> str:
-        return str(sum(record["year"] == year for record in rows))
-
+    of_all, here = (Counter(record["year"] for record in rows) for rows in (among, records))
+    years = sorted(of_all.items())
     if len(records) == len(among):
-        return [["year", "models"], *([year, number(among, year)] for year in years)]
-    rows = [[year, number(records, year), f"of {number(among, year)}"] for year in years]
+        return [["year", "models"], *([year, str(number)] for year, number in years)]
+    rows = [[year, str(here[year]), f"of {number}"] for year, number in years]
     return [["year", "models", ""], *rows]

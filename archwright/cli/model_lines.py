@@ -23,9 +23,7 @@ from archwright.spec.read import (
 from archwright.spec.rules import suspicions
 from archwright.spec.run_spec import RunSpec
 
-NOT_COUNTED = {
-    "all": "counted with --costs, which takes a second or two; archwright plan says more"
-}
+NOT_COUNTED = "counted with --costs, which takes a second or two; archwright plan says more"
 
 
 def print_model(options: argparse.Namespace) -> None:
@@ -48,7 +46,11 @@ def print_model(options: argparse.Namespace) -> None:
     if options.toml:
         print(starting_file(without_stale_sources(loaded.spec, spec), loaded.objective), end="")
         return
-    counts, blame = _counts(spec), _with_tiny(loaded, spec, options)
+    counts, blame = _counts(spec), loaded.blame
+    if options.tiny:  # what changed has lost its source
+        old, new = flatten(loaded.spec.model_dump()), flatten(spec.model_dump())
+        changed = [path for path, value in new.items() if old.get(path) != value]
+        blame = {**blame, **dict.fromkeys(changed, Origin("--tiny"))}
     if options.values or options.all or options.blame:
         lines = _values(spec, blame, options)
     else:
@@ -56,10 +58,10 @@ def print_model(options: argparse.Namespace) -> None:
         blame = {k: v for k, v in blame.items() if k in values}
         blame |= _set_here(options.assignments, values)
         costs = costs_of(spec, loaded.objective, count=options.costs)
-        by_name = {} if costs is None else cost_words(costs)
-        costs_shown = {
-            name: f"{text}, {COSTS[name][2]}" for name, text in by_name.items()
-        } or NOT_COUNTED
+        costs_shown = {"all": NOT_COUNTED}
+        if costs is not None:
+            words = cost_words(costs)
+            costs_shown = {name: f"{text}, {COSTS[name][2]}" for name, text in words.items()}
         lines = card(spec, blame, f"{loaded.spec.name}.toml", counts, costs_shown)
     if options.exportable:
         lines = _exportable(spec)
@@ -133,17 +135,6 @@ def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[s
         elif f"{path.rpartition('.')[0]}.kind" in keys:
             found[path] = Origin("default")
     return found
-
-
-def _with_tiny(
-    loaded: Loaded, spec: ModelSpec, options: argparse.Namespace
-) -> Mapping[str, Origin]:
-    """Return where values come from once the model is tiny: what changed has lost its source."""
-    if not options.tiny:
-        return loaded.blame
-    before, after = flatten(loaded.spec.model_dump()), flatten(spec.model_dump())
-    changed = {path: Origin("--tiny") for path, value in after.items() if before.get(path) != value}
-    return {**loaded.blame, **changed}
 
 
 def _counts(spec: ModelSpec) -> Counts:

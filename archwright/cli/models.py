@@ -38,8 +38,8 @@ def load_model(name: str) -> Loaded:
     return Loaded(spec, dict.fromkeys(flatten(spec.model_dump()), Origin(CONFIG)))
 
 
-def load_recipe(name: str) -> RunSpec:
-    """Return the run of a recipe, of a model, or of an architecture without weights.
+def load_recipe(name: str, *, weights: bool = False) -> RunSpec:
+    """Return the run of a recipe, of a model, or of an architecture, which may have `weights` if they are not used.
 
     Raises:
         UserError: as `load_model`, or weights are there, which must be imported to go on from them.
@@ -47,7 +47,7 @@ def load_recipe(name: str) -> RunSpec:
     if not is_config(name):
         return load_run(name)
     folder = Path(name)
-    if any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+    if not weights and any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise UserError(
             f"{name}: a checkpoint of another library; archwright import {name} makes a run to go on from, "
             f"and archwright train {folder / CONFIG} trains its architecture from fresh"

@@ -73,7 +73,18 @@ def run(words: Sequence[str]) -> int:
     if file.suffix != skeleton.suffix:
         raise UserError(f"{file}: expected a name ending in {skeleton.suffix}")
     text, name = _named(skeleton.read_text("utf-8"), options.kind, file)
-    _write(file, text)
+    check_utf8(file)
+    try:
+        with file.open("x", encoding="utf-8", newline="\n") as new:
+            new.write(text)
+    except FileExistsError:
+        raise UserError(
+            f"{file}: is there already, and stays as it is; give another name"
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{file}: there is no folder {file.parent}; make it first") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written: {error.strerror}") from None
     print(
         f"{file}: {options.kind}{f' {name}' if options.kind in KEYS else ''}, to start from. Next:\n"
     )
@@ -98,26 +109,6 @@ def _named(text: str, kind: str, file: Path) -> tuple[str, str]:
     if not is_name or re.search(rf"\b(?:{name}|{titled})\b", code):
         return text, own
     return re.sub(rf"\b{own}\b", name, text).replace(title, titled), name
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file that is not there yet.
-
-    Raises:
-        UserError: it is there, or its folder is not.
-    """
-    check_utf8(file)
-    try:
-        with file.open("x", encoding="utf-8", newline="\n") as new:
-            new.write(text)
-    except FileExistsError:
-        raise UserError(
-            f"{file}: is there already, and stays as it is; give another name"
-        ) from None
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{file}: there is no folder {file.parent}; make it first") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 def _next(kind: str, file: str, name: str) -> list[str]:

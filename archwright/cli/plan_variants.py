@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.models import is_config, load_model, load_recipe
+from archwright.cli.models import load_recipe
 from archwright.lab.variants import Named, is_variant, run_key, split
 from archwright.spec.errors import UserError
 from archwright.spec.rules import enforce
@@ -27,7 +27,7 @@ def variants(words: Sequence[str]) -> dict[str, RunSpec]:
             continue
         try:
             each = Named.of(split(word.removeprefix(":")), baseline)
-            run = _run(each.name).override(*common)
+            run = load_recipe(each.name, weights=True).override(*common)
             for keys in each.groups:
                 run = run.override(*keys)
             enforce(run.model)
@@ -37,11 +37,3 @@ def variants(words: Sequence[str]) -> dict[str, RunSpec]:
     if lines:
         raise UserError(*dict.fromkeys(lines))
     return found
-
-
-def _run(name: str) -> RunSpec:
-    """Return the run of a name; of a checkpoint its architecture is enough."""
-    if not is_config(name):
-        return load_recipe(name)
-    model = load_model(name).spec
-    return RunSpec(name=model.name, model=model)

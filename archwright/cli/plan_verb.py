@@ -15,7 +15,6 @@ from archwright.spec.errors import UserError
 if TYPE_CHECKING:
     from archwright.planning.plans import Plan
     from archwright.planning.workload import Workload
-    from archwright.reporting.document import Page
     from archwright.reporting.plan_rows import Figure
     from archwright.spec.run_spec import RunSpec
     from archwright.training.measured_step import MeasuredStep
@@ -62,6 +61,11 @@ EXAMPLES = """\
     layer_kinds.local.attention.mask.size=1024 \\
     'layers.cycle=["local","local","local","local","local","default"]'"""
 
+SETTINGS = (
+    *("devices", "precision", "tokens", "batch", "context"),
+    *("mfu", "price", "split", "micro_batch"),
+)
+
 
 def run(words: Sequence[str]) -> int:
     """Print a model's costs, or those of several side by side."""
@@ -80,21 +84,23 @@ def run(words: Sequence[str]) -> int:
         step = _measured(next(iter(runs.values())), work) if len(runs) == 1 else None
         work = with_bandwidth(work)
     found = _plans(runs, work)
-    here = _figures(found, step)
+    here: list[Figure] = []
+    if step is not None:
+        from archwright.cli.this_machine import rows
+
+        here = [*rows(step, next(iter(found.values())).training.tokens)]
     _print(found, step, here, as_json=options.json)
     if options.html:
         from archwright.reporting.costs import cost_page
+        from archwright.reporting.document import write_page
 
-        _write(options, cost_page(found, here))
+        write_page(cost_page(found, here), Path(options.html))
+        print(f"\npage  {options.html}", file=sys.stderr if options.json else sys.stdout)
     return 0
 
 
 def _plans(runs: "Mapping[str, RunSpec]", work: "Workload") -> "dict[str, Plan]":
-    """Return the plans of runs by name.
-
-    Raises:
-        UserError: what cannot be planned, one line each.
-    """
+    """Return the plans of runs by name."""
     from archwright.planning.plans import plan
 
     found: dict[str, Plan] = {}
@@ -119,14 +125,6 @@ def _measured(run: "RunSpec", work: "Workload") -> "MeasuredStep | None":
         for line in error.lines:
             print(f"archwright: warning: no step was measured: {line}", file=sys.stderr)
         return None
-
-
-def _figures(found: "Mapping[str, Plan]", step: "MeasuredStep | None") -> "list[Figure]":
-    if step is None:
-        return []
-    from archwright.cli.this_machine import rows
-
-    return [*rows(step, next(iter(found.values())).training.tokens)]
 
 
 def _print(
@@ -184,11 +182,7 @@ def _parser() -> Parser:
 
 
 def _workload(options: Namespace) -> "Workload":
-    """Return what a plan is for.
-
-    Raises:
-        UserError: what cannot be, one line each.
-    """
+    """Return what a plan is for."""
     from archwright.planning.workload import workload
 
     hardware = options.hardware
@@ -202,22 +196,4 @@ def _workload(options: Namespace) -> "Workload":
         hardware = this_machine()
         if options.precision == "bf16" and "bf16" not in hardware.peak_flops:
             options.precision = "fp32"
-    return workload(
-        hardware=hardware,
-        devices=options.devices,
-        precision=options.precision,
-        tokens=options.tokens,
-        batch=options.batch,
-        context=options.context,
-        mfu=options.mfu,
-        price=options.price,
-        split=options.split,
-        micro_batch=options.micro_batch,
-    )
-
-
-def _write(options: Namespace, page: "Page") -> None:
-    from archwright.reporting.document import write_page
-
-    write_page(page, Path(options.html))
-    print(f"\npage  {options.html}", file=sys.stderr if options.json else sys.stdout)
+    return workload(hardware=hardware, **{name: getattr(options, name) for name in SETTINGS})

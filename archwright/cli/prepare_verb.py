@@ -52,8 +52,10 @@ def run(words: Sequence[str]) -> int:
     if line := _nothing_to_do(spec.data):
         print(line)
         return 0
-    _check_stdin(spec.data, options.processes)
-
+    if options.processes > 1 and "-" in (*spec.data.text, *spec.data.held_out):
+        raise UserError(
+            f'--processes: found {options.processes} beside the text "-"; standard input is read by one process'
+        )
     from archwright.lab.prepare import prepare_together
 
     material = prepare_together(spec, options.processes, [Path(file) for file in options.parts])
@@ -69,14 +71,6 @@ def _nothing_to_do(data: "DataSpec") -> str:
     if data.pairs:
         return "data.pairs: each run reads its pairs itself; there is nothing to prepare"
     return ""
-
-
-def _check_stdin(data: "DataSpec", processes: int) -> None:
-    """Refuse standard input for several processes, as each would have to read all of it."""
-    if processes > 1 and "-" in (*data.text, *data.held_out):
-        raise UserError(
-            f'--processes: found {processes} beside the text "-"; standard input is read by one process'
-        )
 
 
 def _print(material: "Material", seconds: float) -> None:

@@ -3,8 +3,7 @@
 import os
 import time
 
-from archwright.cli.architectures_table import columns_or_all, fitting
-from archwright.cli.parser import print_table
+from archwright.cli.architectures_table import print_fitting
 from archwright.format import count, decimal, loss, one_line
 from archwright.runs import RUNS
 from archwright.runs.summaries import RunSummary, summaries
@@ -21,10 +20,7 @@ def print_runs() -> None:
     if not found:
         print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
         return
-    rows, left_out = fitting([HEAD, *map(_cells, found)], columns_or_all())
-    print_table(rows)
-    if left_out:
-        print(f"left out, as the terminal is narrow: {', '.join(left_out)}")
+    print_fitting([HEAD, *map(_cells, found)])
     if any(run.loss is not None for run in found):
         print("Loss in nats per token, and bits per byte, are of held-out text.")
     for run in found:

@@ -9,8 +9,8 @@ from archwright.cli.parser import Parser, print_table
 
 ABOUT = """\
 Compare a checkpoint's logits here with those of transformers, which must be installed, in float32 and in
-bfloat16, and the ids of a text, and print a certificate. The exit code is 0 if logits are the same within rounding
-and ids are the same, else 1."""
+bfloat16, and the ids of a text, and print a certificate. The exit code is 0 if logits are the same within
+rounding and ids are the same, else 1."""
 
 EXAMPLES = """\
   archwright verify Llama-3.2-1B

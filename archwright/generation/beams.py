@@ -8,11 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from archwright.generation.sampling import Reader
+from archwright.generation.sampling import Reader, check_settings
 from archwright.model.language_model import LanguageModel
-from archwright.spec.errors import UserError
-
-MOST_BEAMS = 1024
 
 EarlyStopping = bool | Literal["never"]
 
@@ -73,7 +70,8 @@ def beam_search_many(
         UserError: an empty prompt, a source that the model does not take or lacks, or settings out of their limits,
             one line each.
     """
-    _check(prompt, max_tokens, num_beams, length_penalty)
+    numbers = {"num_beams": num_beams, "length_penalty": length_penalty}
+    check_settings(prompt, max_tokens=max_tokens, **numbers)
     stops = frozenset({stop} if isinstance(stop, int) else stop)
     limits = Limits(max_tokens, num_beams, length_penalty, early_stopping, stops)
     model.eval()
@@ -166,22 +164,3 @@ class Search:
         length = limits.max_tokens if hopes else self.length
         best: float = self.running[0].score / length**limits.length_penalty
         return best <= self.ended[-1].score
-
-
-def _check(prompt: Tensor, max_tokens: int, num_beams: int, length_penalty: float) -> None:
-    """Refuse settings out of their limits; comparisons are such that nan is one of them."""
-    allowed = [
-        (len(prompt) > 0, "prompt: found no token; expected one at least to go on from"),
-        (max_tokens >= 0, f"max_tokens: found {max_tokens}; expected 0 or more"),
-        (
-            1 <= num_beams <= MOST_BEAMS,
-            f"num_beams: found {num_beams}; expected 1 to {MOST_BEAMS:,}",
-        ),
-        (
-            -10 <= length_penalty <= 10,
-            f"length_penalty: found {length_penalty}; expected -10 to 10",
-        ),
-    ]
-    lines = [line for legal, line in allowed if not legal]
-    if lines:
-        raise UserError(*lines)

@@ -1,6 +1,7 @@
 """Plain sampling: one token at a time from the model's distribution, made sharper or cut."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -40,7 +41,8 @@ def sample(
         UserError: an empty prompt, a source that the model does not take or lacks, or settings out of their limits, one
             line each.
     """
-    _check(prompt, max_tokens, temperature, top_k, top_p, seed)
+    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    check_settings(prompt, max_tokens=max_tokens, **drawing, seed=seed)
     generator = torch.Generator(prompt.device).manual_seed(seed)
 
     def choose(logits: Tensor) -> int:
@@ -189,21 +191,28 @@ def draw(
     return int(order[torch.multinomial(weights, 1, generator=generator)])
 
 
-def _check(
-    prompt: Tensor, max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
-) -> None:
-    """Refuse settings out of their limits; comparisons are such that nan is one of them."""
-    allowed = [
-        (len(prompt) > 0, "prompt: found no token; expected one at least to go on from"),
-        (max_tokens >= 0, f"max_tokens: found {max_tokens}; expected 0 or more"),
-        (
-            temperature == 0 or 1e-6 <= temperature <= 1e6,
-            f"temperature: found {temperature}; expected 0 (the likeliest token), or 1e-6 to 1e6",
-        ),
-        (top_k >= 0, f"top_k: found {top_k}; expected 0 (all) or more"),
-        (0 < top_p <= 1, f"top_p: found {top_p}; expected more than 0, at most 1"),
-        (0 <= seed < 2**63, f"seed: found {seed}; expected 0 to 2^63 - 1"),
-    ]
-    lines = [line for legal, line in allowed if not legal]
+MOST_BEAMS = 1024
+LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tokens": (lambda x: x >= 0, "0 or more"),
+    "temperature": (
+        lambda x: x == 0 or 1e-6 <= x <= 1e6,
+        "0 (the likeliest token), or 1e-6 to 1e6",
+    ),
+    "top_k": (lambda x: isinstance(x, int) and x >= 0, "0 (all) or more"),
+    "top_p": (lambda x: 0 < x <= 1, "more than 0, at most 1"),
+    "seed": (lambda x: 0 <= x < 2**63, "0 to 2^63 - 1"),
+    "num_beams": (lambda x: isinstance(x, int) and 1 <= x <= MOST_BEAMS, f"1 to {MOST_BEAMS:,}"),
+    "length_penalty": (lambda x: -10 <= x <= 10, "-10 to 10"),
+}
+"""Which numbers each setting of a text may be, nan never, and the same in words."""
+
+
+def check_settings(prompt: Tensor, **settings: Any) -> None:
+    """Refuse an empty prompt, and settings out of their limits."""
+    lines = [] if len(prompt) else ["prompt: found no token; expected one at least to go on from"]
+    for name, value in settings.items():
+        allows, expected = LIMITS[name]
+        if not allows(value):
+            lines.append(f"{name}: found {value}; expected {expected}")
     if lines:
         raise UserError(*lines)

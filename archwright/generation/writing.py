@@ -1,13 +1,13 @@
 """From a prompt, or a source, to text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict, Unpack
 
 import torch
 
 from archwright.generation.beams import EarlyStopping, beam_search, beam_search_many
-from archwright.generation.defaults import Searching, sampling, searching
+from archwright.generation.defaults import DRAWING, Searching, sampling, searching
 from archwright.generation.sampling import sample
 from archwright.model.language_model import LanguageModel
 from archwright.runs.load import Run, open_run
@@ -16,7 +16,7 @@ from archwright.text.tokenizer import Tokenizer
 
 SIDE_BY_SIDE = 64
 """Sources that are answered at a time."""
-DRAWING = ("temperature", "top_k", "top_p")
+SEARCHING = ("num_beams", "length_penalty", "early_stopping")
 
 
 class Settings(TypedDict, total=False):
@@ -116,7 +116,7 @@ def stream(
     common = _common(tokenizer, settings) | {"source": read}
     prefix = torch.tensor(_start(tokenizer, prompt, source is not None), device=device)
     if search.num_beams == 1:
-        drawn = sampling(tokenizer, *_drawing(settings).values(), has_source=source is not None)
+        drawn = sampling(tokenizer, has_source=source is not None, **_asked(settings, DRAWING))
         tokens = sample(model, prefix, **common, **asdict(drawn), seed=settings.get("seed", 0))
     else:
         tokens = iter(beam_search(model, prefix, **common, **asdict(search)))
@@ -145,24 +145,20 @@ def _common(tokenizer: Tokenizer, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _drawing(settings: Settings) -> dict[str, Any]:
-    return {name: settings.get(name) for name in DRAWING}
+def _asked(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
+    return {name: settings.get(name) for name in names}
 
 
 def _settled(tokenizer: Tokenizer, has_source: bool, settings: Settings) -> tuple[Searching, float]:
     """Return how the likeliest text is sought, with one beam where it is not, and the temperature then.
 
-    Raises:
-        UserError: what draws a text, and what searches for the likeliest one, at once.
+    Refuse what draws a text beside what searches for the likeliest one.
     """
-    asked: list[Any] = [
-        settings.get(name) for name in ("num_beams", "length_penalty", "early_stopping")
-    ]
-    drawing = _drawing(settings)
+    drawing, asked = _asked(settings, DRAWING), _asked(settings, SEARCHING)
     draws = any(value is not None for value in drawing.values())
-    search = searching(tokenizer, *asked)
-    if draws and asked[0] is None:  # in place of what a checkpoint says
-        search = searching(tokenizer, 1, *asked[1:])
+    if draws and asked["num_beams"] is None:  # in place of what a checkpoint says
+        asked["num_beams"] = 1
+    search = searching(tokenizer, **asked)
     lines = []
     if search.num_beams != 1:
         lines = [
@@ -182,7 +178,7 @@ def _settled(tokenizer: Tokenizer, has_source: bool, settings: Settings) -> tupl
         ]
     if lines:
         raise UserError(*lines)
-    return search, sampling(tokenizer, *drawing.values(), has_source=has_source).temperature
+    return search, sampling(tokenizer, has_source=has_source, **drawing).temperature
 
 
 def _characters(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from archwright.files import sync
 from archwright.lab.jobs import PATIENCE, Answer, Executor, Handle, Job
 from archwright.lab.local import LocalExecutor
 from archwright.runs import RunFolder
@@ -85,10 +86,10 @@ class RemoteJob:
 
     def say(self, answer: Answer) -> None:
         """Append a line to the file of answers."""
-        with contextlib.suppress(OSError), Path(self.answers).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(answer) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with contextlib.suppress(OSError):
+            with Path(self.answers).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(answer) + "\n")
+            sync(Path(self.answers))
 
     def _goes_on(self) -> bool:
         """Return whether the study's own process still has the study, as far as its folder says."""

@@ -7,6 +7,7 @@ import pytest
 from archwright.cli import explain_verb, main
 from archwright.cli.listings import listing
 from archwright.cli.new_verb import FOLDER
+from archwright.spec.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,8 @@ from archwright.cli.new_verb import FOLDER
         (("kv-cache", "KVCache"), "kv cache"),
         (("top-p", "nucleus_sampling"), "top-p, nucleus sampling"),
         (("led",), "model: led-base, led-large"),
+        (("llama-3-8b", "Llama-3-8B"), "model: llama-3-8b"),
+        (("norm", "norm.kind", "model.norm.kind"), "norm"),
     ],
 )
 def test_words_of_the_field_are_explained(words: tuple[str, ...], first: str) -> None:
@@ -28,6 +31,12 @@ def test_words_of_the_field_are_explained(words: tuple[str, ...], first: str) ->
     for word in words:
         (lines, *_), *_ = explain_verb._found(word, known)
         assert lines[0] == first
+
+
+@pytest.mark.parametrize("word", ["", " ", "-", "model."])
+def test_no_word_is_no_axis(word: str) -> None:
+    with pytest.raises(UserError, match="expected a kind, an option, an axis"):
+        [*explain_verb._found(word, listing("choices"))]
 
 
 def test_every_word_of_the_notes_is_explained() -> None:

@@ -1,5 +1,6 @@
 """A choice from outside the package, from the first listing to the last evaluation."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def words(place: Path, visitors: None) -> list[str]:
 def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(words)
     return code, *capsys.readouterr()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+@pytest.mark.parametrize("command", ["check", "list choices --parts"])
+def test_a_pipe_is_refused_before_it_is_read(
+    command: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo("pipe.py")
+    said = "archwright: pipe.py: found a pipe; expected a file\n"
+    assert typed(capsys, *command.split(), "pipe.py") == (2, "", said)
 
 
 @pytest.mark.slow

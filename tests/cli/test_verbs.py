@@ -240,7 +240,7 @@ def test_an_axis_is_found_by_name_and_by_path(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["relu", "feedforward.relu", "feedforward.kind=relu", "ReLU"])
+@pytest.mark.parametrize("name", ["relu", "feedforward.relu", "feedforward.kind=relu", "Re-LU"])
 def test_list_choices_of_a_kind(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "choices", name)
     assert "down(f(up(x)))" in text  # what it shares with others
@@ -256,6 +256,8 @@ def test_list_choices_of_a_kind(name: str, capsys: pytest.CaptureFixture[str]) -
     [
         (["choices", "nrom"], 'archwright: list choices "nrom": expected an axis, a table or a'),
         (["choices", "norm.rsm"], 'Did you mean "norm.rms"?'),
+        (["choices", "model.nrom"], "expected an axis, a table or a kind"),
+        (["choices", "d-ff"], "an option, not a kind; see archwright explain d-ff"),
         (["runs", "norm"], "archwright: list runs: norm: more words than it takes"),
     ],
 )

@@ -40,7 +40,7 @@ def test_what_a_checkpoint_says(config: dict[str, Any], expected: Sampling) -> N
 def test_what_the_user_says_counts_first() -> None:
     says = tokenizer(do_sample=True, temperature=0.6, top_k=20, top_p=0.9)
     assert sampling(says, temperature=0.0) == Sampling(0.0, 20, 0.9)
-    assert sampling(says, 1.0, 0, 1.0) == Sampling(1.0, 0, 1.0)
+    assert sampling(says, temperature=1.0, top_k=0, top_p=1.0) == Sampling(1.0, 0, 1.0)
     assert sampling(tokenizer(do_sample=False), top_k=5) == Sampling(0.8, 5, 1.0)
 
 

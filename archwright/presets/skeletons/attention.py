@@ -13,19 +13,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 import archwright
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
-from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.spec.attention import Attention, num_heads_of
 from archwright.spec.choice import AutoCount, ModelSizes
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.mixers import ALL_INPUTS
-from archwright.spec.norms import Norm, RMSNorm
 
 
 # 1. What it is called, and which options it has. `takes`: with AttentionMixer it handles documents, padding, positions.
@@ -36,8 +35,6 @@ class MyAttention(Attention):
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
     num_heads: AutoCount = Field("auto", examples=[4])
     """Heads; auto: as many as softmax attention has."""
-    norm: Norm = RMSNorm(eps=1e-5, weight="none")
-    """Norm over the result of each head."""
     mask: Mask = Causal()
     """Which keys a query may see."""
 
@@ -53,15 +50,13 @@ class MyAttentionModule(AttentionMixer):
     maps = 2  # maps of scores in a head; 1 for a function of one map, as a sigmoid
 
     def __init__(self, spec: MyAttention, dim: int, layer: LayerInfo) -> None:
-        heads = int(spec.num_heads)
-        d = dim // (self.maps * heads)
-        super().__init__(spec.mask, dim, layer, self.maps * heads, key_dim=d)
-        self.heads, self.d, width = heads, d, self.maps * heads * d
-        self.query, self.key = (Linear(dim, width, deepnorm=False) for _ in range(2))
-        self.value = Linear(dim, width)
-        self.out = Linear(width, dim, is_residual_output=True)
-        self.norm: nn.Module = NORMS.make(spec.norm, self.maps * d)
-        self.lambdas = nn.Parameter(torch.empty(4, d))  # q1, k1, q2, k2
+        num_maps = self.maps * int(spec.num_heads)
+        self.d = dim // num_maps
+        super().__init__(spec.mask, dim, layer, num_maps, key_dim=self.d)
+        self.query, self.key = (Linear(dim, num_maps * self.d, deepnorm=False) for _ in range(2))
+        self.value = Linear(dim, num_maps * self.d)
+        self.out = Linear(num_maps * self.d, dim, is_residual_output=True)
+        self.lambdas = nn.Parameter(torch.empty(4, self.d))  # q1, k1, q2, k2
         self.first_lambda = 0.8 - 0.6 * math.exp(-0.3 * (layer.number - 1))
         self.position = self.own_position  # learned biases of scores, if the model has them
 
@@ -73,7 +68,7 @@ class MyAttentionModule(AttentionMixer):
     def weights(self, scores: Tensor) -> Tensor:
         q1, k1, q2, k2 = self.lambdas
         factor = (q1 @ k1).exp() - (q2 @ k2).exp() + self.first_lambda
-        first, second = scores.softmax(-1).unflatten(1, (self.heads, self.maps)).unbind(2)
+        first, second = scores.softmax(-1).unflatten(1, (-1, self.maps)).unbind(2)
         mixed: Tensor = first - factor * second
         return mixed
 
@@ -81,28 +76,22 @@ class MyAttentionModule(AttentionMixer):
         self, x: Tensor, context: Context, state: KVCache | None = None, projected: Any = None
     ) -> Tensor:
         mask = context.mask(self.pattern, self.num_heads)
-        q, k, v = [m(x) for m in self.inputs] if projected is None else projected
-        q, k = (y.unflatten(-1, (self.num_heads, self.d)) for y in (q, k))
-        v = v.unflatten(-1, (self.heads, self.maps * self.d))
+        q, k = (m(x).unflatten(-1, (-1, self.d)) for m in (self.query, self.key))
+        v = self.value(x).unflatten(-1, (-1, self.maps * self.d))
         q, k, v = self.rotate_and_cache(q, k, v, context, mask, state)
         weights = self.weights(self.scores(q, k, mask, self.d**-0.5)).to(v.dtype)
         mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v)  # [batch, length, heads, maps d]
-        mixed = self.norm(mixed) * (1 - self.first_lambda)
+        mixed = functional.rms_norm(mixed, mixed.shape[-1:], eps=1e-5) * (1 - self.first_lambda)
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
+    # FLOPs of a query and a key that it sees, for all scores and all values; and numbers in the cache.
     @property
-    def inputs(self) -> list[Linear]:
-        return [self.query, self.key, self.value]
-
-    @property
-    def flops_per_pair(
-        self,
-    ) -> int:  # of a query and a key that it sees: all scores, and all values
+    def flops_per_pair(self) -> int:
         return 2 * self.query.d_out + 2 * self.value.d_out
 
     @property
-    def kept_per_token(self) -> int:  # numbers in the cache
+    def kept_per_token(self) -> int:
         return self.key.d_out + self.value.d_out
 
     # First values of its own parameters; those of `Linear` are drawn elsewhere.
