@@ -106,7 +106,9 @@ def test_a_plan_of_another_kind_is_refused(study: Path) -> None:
         lambda text: text.replace('"steps": 2', '"steps": "2"'),
         lambda text: text.replace('"steps"', '"stepz"'),
         lambda text: text.replace('"workers": ', '"workers": 1'),
-        lambda text: text.replace('"arms"', f'"format": {FORMAT}, "arms"').replace("norm.kind", "norm.eps"),
+        lambda text: text.replace('"arms"', f'"format": {FORMAT}, "arms"').replace(
+            "norm.kind", "norm.eps"
+        ),
     ],
 )
 def test_a_changed_plan_is_refused(study: Path, change) -> None:
