@@ -125,7 +125,7 @@ def open_corpus(data: DataSpec) -> Corpus:
     first, is_held_out, numbers = first[text], codes % 2 == 1, np.arange(len(codes))
     if 0 < is_held_out[first].sum() < len(first):
         how, moved = "sha256", is_held_out != is_held_out[first]
-        choices = partial(_of_side, False), partial(_of_side, True)
+        choices = _SIDES
         sizes = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
     else:
         total = sum(f.size for f in files)
@@ -250,3 +250,6 @@ def _all(file: Surveyed, span: Span) -> Span | None:
 
 def _of_side(held_out: bool, file: Surveyed, span: Span) -> Span | None:
     return span if span.held_out == held_out else None
+
+
+_SIDES = partial(_of_side, False), partial(_of_side, True)
