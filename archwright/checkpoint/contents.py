@@ -157,11 +157,14 @@ def problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
     for here, there in zip(own, groups, strict=True):
         yield from (f"{key} of an optimizer" for key in here if not _alike(here, there, key))
     parameters = [parameter for group in own for parameter in group["params"]]
+    is_adam = "amsgrad" in optimizer.defaults
     for index, state in saved["state"].items():
         if not 0 <= index < number:
             yield "it has a state of no parameter"
         else:
-            yield from (f"{key} of an optimizer" for key in _misshapen(state, parameters[index]))
+            yield from (
+                f"{key} of an optimizer" for key in _misshapen(state, parameters[index], is_adam)
+            )
 
 
 def _alike(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> bool:
@@ -191,11 +194,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 _OF_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
-def _misshapen(state: Mapping[str, object], parameter: Tensor) -> Iterator[str]:
+def _misshapen(state: Mapping[str, object], parameter: Tensor, is_adam: bool) -> Iterator[str]:
     """Yield what Adam and momentum need of a parameter's state and do not find there."""
     import torch
 
-    if state.keys() & _OF_ADAM:
+    if is_adam:
         yield from _OF_ADAM - state.keys()
     for name in _MOMENTS:
         moment = state.get(name, parameter)

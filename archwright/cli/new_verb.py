@@ -84,6 +84,7 @@ def run(words: Sequence[str]) -> int:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{file}: there is no folder {file.parent}; make it first") from None
     except OSError as error:
+        file.unlink(missing_ok=True)
         raise UserError(f"{file}: cannot be written: {error.strerror}") from None
     print(
         f"{file}: {options.kind}{f' {name}' if options.kind in KEYS else ''}, to start from. Next:\n"

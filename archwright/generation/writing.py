@@ -11,7 +11,7 @@ from archwright.generation.defaults import DRAWING, Searching, sampling, searchi
 from archwright.generation.sampling import sample
 from archwright.model.language_model import LanguageModel
 from archwright.runs.load import Run, open_run
-from archwright.spec.errors import UserError
+from archwright.spec.errors import UserError, nearest
 from archwright.text.tokenizer import Tokenizer
 
 SIDE_BY_SIDE = 64
@@ -154,6 +154,8 @@ def _settled(tokenizer: Tokenizer, has_source: bool, settings: Settings) -> tupl
 
     Refuse what draws a text beside what searches for the likeliest one.
     """
+    for name in sorted(settings.keys() - Settings.__annotations__.keys()):
+        raise UserError(f"{name}: no setting of a text.{nearest(name, Settings.__annotations__)}")
     drawing, asked = _asked(settings, DRAWING), _asked(settings, SEARCHING)
     draws = any(value is not None for value in drawing.values())
     if draws and asked["num_beams"] is None:  # in place of what a checkpoint says

@@ -21,7 +21,7 @@ from archwright.text.companions import (
     read_companions,
     table,
 )
-from archwright.text.foreign import parse, read_json
+from archwright.text.foreign import begin_of, parse, read_json
 from archwright.text.json_table import read_table
 from archwright.text.tokenizer import FILE, Tokenizer
 
@@ -163,6 +163,4 @@ def _begin(
     if (adds := settings.get("add_bos_token")) is not None:
         begin = content(settings.get("bos_token"))
         return begin if adds and begin in names else ""
-    plain = inner.encode("a", add_special_tokens=False).ids
-    whole = inner.encode("a", add_special_tokens=True)
-    return whole.tokens[0] if whole.ids[: len(plain)] != plain else ""
+    return begin_of(inner)

@@ -43,6 +43,8 @@ def advice(effect: Effect, execution: Execution, command: Command) -> str:
         return _other_rate(edges[0], execution, command)
     if effect.caveats:
         return ""
+    if execution.plan.steps < LEAST_STEPS:
+        return _longer(execution, command)
     if now.looks is None:
         again = command.again(elsewhere=True, seeds=2 * study.seeds)
         return f"too close to call, twice as many seeds may tell: {again}"

@@ -311,7 +311,7 @@ def _extended(execution: Execution, seeds: int) -> Execution:
 
 def _check_place(path: Path, study: StudySpec) -> None:
     """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
-    check_folders(path.absolute(), "variants", "timing", "tokenizer", "jobs")
+    check_folders(path.absolute(), "variants", "timing", "tokenizer", "tokenizers", "jobs")
     if _is_planned(path):
         there = read_study(path / STUDY)
         if lines := diff(there.model_copy(update={"parts": study.parts}), study):

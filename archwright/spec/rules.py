@@ -449,13 +449,19 @@ def routing_chooses_alone(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("muP's rates are those of dense models.")
 def mup_is_dense(spec: "ModelSpec") -> Iterator[str]:
+    if not isinstance(spec.init, MuP):
+        return
     for at, _ in _choices(spec, Experts):
-        if isinstance(spec.init, MuP):
-            # A router's width of output stays as the model grows: no matrix inside, and no head.
-            yield (
-                f'{at}kind: found "experts" with init.kind "mup", whose rates are not '
-                "derived for a router; expected another of the two"
-            )
+        # A router's width of output stays as the model grows: no matrix inside, and no head.
+        yield (
+            f'{at}kind: found "experts" with init.kind "mup", whose rates are not '
+            "derived for a router; expected another of the two"
+        )
+    if spec.embedding.dim not in ("auto", spec.dim):
+        yield (
+            f'embedding.dim: found {spec.embedding.dim} with init.kind "mup", whose rates are not '
+            'derived for a table of another width than the model; expected "auto"'
+        )
 
 
 @_rule("Positions that are added to the embedding belong to the whole model.")

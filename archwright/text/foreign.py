@@ -137,6 +137,18 @@ def check_ids(ids: Collection[tuple[str, object]], name: str) -> None:
             )
 
 
+def begin_of(inner: tokenizers.Tokenizer) -> str:
+    """Return the token that a tokenizer's file puts before a text; empty if it puts none.
+
+    Raises:
+        UserError: its parts contradict each other.
+    """
+    with library_errors("data.tokenizer"), quiet():
+        plain = inner.encode("a", add_special_tokens=False).ids
+        framed = inner.encode("a", add_special_tokens=True)
+    return framed.tokens[0] if framed.ids[: len(plain)] != plain else ""
+
+
 @contextmanager
 def library_errors(name: str) -> Iterator[None]:
     """Turn whatever the library raises about a foreign tokenizer into one line that begins with `name`.
@@ -184,7 +196,9 @@ def _growth(part: object) -> int:
         return 1
     own, kind, content = 1, part.get("type"), part.get("content")
     if kind == "Replace" and isinstance(content, str):
-        own = max(1, len(content))
+        pattern = part.get("pattern")
+        literal = isinstance(pattern, dict) and pattern.get("String")
+        own = max(1, len(content)) if literal else 1 + len(content)  # between all characters
     elif kind == "Prepend":  # to each stretch between added tokens
         own = 1 + len(str(part.get("prepend")))
     elif kind == "ByteLevel":  # two bytes for a letter of two, and again

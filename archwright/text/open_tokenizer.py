@@ -18,7 +18,7 @@ from archwright.text.bpe import LONGEST, WORDS, has_long_run, raw_bytes
 from archwright.text.bpe_training import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Readable
-from archwright.text.foreign import parse, read_json
+from archwright.text.foreign import begin_of, parse, read_json
 from archwright.text.tokenizer import Tokenizer
 
 SAMPLE = 100_000_000
@@ -38,14 +38,16 @@ def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
     special = list(dict.fromkeys((spec.end_of_text, *spec.special_tokens)))
     if "" in special:
         raise UserError("data.tokenizer.special_tokens: a special token cannot be empty.")
+    begin = ""
     if spec.kind == "bpe":
         inner = _trained(spec, special, documents)
     elif spec.kind == "bytes":
         inner = raw_bytes(special)
     else:
         inner = read_json(tokenizer_file(spec.path))
+        begin = begin_of(inner)
         inner.add_special_tokens(list(spec.special_tokens))
-    tokenizer = Tokenizer(inner, spec.end_of_text)
+    tokenizer = Tokenizer(inner, spec.end_of_text, begin)
     # Enough of the text to see whether the fast path agrees on it.
     held: list[str] = []
     for document in documents:

@@ -22,9 +22,8 @@ from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.model.build import build
 from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import free_memory
-from archwright.planning.training_memory import split_one
 from archwright.spec.run_spec import RunSpec
-from archwright.training.resolve import resolved
+from archwright.training.resolve import resolved, step_memory
 from archwright.training.session import Session
 
 USABLE = 0.8
@@ -81,9 +80,7 @@ def measure_step(run: RunSpec, say: Callable[[str], None] = lambda line: None) -
     model = build(run.model.resolved(), device="meta")
     decide_loss(decisions, model, run)
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
-    rows, whole = -(-run.batch_size // run.grad_accum_steps), run.machine.loss == "whole"
-    checkpointing, narrow = run.machine.activation_checkpointing, run.machine.precision != "fp32"
-    memory = split_one(run, model, checkpointing, rows, whole_logits=whole, narrow=narrow)
+    memory = step_memory(run, model, run.machine)
     step = MeasuredStep(run, memory, free_memory(run.machine.device))
     if not step.fits:
         why_not = (
@@ -98,10 +95,10 @@ def measure_step(run: RunSpec, say: Callable[[str], None] = lambda line: None) -
         say(f"measuring {1 + TIMED_STEPS} training steps, about {duration(expected)} each")
     with explain_out_of_memory(), _limited(step.free, run.machine.device):
         model = build(run.model, seed=run.seed, device=run.machine.device)
-        model.checkpoint_activations(checkpointing)
+        model.checkpoint_activations(run.machine.activation_checkpointing)
         decide_kernel(decisions, model, run)
         if run.machine.compile == "block":
-            compile_parts(model, "block", whole_loss=whole)
+            compile_parts(model, "block", whole_loss=run.machine.loss == "whole")
         if run.machine.fused == "liger":
             fuse(model, decisions.machine)
         machine = decisions.machine.model_copy(update={"num_steps": 1 + TIMED_STEPS})

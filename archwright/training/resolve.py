@@ -1,5 +1,6 @@
 """Settling a run: every "auto" becomes a value, by rule, or by measured steps, once and for all."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from archwright.model.build import build, initial_values
 from archwright.model.language_model import LanguageModel
 from archwright.optim import warmup_steps
 from archwright.planning.cost import run_flops_per_token
-from archwright.planning.memory import least_memory, total_memory
+from archwright.planning.memory import free_memory, least_memory, total_memory
+from archwright.planning.training_memory import split_one
 from archwright.runs import RunFolder
 from archwright.scale.layout import AXES, ONE, Layout
 from archwright.scale.processes import ALONE, OneOf, Processes, share_threads
@@ -167,7 +169,11 @@ def make_model(
 
 
 def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: Layout = ONE) -> None:
-    """Raise a UserError where a step cannot fit into the machine's memory, before it is tried."""
+    """Warn if a step may not fit into the free memory.
+
+    Raises:
+        UserError: it cannot fit into the machine's memory.
+    """
     model = build(run.model, device="meta", vocab_size=num_tokens)
     whole_logits = machine.loss == "whole"
     needed = least_memory(model, layout.part_rows(run), whole_logits=whole_logits)
@@ -191,6 +197,30 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
             f"{size(total)}; lower batch_size or model.context_length, or raise grad_accum_steps"
             f"{', or scale the model down with --tiny' * (kept > 1e9)}"
         )
+    free = free_memory(machine.device)
+    # Small models are not estimated, which takes a while.
+    if (
+        layout.size == 1
+        and 4 * least > free
+        and (memory := step_memory(run, model, machine)) > free
+    ):
+        warnings.warn(
+            f"a step takes about {size(memory)}, {size(free)} are free: the system may end this run; lower batch_size, "
+            "model.context_length or model.dim, or scale the model down with --tiny",
+            stacklevel=2,
+        )
+
+
+def step_memory(run: RunSpec, model: LanguageModel, machine: MachineSpec) -> float:
+    """Return the estimated bytes of a training step by one process; the model may be a meta one."""
+    return split_one(
+        run,
+        model,
+        machine.activation_checkpointing,
+        -(-run.batch_size // run.grad_accum_steps),
+        whole_logits=machine.loss == "whole",
+        narrow=machine.precision != "fp32",
+    )
 
 
 def make_batches(run: RunSpec, material: Material) -> BatchSource:

@@ -162,6 +162,26 @@ def test_moments_lie_in_memory_as_their_parameters_do(tmp_path: Path) -> None:
     assert again[0].weight.equal(model.weight)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax]
+)
+def test_other_optimizers_that_count_steps_resume(
+    optimizer: type[torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(3, 5)
+        return model, optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+
+    model, first = made()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    first.step()
+    path = save(tmp_path, 1, (model, {"outside": first}))
+    again, second = made()
+    checkpoint.load(path, model=again, optimizers={"outside": second})
+    assert same(first.state_dict(), second.state_dict())
+
+
 def test_resumed_optimizers_do_not_live_in_the_file(tmp_path: Path) -> None:
     made = make()
     train(*made, 1)

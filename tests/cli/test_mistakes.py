@@ -44,6 +44,19 @@ def test_a_checkpoint_in_place_of_a_run(
         "my hub is a checkpoint, not a run; this makes a run of it: "
         "archwright import 'my hub' --out 'runs/my hub'"
     )
+    (place / "runs" / "my hub").mkdir(parents=True)
+    (place / "runs" / "my hub" / "spec.toml").touch()
+    (line,) = error_lines(capsys, *words.split(), "my hub", *more)
+    assert line.endswith("--out 'runs/my hub-imported'")
+
+
+def test_a_checkpoint_inside_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = place / "runs" / "mine" / "checkpoints" / "step-3"
+    folder.mkdir(parents=True)
+    (place / "runs" / "mine" / "spec.toml").touch()
+    for inside in ("checkpoints/step-3", "checkpoints", "spec.toml"):
+        (line,) = error_lines(capsys, "generate", f"runs/mine/{inside}")
+        assert line == f"runs/mine/{inside} is inside a run; give its folder: runs/mine"
 
 
 @pytest.mark.skipif(

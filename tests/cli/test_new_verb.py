@@ -1,7 +1,10 @@
 """`archwright new`: files to start from pass `check`, and the commands that are printed work."""
 
+import errno
+import io
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +127,27 @@ def test_a_file_that_is_there_stays(place: Path, capsys: pytest.CaptureFixture[s
         )
     assert (place / "mine.py").read_text("utf-8") == "mine"
     assert not (place / "nowhere.py").exists()
+
+
+def test_a_disk_that_is_full_leaves_no_file(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    plain = Path.open
+
+    def opened(path: Path, mode: str = "r", **options: Any) -> Any:
+        file = plain(path, mode, **options)
+        return Full() if mode == "x" else file
+
+    monkeypatch.setattr(Path, "open", opened)
+    assert main(["new", "norm", "mine.py"]) == 2
+    assert capsys.readouterr().err == (
+        "archwright: mine.py: cannot be written: No space left on device\n"
+    )
+    assert not (place / "mine.py").exists()
 
 
 def test_every_kind_has_its_file_and_every_other_word_a_kind() -> None:

@@ -18,13 +18,15 @@ from archwright.model.language_model import LanguageModel
 from archwright.runs.folder import RunFolder
 from archwright.runs.load import OpenRun
 from archwright.spec.read import load
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.run_spec import DataSpec, RunSpec, TokenizerSpec
 from archwright.text.bpe import raw_bytes
+from archwright.text.corpus import open_texts
+from archwright.text.open_tokenizer import open_tokenizer
 from archwright.text.tokenizer import PAD, Tokenizer
 from tests.text.families import FAMILIES
 
 transformers = pytest.importorskip("transformers")
-END = "<|endoftext|>"
+END, BEGIN = "<|endoftext|>", "<|begin_of_text|>"
 BYTES = Tokenizer(raw_bytes([END]), END)
 
 
@@ -74,6 +76,22 @@ def test_an_import_of_an_export_puts_one_token_before_a_text(tmp_path: Path) -> 
         )
     ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")("a").input_ids
     assert ids == [256, 97]
+
+
+def test_training_begins_a_text_as_the_file_does(tmp_path: Path) -> None:
+    """Else an export with weights that never read the file's token would be imported with it."""
+    inner = raw_bytes([END, BEGIN])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[BEGIN, "$A"], special_tokens=[(BEGIN, 257)]
+    )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    spec = TokenizerSpec(kind="file", path=str(tmp_path), end_of_text=END)
+    trained = open_tokenizer(spec, open_texts((__file__,), DataSpec()))
+    assert (trained.begin_of_text, trained.end_of_text) == (257, 256)
+    hf.save(model(320), tmp_path / "out", trained)
+    run, _ = hf.import_run(tmp_path / "out", tmp_path / "run")
+    again = Tokenizer.load(run.tokenizer_folder)
+    assert (again.begin_of_text, again.end_of_text) == (257, 256)
 
 
 def test_without_a_spare_row_end_of_text_is_the_padding(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_weights_offered_in_comments_keep_every_law(weights: str, tmp_path: Path
     assert f"return {VARIANTS[weights]}" in text
     body = text[text.index("        q1, k1, q2, k2 =") : text.index("    def forward")]
     reset = text[text.index("    # First values") : text.index("# 3.")]
-    lambdas = "        self.lambdas = nn.Parameter(torch.empty(4, d))  # q1, k1, q2, k2\n"
+    lambdas = "        self.lambdas = nn.Parameter(torch.empty(4, self.d))  # q1, k1, q2, k2\n"
     changes = {
         "maps = 2": "maps = 1",
         lambdas: "",

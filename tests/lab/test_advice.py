@@ -140,6 +140,7 @@ def test_advice_is_a_command_that_can_be_pasted(
         arms=dict.fromkeys(names, arm),
         workers=2,
         evaluation_tokens=1024,
+        steps=600,
         lr=lambda name, k: 0.03,
     )
     sweeps = {n: Sweep((0,), [], [0], at_boundary=n in edges) for n in names}

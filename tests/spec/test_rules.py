@@ -142,6 +142,12 @@ def test_what_streams_would_need_another_rule_for_is_refused(words: str, at: str
     assert "beside predicting_streams = 2" in line
 
 
+def test_mup_scales_no_table_of_another_width() -> None:
+    mup = ("init.kind=mup", "attention.scale.kind=inverse")
+    with pytest.raises(UserError, match=r"^embedding\.dim: found 32 with init\.kind \"mup\""):
+        load("modern").override(*mup, "embedding.dim=32").resolved()
+
+
 def test_the_good_model_is_good() -> None:
     enforce(GOOD)
     assert suspicions(GOOD) == []

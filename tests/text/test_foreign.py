@@ -118,6 +118,8 @@ def _settings(**parts: Any) -> Callable[[dict[str, Any]], object]:
 LONG = "a" * 10_000_000
 FLAGS = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized", "special"], False)
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+BETWEEN = {"type": "Replace", "pattern": {"Regex": "(?=)"}, "content": "x"}
+"""Puts a letter before each letter, and so doubles a text."""
 TABLE = base64.b64encode(bytes(4) + b"a\0" + b"b" * 300 + b"\0").decode()
 
 
@@ -128,6 +130,7 @@ TABLE = base64.b64encode(bytes(4) + b"a\0" + b"b" * 300 + b"\0").decode()
         (_settings(normalizer={"type": "Prepend", "prepend": "a" * 999}), "lets a text grow"),
         (_settings(decoder={"type": "WordPiece", "prefix": LONG, "cleanup": True}), "settings: "),
         (_settings(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 24}), "grow more"),
+        (_settings(normalizer={"type": "Sequence", "normalizers": [BETWEEN] * 24}), "grow more"),
         (_settings(normalizer={"type": "Precompiled", "precompiled_charsmap": TABLE}), "grow more"),
         (_settings(normalizer={"type": "Sequence", "normalizers": [{"type": "NFKD"}] * 9999}),
          "settings: found"),

@@ -81,7 +81,7 @@ def run_out_of_memory() -> tuple[str, bool]:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "free_memory", lambda device: 8_000_000)
-        patch.setattr(room, "split_one", lambda *_, **__: 1.0)
+        patch.setattr(room, "step_memory", lambda *_, **__: 1.0)
         with pytest.raises(UserError) as refusal:
             measure_step(tiny("batch_size=64", "model.context_length=256"))
     return str(refusal.value), resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -225,6 +225,17 @@ def test_a_published_model_that_does_not_fit_may_be_scaled_down(
         resolve_room.check_memory(small, 257, CPU)
 
 
+def test_a_step_that_may_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs less than the machine has at least, and about 27 GB."""
+    monkeypatch.setattr(resolve_room, "total_memory", lambda _: 25_000_000_000)
+    monkeypatch.setattr(resolve_room, "free_memory", lambda _: 23_000_000_000)
+    run = load_run("llama-3.2-1b").override("model.context_length=256")
+    with pytest.warns(
+        UserWarning, match=r"^a step takes about 2\d\.?\d* GB, 23 GB are free: .* --tiny"
+    ):
+        resolve_room.check_memory(run, 128256, CPU)
+
+
 def test_accumulation_makes_room(run: RunSpec, material: Material) -> None:
     """The check counts a part of a batch, not the whole."""
     resolve_room.check_memory(

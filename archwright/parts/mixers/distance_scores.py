@@ -41,7 +41,9 @@ class BucketScores(nn.Module):
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each distance k - q."""
-        return t5_buckets(distance, self.spec, two_way=self.two_way)
+        return t5_buckets(
+            distance, self.spec.num_buckets, self.spec.max_distance, two_way=self.two_way
+        )
 
 
 class _OfBuckets:

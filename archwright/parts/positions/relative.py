@@ -14,7 +14,6 @@ from archwright.parts.masks import AttentionMask
 from archwright.parts.positions.absolute import sines
 from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import positions as spec
-from archwright.spec.attention import BucketScores
 
 Queries = Float[Tensor, "batch length heads head_dim"]
 
@@ -98,18 +97,21 @@ class T5Bias(ScorePosition):
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each distance k - q."""
-        return t5_buckets(distance, self.spec, two_way=self.two_way)
+        return t5_buckets(
+            distance, self.spec.num_buckets, self.spec.max_distance, two_way=self.two_way
+        )
 
 
-def t5_buckets(distance: Tensor, spec: spec.T5Bias | BucketScores, *, two_way: bool) -> Tensor:
-    """Return the bucket of each distance k - q: itself up to a half of the buckets, then on a log scale up to the last,
-    which has all distances from `max_distance` on. If keys ahead are seen, they have half of the buckets."""
-    number = spec.num_buckets // (2 if two_way else 1)
+def t5_buckets(distance: Tensor, number: int, farthest: int, *, two_way: bool) -> Tensor:
+    """Return the bucket of each distance k - q, of `number`: itself up to a half of them, then on a log scale up to
+    the last, in which is what lies `farthest` behind or farther; where keys ahead are seen, they have half of the
+    buckets."""
+    number = number // (2 if two_way else 1)
     ahead = (distance > 0).long() * number if two_way else 0
     behind = distance.abs() if two_way else (-distance).clamp(min=0)
     exact = number // 2
     share = torch.log(behind.clamp(min=1).float() / exact)
-    share = share / math.log(spec.max_distance / exact)
+    share = share / math.log(farthest / exact)
     far = (exact + (share * (number - exact)).long()).clamp(max=number - 1)
     return torch.where(behind < exact, behind, far) + ahead
 
