@@ -119,11 +119,7 @@ def _inner(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer
 
 
 def _known(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokenizers.Tokenizer:
-    """Return a tokenizer without added tokens that the model has no row for, as those of images.
-
-    Raises:
-        UserError: other tokens have no row.
-    """
+    """Return a tokenizer without added tokens that the model has no row for, as those of images."""
     unknown = {i for i in inner.get_vocab(with_added_tokens=True).values() if i >= vocab_size}
     if not unknown:
         return inner

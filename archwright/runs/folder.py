@@ -393,9 +393,9 @@ def _no_run(path: Path) -> str:
     if (path / "study.toml").is_file():
         return f"{path} is a study, not a run; its page is {path / 'report.html'}"
     if (path / "config.json").is_file():
-        source, run = quote(str(path)), RUNS / path.resolve().name
-        run = quote(f"{run}{'-imported' * RunFolder(run).exists}")
-        return f"{path} is a checkpoint, not a run; this makes a run of it: archwright import {source} --out {run}"
+        run = RUNS / path.resolve().name
+        source, out = quote(str(path)), quote(f"{run}{'-imported' * RunFolder(run).exists}")
+        return f"{path} is a checkpoint, not a run; this makes a run of it: archwright import {source} --out {out}"
     if around := next((folder for folder in path.parents if RunFolder(folder).exists), None):
         return f"{path} is inside a run; give its folder: {around}"
     if inside := find(path):

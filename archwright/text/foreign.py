@@ -78,11 +78,7 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
 
 
 def _check_settings(content: Mapping[str, Any], name: str) -> None:
-    """Refuse what takes the library minutes or gigabytes, or gives a text other ids each time.
-
-    Raises:
-        UserError: so it does; the line begins with `name`.
-    """
+    """Refuse what takes the library minutes or gigabytes, or gives a text other ids each time."""
     model = content["model"]
     added = [str(token.get("content")) for token in content.get("added_tokens") or []]
     settings = {key: value for key, value in model.items() if key not in ("vocab", "merges")}

@@ -186,11 +186,7 @@ def _hashed(text: str) -> bytes:
 
 
 def _read(name: str, key: str, errors: str) -> list[Pair]:
-    """Return the pairs of the files that a user names.
-
-    Raises:
-        UserError: what is wrong with the first line that is no pair.
-    """
+    """Return the pairs of the files that a user names."""
     found = [pair for file in find_files((name,), key) for pair in _of_file(file, key, errors)]
     if not found:
         raise UserError(

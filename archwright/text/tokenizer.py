@@ -439,11 +439,7 @@ class Tokenizer:
     def _without_specials(self, inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         """Return a tokenizer that gives no special token for any text.
 
-        Special tokens that are pieces of the vocabulary are hidden from it, as SentencePiece does with control pieces.
-
-        Raises:
-            UserError: a special token is an ordinary word.
-        """
+        Special tokens in the vocabulary are hidden from it, as SentencePiece does with control pieces."""
         listed = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
         encoder = inner
         if hidden := self._spelled(inner) & listed:

@@ -213,14 +213,9 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
 
 def step_memory(run: RunSpec, model: LanguageModel, machine: MachineSpec) -> float:
     """Return the estimated bytes of a training step by one process; the model may be a meta one."""
-    return split_one(
-        run,
-        model,
-        machine.activation_checkpointing,
-        -(-run.batch_size // run.grad_accum_steps),
-        whole_logits=machine.loss == "whole",
-        narrow=machine.precision != "fp32",
-    )
+    rows, whole = -(-run.batch_size // run.grad_accum_steps), machine.loss == "whole"
+    again, narrow = machine.activation_checkpointing, machine.precision != "fp32"
+    return split_one(run, model, again, rows, whole_logits=whole, narrow=narrow)
 
 
 def make_batches(run: RunSpec, material: Material) -> BatchSource:

@@ -90,7 +90,7 @@ def test_mistakes_are_said_at_once(model: Decoder, tokenizer: Tokenizer) -> None
     with pytest.raises(UserError, match="top_k: found -3"):
         stream(model, tokenizer, top_k=-3)
     with pytest.raises(
-        UserError, match='^max_tokns: no setting of a text. Did you mean "max_tokens"'
+        UserError, match=r'^max_tokns: no setting of a text\. Did you mean "max_tokens"'
     ):
         stream(model, tokenizer, max_tokns=3)  # type: ignore[call-arg]
 
