@@ -1,7 +1,7 @@
 """Several processes beside one: the same losses, and how many tokens a second.
 
-    python -m bench.scale               losses of 15 steps in one process and in groups of 2 and 4; makes the table of
-                                        docs/scale.md anew
+    python -m bench.scale               losses of 15 steps in one process and in groups of 2 and 4; renews the table of
+                                        bench/results/2026-11-27-scale.md
     python -m bench.scale --pipeline    the same of pipelines, beside one process with the same microbatches
     python -m bench.scale --float64     the largest of both in float64, where what rounding turns is a billionth as wide
     python -m bench.scale --overhead    tokens/s of two processes of one thread beside one of two threads
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from archwright.training.session import Session
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "bench" / "results" / "2026-11-27-scale.md"
 BEGIN, END = "<!-- made by python -m bench.scale -->", "<!-- to here -->"
 BEGIN_PIPELINES = "<!-- made by python -m bench.scale --pipeline -->"
 BEGIN_FLOAT64 = "<!-- made by python -m bench.scale --float64 -->"

@@ -1,6 +1,6 @@
 """How much memory each process of a run holds at most, beside one process that trains the same run alone.
 
-    python -m bench.scale_memory                of 1, 2 and 4 processes; prints the table of docs/scale.md
+    python -m bench.scale_memory                of 1, 2 and 4 processes; prints the table of bench/results/*-scale.md
     python -m bench.scale_memory --layers 4     of a smaller model
 
 A run of two steps with a checkpoint after each is trained by so many processes, on the CPU in float32; then it goes on
