@@ -32,7 +32,8 @@ HEAD = f"""\
 
 <!-- Written by `make docs` from the tables of choices and the presets. -->
 
-For users who change an architecture: every choice with its formula, source, options, the presets that use it, and a command.
+For users who change an architecture: every choice with its formula, source, options, the presets that use it, and a
+command.
 
 A choice belongs to an **axis**, has a name, its `kind`, and options. Both are dotted keys on the command line:
 
@@ -54,15 +55,15 @@ size = 64
 spec = archwright.load("{BASE}").override("attention.mask.kind=window", "attention.mask.size=64")
 ```
 
-Options that are not set have their defaults. Instead of `{BASE}`, use any preset or file. All layers are equal unless you define
-layer kinds, here two layers with a window for each layer without:
+Options that are not set have their defaults. Instead of `{BASE}`, use any preset or file. All layers are equal
+unless you define layer kinds, here two layers with a window for each layer without:
 
 ```sh
 {command(LAYERS)}
 ```
 
-`archwright list choices NAME` prints any part of this page, including choices from `--parts FILE`.
-`archwright train {BASE} --dry-run` prints the values of a run that are not choices: data, evaluation, checkpoints, machine.
+`archwright list choices NAME` prints any part of this page, including choices from `--parts FILE`. `archwright
+train {BASE} --dry-run` prints the values of a run that are not choices: data, evaluation, checkpoints, machine.
 """
 
 

@@ -36,18 +36,20 @@ HEAD = """\
 
 <!-- Written by `make docs` from docs/_make/lecture_data and the presets. -->
 
-For students of Stanford's CS336 (2025): the claims of lecture 3 on Transformer architectures, slide by slide, with a verdict from the
-literature and commands to test each claim. Claims and numbers are from public notes on the lecture, not from the slides.
+For students of Stanford's CS336 (2025): the claims of lecture 3 on Transformer architectures, slide by slide, with
+a verdict from the literature and commands to test each claim. Claims and numbers are from public notes on the
+lecture, not from the slides.
 
-`show`, `list` and `diff` print immediately, `plan` calculates, `profile` measures for a few seconds, and `train` uses its budget. `compare` takes minutes
-to an hour and ends with its own verdict and an interval, valid for its size and budget. It may differ from the verdict given here. `--dry-run`
-prints the duration without training.
+`show`, `list` and `diff` print immediately, `plan` calculates, `profile` measures for a few seconds, and `train`
+uses its budget. `compare` takes minutes to an hour and ends with its own verdict and an interval, valid for its
+size and budget. It may differ from the verdict given here. `--dry-run` prints the duration without training.
 """
 
 ROPE = """\
 ### RoPE and a text that moves
 
-The same text at positions 0 to 31 and 1000 to 1031: with sinusoidal positions the logits change, with RoPE only by rounding.
+The same text at positions 0 to 31 and 1000 to 1031: with sinusoidal positions the logits change, with RoPE only by
+rounding.
 
 ```python
 import torch
@@ -66,9 +68,10 @@ for kind in ("rope", "sinusoidal"):
 TABLE = """\
 ## The table
 
-The lecture's table, cell by cell. The model's sources contradict struck-out cells; numbers refer to the [corrections](#corrections). Empty cells are
-empty in the lecture. `archwright show PRESET` draws a model, and `--blame` adds the source of each value. [architectures.md](architectures.md)
-has further columns: heads, biases, experts, masks.
+The lecture's table, cell by cell. The model's sources contradict struck-out cells; numbers refer to the
+[corrections](#corrections). Empty cells are empty in the lecture. `archwright show PRESET` draws a model, and
+`--blame` adds the source of each value. [architectures.md](architectures.md) has further columns: heads, biases,
+experts, masks.
 
 z-loss is a term of the loss, not part of a model: set `z_loss=1e-4` in any run.
 """
