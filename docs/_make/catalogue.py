@@ -32,16 +32,16 @@ HEAD = f"""\
 
 <!-- Written by `make docs` from the tables of choices and the presets. -->
 
-Every choice that a model can be made of: its formula, where it is from, which presets made it, and how to ask for it.
+For users who change an architecture: every choice with its formula, source, options, the presets that use it, and a
+command.
 
-A choice stands on an **axis** and is named by its `kind`; it has options of its own. Both are dotted
-keys on the command line:
+A choice belongs to an **axis**, has a name, its `kind`, and options. Both are dotted keys on the command line:
 
 ```sh
 archwright train {BASE} model.attention.mask.kind=window model.attention.mask.size=64
 ```
 
-In a file they are tables, and in Python assignments without `model.`:
+In a file they are tables; in Python, assignments without `model.`:
 
 ```toml
 base = "{BASE}"
@@ -55,16 +55,15 @@ size = 64
 spec = archwright.load("{BASE}").override("attention.mask.kind=window", "attention.mask.size=64")
 ```
 
-A choice that is asked for without options has their defaults. `{BASE}` stands for any preset or file. All
-layers are alike unless some are given a name and a place of their own, such as two layers with a window
-for each one without:
+Options that are not set have their defaults. Instead of `{BASE}`, use any preset or file. All layers are equal
+unless you define layer kinds, here two layers with a window for each layer without:
 
 ```sh
 {command(LAYERS)}
 ```
 
-`archwright list choices NAME` shows any part of this page, with what `--parts FILE` adds to it, and
-`archwright train {BASE} --dry-run` the values of a run that are no choices: data, evaluation, checkpoints, machine.
+`archwright list choices NAME` prints any part of this page, including choices from `--parts FILE`. `archwright
+train {BASE} --dry-run` prints the values of a run that are not choices: data, evaluation, checkpoints, machine.
 """
 
 

@@ -36,20 +36,19 @@ HEAD = """\
 
 <!-- Written by `make docs` from docs/_make/lecture_data and the presets. -->
 
-Lecture 3 of Stanford's CS336 (2025) is on what became of the Transformer: which choices models made, and why. This
-page goes through it, slide by slide and row by row, with commands for each claim. Claims and numbers of slides are
-those of public notes on the lecture; the slides themselves were not seen.
+For students of Stanford's CS336 (2025): the claims of lecture 3 on Transformer architectures, slide by slide, with
+a verdict from the literature and commands to test each claim. Claims and numbers are from public notes on the
+lecture, not from the slides.
 
-A verdict says how a claim stands in the literature, not what your own run will show. That is what the commands are
-for: `show`, `list` and `diff` answer at once, `plan` counts, `profile` measures for some seconds, `train` takes its
-budget, and `compare` takes minutes to an hour and ends in a verdict of its own, with an interval (`--dry-run` says how
-long, before anything is trained). That verdict speaks of its own size and budget.
+`show`, `list` and `diff` print immediately, `plan` calculates, `profile` measures for a few seconds, and `train`
+uses its budget. `compare` takes minutes to an hour and ends with its own verdict and an interval, valid for its
+size and budget. It may differ from the verdict given here. `--dry-run` prints the duration without training.
 """
 
 ROPE = """\
 ### RoPE and a text that moves
 
-The same text at positions 0 to 31, and at 1000 to 1031: logits move with sinusoidal positions, and with RoPE only by
+The same text at positions 0 to 31 and 1000 to 1031: with sinusoidal positions the logits change, with RoPE only by
 rounding.
 
 ```python
@@ -69,12 +68,12 @@ for kind in ("rope", "sinusoidal"):
 TABLE = """\
 ## The table
 
-The lecture's table, cell by cell. What is struck out is contradicted by the model's sources; the number is that of the
-reason [below](#corrections). An empty cell is empty in the lecture, too. `archwright show PRESET` draws a model, with
-`--blame` it names the source of each value, and [architectures.md](architectures.md) has the columns that the lecture's
-table lacks: heads, biases, experts, masks.
+The lecture's table, cell by cell. The model's sources contradict struck-out cells; numbers refer to the
+[corrections](#corrections). Empty cells are empty in the lecture. `archwright show PRESET` draws a model, and
+`--blame` adds the source of each value. [architectures.md](architectures.md) has further columns: heads, biases,
+experts, masks.
 
-z-loss is a term of the loss and no part of a model: `z_loss=1e-4` asks for it in any run.
+z-loss is a term of the loss, not part of a model: set `z_loss=1e-4` in any run.
 """
 
 
@@ -293,7 +292,7 @@ def _cell(text: str, correction: Correction, number: int) -> str:
 def _convergence() -> Iterator[str]:
     """Count what the rows chose, era by era."""
     yield "### Convergence, counted\n"
-    yield "Of the rows whose model can be built, as its preset has it:\n"
+    yield "Counted from the presets of all rows that can be built:\n"
     yield "| years | models | pre-norm | RMSNorm | RoPE | gated feed-forward |\n|---|--:|--:|--:|--:|--:|"
     presets = [row.preset for row in table() if row.preset and row.preset not in unpublished()]
     models = [in_lecture_words(row_of(load(preset)).cells) for preset in presets]
@@ -317,17 +316,17 @@ def _rows_below() -> Iterator[str]:
     for number, correction in enumerate(found.corrections, 1):
         yield from _correction(number, correction, by_row[correction.name, correction.year])
     (phantom,) = (row for row in by_row.values() if not row.preset)
-    yield "\n### A row of no model\n"
+    yield "\n### A row without a model\n"
     yield (
-        f'"{phantom.name}, {phantom.year}" is none that was published: its cells, {phantom.cells["norm"]}, '
-        f"{phantom.cells['position'].lower()} positions and {phantom.cells['activation']}, are those of "
-        "T5 v1.1, which has a row of its own. GPT-2 is of 2019, with LayerNorm, learned positions and GELU.\n"
+        f'"{phantom.name}, {phantom.year}" was never published: its cells, {phantom.cells["norm"]}, '
+        f"{phantom.cells['position'].lower()} positions and {phantom.cells['activation']}, match "
+        "T5 v1.1, which has a separate row. GPT-2 dates from 2019 and has LayerNorm, learned positions and GELU.\n"
     )
     yield "```sh\narchwright diff gpt-2 t5-v1.1-xxl\n```\n"
     yield "### Unpublished systems\n"
     yield (
-        "Three rows are of systems whose architecture is not published. `archwright list` has what is public of "
-        "them; they cannot be built:\n"
+        "Three rows describe systems with unpublished architectures. `archwright list` shows the public facts. "
+        "They cannot be built:\n"
     )
     hidden = unpublished()
     for row in by_row.values():

@@ -27,8 +27,9 @@ def _costs() -> dict[str, dict[str, int | None]]:
 
 def _glossary() -> dict[str, str]:
     """Return the meaning of each word of docs/glossary.md."""
-    rows = (Path(__file__).parents[1] / "glossary.md").read_text("utf-8").splitlines()[4:]
-    cells = (re.split(r" (?<!\\)\| ", row.strip("| ")) for row in rows if row)
+    lines = (Path(__file__).parents[1] / "glossary.md").read_text("utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("|")][2:]
+    cells = (re.split(r" (?<!\\)\| ", row.strip("| ")) for row in rows)
     return {word: meaning.replace("\\|", "|").replace("`", "") for word, meaning in cells}
 
 
