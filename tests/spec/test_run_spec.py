@@ -32,7 +32,21 @@ def test_budgets(text: str, amount: float, unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3", "m", "-3m", "0s", "0.5steps", "3 minutes", "10Xtokens", "3m 2", "3m 2tokens", "nans", "3M"]
+    "text",
+    [
+        "",
+        "3",
+        "m",
+        "-3m",
+        "0s",
+        "0.5steps",
+        "3 minutes",
+        "10Xtokens",
+        "3m 2",
+        "3m 2tokens",
+        "nans",
+        "3M",
+    ],
 )
 def test_what_is_no_budget(text: str) -> None:
     with pytest.raises(ValueError, match=r'^expected an amount with a unit, such as "3m"'):
