@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.house import choices, comments, imports, llama, sizes, suite
+from tests.house import choices, comments, imports, llama, prose, sizes, suite
 from tests.house.source import Count, read
 
 ROOT = Path(__file__).parents[2]
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def table(root: Path) -> list[Count]:
     """Return all rows."""
     package, tests = read(root), read(root, "tests")
-    aspects = (sizes, comments, choices, imports)
+    aspects = (sizes, prose, comments, choices, imports)
     rows = [row for aspect in aspects for row in aspect.counts(package)]
     return [*rows, *llama.counts(), *suite.counts(tests, package)]
 

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.house import choices, comments, imports, llama, sizes, suite
+from tests.house import choices, comments, imports, llama, prose, sizes, suite
 from tests.house.source import Count, Source, read
 from tests.tiny import ROOT
 
@@ -87,6 +87,31 @@ def test_no_room_is_larger_than_its_budget() -> None:
     assert suite.num_lines(read(ROOT, "tests")) <= sizes.BUDGETS["tests"]
     for document, budget in sizes.BUDGETS["documents"].items():
         assert len((ROOT / document).read_text("utf-8").splitlines()) <= budget, document
+
+
+def test_the_prose_of_no_room_gets_worse() -> None:
+    """What to do: use the field's words (CONTRIBUTING.md). Lower a limit in budgets.toml after an improvement."""
+    limits = sizes.BUDGETS["prose"]
+    indices = {**prose.by_room(read(ROOT)), "pages": prose.excess(prose.pages(ROOT))}
+    assert {room: i for room, i in indices.items() if i > limits.get(room, 5)} == {}
+
+
+def test_names_of_variables_are_nouns() -> None:
+    plain = [source for source in read(ROOT) if source.room in prose.PLAIN]
+    assert [place for source in plain for place in prose.vague_names(source)] == []
+
+
+def test_turns_of_phrase(count: Callable[..., dict[str, list[str]]]) -> None:
+    assert prose.excess(["Gather gradients across ranks."]) == 0
+    # Two matches in seven words; "whose" occurs in the reference, too.
+    assert prose.excess(["Say what a part whose name stands."]) > 2000 / 7
+    text = "found = 1\ndef f(given, seed):\n    for each in seed: kept.own = each, found"
+    rows = count(prose.counts, {"cli/a.py": text})
+    assert rows["vague names of variables"] == [
+        "cli/a.py:1: found",
+        "cli/a.py:2: given",
+        "cli/a.py:3: each",
+    ]
 
 
 def test_a_choice_at_home_is_no_fault(count: Callable[..., dict[str, list[str]]]) -> None:
