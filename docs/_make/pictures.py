@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "pictures"
-SIZES = {"study": (1200, 780), "run": (1200, 1240)}
+SIZES = {"study": (1200, 860), "run": (1200, 1030)}
 """Width and height in pixels of the top of a page."""
 THEMES = {"dark": 0, "light": 1}
 """Values of Chromium's setting `preferredColorScheme`."""
