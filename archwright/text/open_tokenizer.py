@@ -23,8 +23,8 @@ from archwright.text.tokenizer import Tokenizer
 
 SAMPLE = 100_000_000
 """Bytes of text that a tokenizer is trained on at most."""
-
-
+FORMAT = 2
+"""Version of cached tokenizers."""
 CHECKED = 1 << 15
 """Characters of the text on which the fast path is compared with the slow one."""
 
@@ -103,8 +103,8 @@ def tokenizer_file(name: str) -> Path:
 
 def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> tokenizers.Tokenizer:
     """Return the BPE from the cache, or train it and put it there."""
-    settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE, "split at special"]
-    name = _digest(json.dumps([*settings, tokenizers.__version__]))
+    settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE]
+    name = _digest(json.dumps([FORMAT, *settings, tokenizers.__version__]))
     path = cache_folder("tokenizers") / f"{name}.json"
     inner = _cached(path)
     if inner is not None:
