@@ -269,7 +269,7 @@ class Page:
         return [block for block in blocks if isinstance(block, Chart)]
 
     def html(self) -> str:
-        """Return a self-contained HTML document, followed by its hash."""
+        """Return a self-contained HTML document without network requests, followed by its hash."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from jinja2.utils import htmlsafe_json_dumps
         from markupsafe import Markup
