@@ -34,7 +34,7 @@ from archwright.spec.read import differing
 IN_COLUMNS = 3
 """Maximum number of runs with separate columns in the table of differences."""
 NO_VERDICT = (
-    "These are single runs, which is no verdict: another seed may change a loss as much. "
+    "These are single runs, not a verdict: another seed may change a loss by as much. "
     "archwright compare trains several seeds and reports which differences exceed the noise."
 )
 

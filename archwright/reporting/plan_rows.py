@@ -113,7 +113,7 @@ def training_rows(plan: Plan) -> Iterator[Figure]:
     yield Figure("device hours", between(training.device_hours, fmt.amount), "estimated")
     if training.energy is not None:
         text = between(training.energy.times(1000), fmt.energy)
-        yield Figure("energy", text, "estimated", "of devices at full power, without hosts")
+        yield Figure("energy", text, "estimated", "of devices only, at full power")
     if training.cost is not None:
         text, price = between(training.cost, fmt.amount), f"at {work.price:g} an hour"
         yield Figure("price", text, "estimated", price)
