@@ -17,7 +17,7 @@ QUOTED = 200
 LINE = 1000
 """Maximum length of an error, in characters."""
 DIGITS = 40
-"""Maximum number of digits of an integer that is printed in full."""
+"""Maximum number of digits of an integer printed in full."""
 NARROWEST = 16
 """Minimum width of a column with wrapped cells, in characters."""
 NO_UTILISATION = "share of the peak unknown: it was measured on a busy machine"
@@ -278,7 +278,7 @@ class WatchedStream:
 
 
 def _scaled(value: float, prefixes: tuple[str, ...]) -> tuple[str, str]:
-    """Return a value in three digits, and its prefix for a power of 1000."""
+    """Return a value in three digits, and its prefix (power of 1000)."""
     for prefix in prefixes:
         short = f"{value:.0f}" if prefix == prefixes[0] else f"{float(f'{value:.3g}'):g}"
         if abs(float(short)) < 1000 or prefix == prefixes[-1]:

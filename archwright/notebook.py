@@ -39,7 +39,7 @@ class Cell:
 
 
 class Report(os.PathLike[str]):
-    """Path of the page of a run or study, which notebooks display.
+    """Path of a run's or study's page; notebooks display the page.
 
     With `inline`, a notebook stores the page (several MB) instead of a link."""
 

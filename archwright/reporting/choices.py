@@ -20,7 +20,7 @@ UNLISTED = ("name", "source", "sources", "layer_kinds", "layers")
 
 
 def model_rows(spec: ModelSpec) -> list[Row]:
-    """Return the choices of a resolved architecture. Values equal to "auto" are not marked."""
+    """Return the choices of a resolved architecture. Results of "auto" are not marked."""
     rows = list(_rows(spec, ModelSpec(), unmarked=automatic_paths(spec), leave_out=UNLISTED))
     if not spec.layer_kinds:
         return rows
@@ -39,7 +39,7 @@ def spec_rows(spec: Spec, leave_out: Collection[str] = ()) -> list[Row]:
 
 
 def automatic_paths(spec: ModelSpec) -> set[str]:
-    """Return paths that can be set to "auto" without changing the resolved spec."""
+    """Return the paths of numbers equal to the result of "auto"."""
     resolved = spec.resolved(_vocab_size(spec))
     reduced, paths = spec, set()
     for path in _paths_with_auto(spec):
@@ -77,7 +77,7 @@ def _rows(
 def _choice(
     path: str, spec: Spec, default: object, unmarked: Collection[str], versus: str
 ) -> Iterator[Row]:
-    """Yield a row for a choice and its options, then rows for nested choices."""
+    """Yield a row for a choice, then rows for nested choices."""
     kind = getattr(spec, "kind", None)
     same = isinstance(default, type(spec))
     marks = [] if same or kind is None else [f"{versus}: {getattr(default, 'kind', 'not given')}"]

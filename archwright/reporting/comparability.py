@@ -16,7 +16,7 @@ from archwright.spec.errors import UserError
 MOST = 16
 """Maximum number of runs on a page."""
 ALIKE = 1.05
-"""Ratio of tokens, or of held-out bytes, up to which runs count as equal."""
+"""Largest ratio of token counts, or held-out byte counts, without a note."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Compared:
     same_text: bool
     """True if all runs were evaluated on the same held-out text."""
     same_tokens: bool
-    """True if token counts are about equal, so that final losses can be compared."""
+    """True if token counts are about equal and final losses therefore comparable."""
     notes: Sequence[str] = ()
     """Caveats, one or two sentences per note."""
 
@@ -59,7 +59,7 @@ def compared(histories: Sequence[History]) -> Compared:
 
 
 def bits_per_byte(history: History) -> float | None:
-    """Return the factor from nats per token to bits per byte of training text, None if unknown."""
+    """Convert one nat per token of training text to bits per byte; None if unknown."""
     text = history.environment.get("data", {}).get("train", {})
     if not text.get("num_bytes") or not text.get("num_tokens"):
         return None
@@ -119,7 +119,7 @@ def _same_tokenizer(one: History, other: History) -> bool:
 
 
 def _same_text(one: History, other: History, part: str) -> bool:
-    """True if two texts have equal recorded sizes or, without records, equal settings."""
+    """True if recorded sizes are equal or, without records, settings are equal."""
     sizes = [_size(history, part) for history in (one, other)]
     if all(sizes):
         return sizes[0] == sizes[1]
@@ -136,7 +136,7 @@ def _size(history: History, part: str) -> tuple[Any, ...]:
 
 
 def _labels(histories: Sequence[History]) -> list[str]:
-    """Return the name of each run, or its folder if several runs have the name."""
+    """Return the name of each run, or its folder if names repeat."""
     names = [history.name for history in histories]
     return [n if names.count(n) == 1 else h.folder for n, h in zip(names, histories, strict=True)]
 

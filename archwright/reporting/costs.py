@@ -37,7 +37,7 @@ MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
 FROM_ZERO = {"rangemode": "tozero"}
 INTENSITY = {"type": "log", "dtick": 1}
 SHORT = 100
-"""An axis is short if its end is less than this multiple of its start."""
+"""Ratio of end to start from which an axis is long."""
 
 
 def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
@@ -94,7 +94,7 @@ def _verdict(plans: Mapping[str, Plan]) -> tuple[str, str]:
 
 
 def _figures(caption: str, plans: Mapping[str, Plan], rows: Sequence[Rows]) -> Table:
-    """Return the rows of one plan with remarks, or of several plans side by side."""
+    """Return a table of one plan, or of several side by side."""
     if len(plans) > 1:
         cells = [Row([*map(_unbroken, row)]) for row in side_by_side_rows(plans, rows)]
         head = ("", *plans, "how it is known")
@@ -161,7 +161,7 @@ def _rooflines(plans: Mapping[str, Plan]) -> Iterator[Block]:
 
 
 def _numbers(plan: Plan) -> dict[str, int]:
-    """Number the parts in the chart from 1, by falling share of the time."""
+    """Number the parts in the chart, in order of decreasing time share."""
     hardware, precision = plan.workload.hardware, plan.workload.precision
     seconds: dict[str, float] = {}
     for operators in plan.operators.values():
@@ -334,7 +334,7 @@ def _speeds(plans: Mapping[str, Plan]) -> Iterator[Block]:
 
 
 def _log_axis(traces: Iterable[Mapping[str, Any]], axis: str) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at 10^n and, if it is short, at 2 and 5 times 10^n."""
+    """Return a logarithmic axis with ticks at 10^n; a short axis also has 2 and 5 times 10^n."""
     values = [value for trace in traces for value in trace[axis]]
     low, high = min(values), max(values)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

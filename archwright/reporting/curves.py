@@ -38,7 +38,7 @@ def axes_up_to(seconds: float, time: str) -> list[Axis]:
 
 
 def loss_chart(history: History) -> Chart:
-    """Return training and held-out loss, with levels of compressors and marks of events."""
+    """Return training and held-out loss, with compressors and events marked."""
     traces = step_traces(history, "loss", "training", "$training", ".4f")
     if history.evals:
         losses = [line["nats_per_token"] for line in history.evals]
@@ -97,7 +97,7 @@ def bits_charts(history: History) -> list[Chart]:
 
 
 def accuracy_charts(history: History) -> list[Chart]:
-    """Return the accuracy of a run on a task, with the accuracy of guessing."""
+    """Return the accuracy on a task, with the accuracy of guessing."""
     lines = [line for line in history.evals if "accuracy" in line]
     if not history.task or not lines:
         return []
@@ -135,7 +135,7 @@ def step_charts(history: History) -> list[Chart]:
 
 
 def step_columns(history: History) -> list[tuple[str, str, str, str]]:
-    """Return (column, title, unit, number format) of the values of a step, except the loss."""
+    """Return (column, title, unit, number format) of each quantity except the loss."""
     name = history.spec.second_task
     return [
         ("lr", "Learning rate", "", ".3e"),
@@ -154,7 +154,7 @@ def step_columns(history: History) -> list[tuple[str, str, str, str]]:
 
 
 def column_layout(history: History, column: str) -> dict[str, Any]:
-    """Return the vertical axis of a column, with the clipping threshold of the gradient norm."""
+    """Return the vertical axis of a column, and the gradient clipping threshold."""
     most = history.spec.max_grad_norm
     shapes: dict[str, Any] = {}
     if column == "grad_norm" and isinstance(most, float):
@@ -195,7 +195,7 @@ def step_traces(
     buckets: int = BUCKETS,
     **style: Any,
 ) -> list[Trace]:
-    """Draw a column, or `values`, at every step and smoothed with each weight of `SMOOTHING`.
+    """Draw a column, or `values`, at every step and with each smoothing.
 
     `style` overrides keys of the traces, and its `line` keys of their lines. Learning rates are never smoothed.
     """
@@ -257,7 +257,7 @@ def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History)
 
 
 def final_apart(trace: Trace, lines: Sequence[Line]) -> list[Trace]:
-    """Draw the final evaluation as a separate mark if it read another amount of text."""
+    """Draw the final evaluation separately if its amount of text differs."""
     if len(lines) < 2 or lines[-1]["num_tokens"] == lines[-2]["num_tokens"]:
         return [trace]
 
@@ -292,7 +292,7 @@ def _spikes(history: History) -> list[Trace]:
 
 
 def _levels(history: History) -> list[dict[str, Any]]:
-    """Return dotted levels at the losses of compressors, or at the minimum loss of a task."""
+    """Return dotted levels: compressor losses, or the minimum loss of a task."""
     if not history.evals:
         return []
     if history.task and history.task["floor"]:
@@ -369,7 +369,7 @@ def _loss_note(history: History) -> str:
     if len(losses) > 2 * BUCKETS:
         notes.append(
             f"Of {fmt.exact(len(losses))} steps, the lowest and highest value in each of "
-            f"{fmt.exact(BUCKETS)} stretches are drawn; metrics.jsonl has all."
+            f"{fmt.exact(BUCKETS)} intervals are drawn; metrics.jsonl has all."
         )
     return " ".join(notes)
 

@@ -49,7 +49,8 @@ class Chart:
 
     Keys of a trace in addition to plotly's:
         along: Table of columns instead of `x`; the trace follows the page's axis switch.
-        smoothing: Weight with which the trace is shown; `raw` marks the unsmoothed curve, which is then faint.
+        smoothing: Weight of a smoothed curve, shown if that weight is selected.
+        raw: True for the unsmoothed curve, which is faint next to a smoothed curve.
         decades: Colour a heat map by the logarithm of `z`. Hover labels find (value, step) in `customdata`.
 
     A `Key` shows and hides traces by `legendgroup`. The colour `$name` is `--name` of `look/page.css`, in light and
@@ -92,7 +93,7 @@ class Chart:
 
     @property
     def takes_logarithm(self) -> bool:
-        """True if the chart has curves without negative values, which a logarithmic axis can show."""
+        """True if the vertical axis can be logarithmic: no value is negative."""
         if not self.is_curves:
             return False
         arrays = [np.asarray(trace["y"], dtype=np.float64).ravel() for trace in self.traces]
@@ -146,7 +147,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: label, length, and value as text."""
+    """A bar: label, length, and value as text."""
 
     label: str
     value: float
@@ -202,7 +203,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Preformatted text with a copy button and, if `file` is set, a download button."""
+    """Preformatted text with a copy button; with `file`, also a download button."""
 
     kind: ClassVar[str] = "verbatim"
     title: str
@@ -228,17 +229,17 @@ class Section:
 
     @property
     def follows(self) -> bool:
-        """True if a chart follows the axis switch, so that the section shows the switch."""
+        """True if the section shows the axis switch for its charts."""
         return any(isinstance(block, Chart) and block.follows for block in self.blocks)
 
     @property
     def has_curves(self) -> bool:
-        """True if the section has curves, so that its horizontal axis can be logarithmic."""
+        """True if the section has curves; their horizontal axis can be logarithmic."""
         return any(isinstance(block, Chart) and block.is_curves for block in self.blocks)
 
     @property
     def smooths(self) -> bool:
-        """True if the section has smoothed curves, so that it shows the choice of weights."""
+        """True if the section has smoothed curves and shows the choice of weights."""
         return any(isinstance(block, Chart) and block.smooths for block in self.blocks)
 
 

@@ -189,7 +189,7 @@ def _line(picture: Picture, rows: list[str], values: Values) -> tuple[dict[str, 
 
 
 def _names(rows: Sequence[str]) -> list[str]:
-    """Name the rows by layer and, if there are several kinds, by kind."""
+    """Name rows by layer and, if there are several kinds, by kind."""
     several = len({kind(row) for row in rows if _LAYER.fullmatch(row)}) > 1
     names = []
     for row in rows:
@@ -200,7 +200,7 @@ def _names(rows: Sequence[str]) -> list[str]:
 
 
 def _bands(rows: Sequence[str]) -> dict[str, Any]:
-    """Return labels for the middle of each band, if several kinds recur across layers."""
+    """Label the middle of each band if several kinds recur across layers."""
     kinds = [kind(row) for row in rows]
     if len(set(kinds)) == len(kinds) or len({k for k in kinds if kinds.count(k) > 1}) < 2:
         return {}
@@ -241,7 +241,7 @@ def _scale(picture: Picture, values: Values) -> dict[str, Any]:
 
 
 def decade_marks(values: Values) -> list[float]:
-    """Return up to seven round numbers in the range of positive values, or its ends and middle."""
+    """Return up to seven round numbers in the range of values, or its ends and middle."""
     positive = values[np.isfinite(values) & (values > 0)]
     if not len(positive):
         return []

@@ -83,7 +83,7 @@ class History:
 
     @property
     def state(self) -> State:
-        """State of the run after its last start or end."""
+        """State of the run, from its last event of start or end."""
         last = next((e["name"] for e in reversed(self.events) if e["name"] in _STATES), "")
         return _STATES.get(last, "unfinished")
 
@@ -128,5 +128,5 @@ def read_history(run_folder: RunFolder) -> History:
 
 
 def _numbers(line: Line) -> Line:
-    """Return a record with NaN for null, the recorded form of non-finite numbers."""
+    """Replace null, the record of a non-finite number, with NaN."""
     return {key: math.nan if value is None else value for key, value in line.items()}

@@ -21,7 +21,7 @@ from archwright.spec.study_spec import OPTIONS, StudySpec
 
 
 def _models() -> dict[str, Any]:
-    """Return a record for each model, and the columns of the brief table."""
+    """Return a record per model, and the columns of the brief table."""
     return {
         "brief": [name for name, column in COLUMNS.items() if column.brief],
         "rows": [row.record() for row in rows()],

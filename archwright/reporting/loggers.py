@@ -61,7 +61,7 @@ def check_installed(names: Iterable[str]) -> None:
 
 @contextmanager
 def loggers(folder: RunFolder, sent: Sequence[Record]) -> Iterator[Callable[[Record], None]]:
-    """Yield a function that writes a record to all loggers of a run.
+    """Open all loggers of a run and yield their common write function.
 
     Args:
         sent: Records logged earlier, including steps that were truncated and will be logged again.

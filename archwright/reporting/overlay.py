@@ -86,7 +86,7 @@ def _styles(names: Sequence[str]) -> dict[str, Series]:
 
 
 def _verdict(comparison: Compared) -> tuple[str, str]:
-    """Return the headline of at most `HEADLINE_WORDS` words, and the text after it."""
+    """Return the headline of at most `HEADLINE_WORDS` words, and the rest."""
     number = len(comparison.runs)
     if not comparison.same_text:
         return f"{number} runs without comparable losses", NO_VERDICT
@@ -114,7 +114,7 @@ def _verdict(comparison: Compared) -> tuple[str, str]:
 
 
 def _criterion(comparison: Compared) -> tuple[str, str, int]:
-    """Return the column and unit that order runs, and 1 if less is better, else -1."""
+    """Return the criterion of the order: column, unit, and 1 if less is better, else -1."""
     histories = [*comparison.runs.values()]
     if histories[0].task and all("accuracy" in h.evals[-1] for h in histories if h.evals):
         return "accuracy", "of answers right", -1
@@ -172,7 +172,7 @@ def _run(name: str, history: History, comparison: Compared) -> Row:
 
 
 def _differences(runs: Mapping[str, History]) -> Table | Text:
-    """List the differences between specs, with a column per run if there are few runs."""
+    """List the differences between specs, in columns if there are few runs."""
     differences = {
         path: values
         for path, values in differing([history.spec for history in runs.values()]).items()

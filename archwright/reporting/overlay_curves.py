@@ -22,7 +22,7 @@ from archwright.reporting.styles import short_names, trace
 from archwright.reporting.thinning import BUCKETS
 
 FEWEST_BUCKETS = 200
-"""Minimum number of buckets of a thinned curve, for any number of runs."""
+"""Minimum number of buckets of a thinned curve."""
 Styles = Mapping[str, Series]
 
 

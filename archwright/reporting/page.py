@@ -16,10 +16,10 @@ from archwright.runs import RunFolder
 
 
 def write_report(run_folder: RunFolder | str | Path, path: str | Path | None = None) -> Path:
-    """Write the page of a run and return its path, by default `report.html` in the run folder.
+    """Write the page of a run and return its path.
 
-    The page is a single file without network requests. Runs that were stopped early or never evaluated have a page
-    with a notice.
+    The default path is `report.html` in the run folder. The page is a single file without network requests. Stopped
+    runs and runs without an evaluation have a page with a notice.
     """
     if not isinstance(run_folder, RunFolder):
         run_folder = RunFolder.open(run_folder)

@@ -89,7 +89,7 @@ def training_rows(plan: Plan) -> Iterator[Figure]:
     least, most = (fmt.percent(share) for share in work.mfu)
     at = f"at {least} MFU" if least == most else f"at {most} to {least} MFU"
     if work.training_precision != work.precision:
-        note = f"training in {work.precision} is not planned, serving is"
+        note = f"training in {work.precision} is not planned, only serving"
         yield Figure("precision", work.training_precision, "", note)
     steps = f"{fmt.exact(training.steps)} steps"
     yield Figure("tokens", fmt.count(training.tokens), "given", steps)
@@ -198,7 +198,7 @@ def serving_rows(plan: Plan) -> Iterator[Figure]:
 
 
 def part_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield parameters and FLOPs per token of each part, with shares of the totals."""
+    """Yield the parameters and FLOPs per token of each part, with shares."""
     total = sum(plan.forward_flops.values())
     for part in dict.fromkeys([*plan.counts.parts, *plan.forward_flops]):
         number, flops = plan.counts.parts.get(part, 0), plan.forward_flops.get(part, 0.0)
@@ -223,7 +223,7 @@ ABOUT_STRATEGIES = (
 
 
 def about_strategies(plan: Plan) -> str:
-    """Return a description of the columns `STRATEGIES` and, if a batch is too small, of the reason."""
+    """Describe the columns `STRATEGIES` and, if needed, batches below a micro-batch per group."""
     if all(plan.why_not(way) != FEW_SEQUENCES for way in plan.ways):
         return ABOUT_STRATEGIES
     number = "one" if plan.texts == 1 else fmt.significant(plan.texts)
@@ -232,7 +232,7 @@ def about_strategies(plan: Plan) -> str:
 
 
 def strategy_rows(plan: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
-    """Yield each setup and its columns `STRATEGIES`, for the device that uses most memory."""
+    """Yield each setup and its cells for `STRATEGIES`, on the device with most memory in use."""
     for way in plan.ways:
         memory, sent = way.memory, sum(way.exchange.values())
         state = memory.weights + memory.gradients + memory.optimizer
@@ -267,7 +267,7 @@ def side_by_side_rows(plans: Mapping[str, Plan], rows: Sequence[Rows]) -> Iterat
 
 
 def _brief(cell: Figure) -> str:
-    """Return the text of a cell, with its note only in the row `fits`."""
+    """Return the text of a cell; only `fits` includes its note."""
     return f"{cell.text}, {cell.note}" if cell.label == "fits" and cell.note else cell.text
 
 
@@ -284,6 +284,6 @@ def _merged(columns: Iterable[Sequence[str]]) -> list[str]:
 
 
 def between(span: Range, text: Callable[[float], str]) -> str:
-    """Return a range as text, or a single number if both ends look equal."""
+    """Return a range as text, or one number if both look equal."""
     ends = dict.fromkeys((text(span.least), text(span.most)))
     return " to ".join(ends)

@@ -12,7 +12,7 @@ from archwright.reporting.history import History, Line
 from archwright.runs.ending import early_end, early_end_text
 
 WARM_UP_SHARE = 0.1
-"""Share of steps at the start without speed: caches fill, kernels compile."""
+"""Share of first steps excluded from speed: caches fill, kernels compile."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Result:
     held_out: Line | None
     """Last `eval` record."""
     train_loss: float | None
-    """Mean over the last 1 % of the steps, at least ten, in nats per token."""
+    """Mean over the last 1 % of steps (at least ten), nats per token."""
     steps: int
     tokens: int
     seconds: float
@@ -80,7 +80,7 @@ def closing_words(steps: int) -> str:
 
 
 def verdict(history: History, result: Result) -> tuple[str, str]:
-    """Return the result of a run as a sentence, split into headline and rest."""
+    """Return the result as a sentence, split into headline and rest."""
     if result.steps == 0:
         return "Nothing trained yet", "in this run folder."
     how, last = _how(history, result), result.held_out
@@ -107,7 +107,7 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
 
 
 def right_answers(evaluation: Line, task: Line) -> tuple[str, str]:
-    """Return the accuracy on a task, and a description with the accuracy of guessing."""
+    """Return the accuracy on a task and its description."""
     share, number = evaluation.get("accuracy", math.nan), evaluation.get("num_answers", 0)
     return (
         fmt.accuracy(share),
@@ -116,7 +116,7 @@ def right_answers(evaluation: Line, task: Line) -> tuple[str, str]:
 
 
 def second_task(evaluation: Line, history: History) -> list[tuple[str, str, str]]:
-    """Return (name, value, unit) of each result of a second task, if the run has one."""
+    """Return (name, value, unit) rows of a second task, if any."""
     if "second_loss" not in evaluation:
         return []
     name, case = history.spec.second_task, history.spec.second_cases
@@ -195,7 +195,7 @@ def _how(history: History, result: Result) -> str:
 
 
 def _part_only(history: History, result: Result) -> str:
-    """Return a caveat if the last evaluation read less held-out text than the compressors."""
+    """Return a caveat if the last evaluation read less text than compressors."""
     total = max((line.get("num_bytes", 0) for line in history.compressors), default=0)
     read = result.held_out["num_bytes"] if result.held_out else total
     if read >= total:

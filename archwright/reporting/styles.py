@@ -14,9 +14,9 @@ DASHES: tuple[Dash, ...] = get_args(Dash)
 FEW = 4
 """Maximum number of variants with detailed labels."""
 SHORT = 28
-"""Maximum length of a name in a hover label or a saved chart, in characters."""
+"""Maximum characters of a name in a hover label or saved chart."""
 LINE = 22
-"""Maximum length of a line next to an axis, in characters."""
+"""Maximum characters of a line next to an axis."""
 
 
 def series_of(names: Sequence[str], group: str = "variant") -> dict[str, Series]:
@@ -61,7 +61,7 @@ def wrapped(text: str, letters: int = LINE) -> str:
 
 
 def trace(series: Series, name: str, **overrides: Any) -> dict[str, Any]:
-    """Return a scatter trace in the style of a series, updated with `overrides`."""
+    """Return a scatter trace in a series' style, updated with `overrides`."""
     color = f"${series.color}"
     return {
         "type": "scatter",

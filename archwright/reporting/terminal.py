@@ -34,7 +34,7 @@ NARROWEST, WIDEST_SAMPLE = 20, 100
 
 
 def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
-    """Print the result of a run, a sample, and the paths of its folder and report.
+    """Print the result, a sample, and the paths of a run.
 
     Colours require a terminal. Paths are never wrapped.
     """
@@ -114,7 +114,7 @@ def _effort(history: History, result: Result) -> list[Line]:
 
 
 def _print_lines(console: Console, groups: Sequence[Sequence[Line]]) -> None:
-    """Print groups of lines in aligned columns, with an empty line after each group."""
+    """Print groups of lines in aligned columns, each followed by an empty line."""
     from rich.text import Text
 
     lines = [line for group in groups for line in group]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 BUCKETS = 1000
-"""Number of intervals of a curve; the lowest and highest value of each are drawn."""
+"""Number of intervals per curve; the lowest and highest value of each are drawn."""
 FEWEST_TO_SMOOTH = 50
 """Minimum number of steps of curves that are smoothed by default."""
 MANY = 3000
@@ -16,7 +16,7 @@ MANY = 3000
 
 
 def thin(values: Values, buckets: int = BUCKETS) -> NDArray[np.int64]:
-    """Return the indices of the extremes of each bucket, the first and the last value.
+    """Return the indices of each bucket's extremes and of both ends.
 
     Unlike every n-th value, they include all peaks. Curves of at most `2 * buckets` values keep all values.
     """
@@ -32,7 +32,7 @@ def thin(values: Values, buckets: int = BUCKETS) -> NDArray[np.int64]:
 
 
 def smoothed(values: Values, weight: float) -> Values:
-    """Return the exponential moving average of the finite values, and NaN at other values.
+    """Return the exponential moving average of finite values, NaN elsewhere.
 
     m_n / (1 - w^n) with m_0 = 0 and m_n = w m_(n-1) + (1 - w) x_n; the division corrects the bias of m_0.
 

@@ -13,7 +13,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.overrides import dump, flatten
 
 ID_FILE = "archwright-run-id.txt"
-"""File with the id of the run at W&B, next to the files of wandb. A resumed run keeps its id."""
+"""File with a run's W&B id, next to wandb's files. A resumed run keeps its id."""
 
 
 class WandbLog:
@@ -68,7 +68,7 @@ class WandbLog:
 
 
 def run_id(folder: RunFolder) -> str:
-    """Return the id of a run at W&B, generated once and stored in the run folder."""
+    """Return a run's W&B id, generated once and stored in its folder."""
     file = folder.path / "wandb" / ID_FILE
     check_replaceable(file)  # never send the content of a linked file
     if not file.exists():
