@@ -187,9 +187,9 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def listed(words: list[str]) -> str:
+def listed(items: list[str]) -> str:
     """Join words as in a sentence: `a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def columns(

@@ -70,11 +70,11 @@ class Progress(Silent):
     """Transient progress bar, shown on a terminal after `PATIENCE` seconds.
 
     Args:
-        what: Description of the work.
+        description: Name of the work.
         total: Number of bytes (int), or 1.0 for progress as a fraction.
     """
 
-    def __init__(self, what: str, total: float) -> None:
+    def __init__(self, description: str, total: float) -> None:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -87,7 +87,7 @@ class Progress(Silent):
         amount = TaskProgressColumn() if isinstance(total, float) else DownloadColumn()
         columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
         self.bar = Bar(*columns, console=console(), transient=True, refresh_per_second=2)
-        self.task = self.bar.add_task(what, total=total)
+        self.task = self.bar.add_task(description, total=total)
         self._shown_from = time.monotonic() + PATIENCE if is_watched() else math.inf
         self._shown = False
 

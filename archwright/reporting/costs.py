@@ -76,7 +76,7 @@ def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
             Section("What to change first", [*_changes(plans)]),
             *([Section("Unusual", [table])] if (table := _suspicions(plans)) else []),
         ],
-        footer="Made by archwright. One file, which requests nothing. Speeds and times are estimates or bounds; "
+        footer="Made by archwright. One file without network requests. Speeds and times are estimates or bounds; "
         "docs/planning.md has the formulas.",
     )
 
@@ -84,12 +84,12 @@ def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
 def _verdict(plans: Mapping[str, Plan]) -> tuple[str, str]:
     fits = [name for name, plan in plans.items() if plan.setup is not None]
     if len(plans) > 1:
-        return f"{len(fits)} of {len(plans)} fit", "while they are trained on these devices."
+        return f"{len(fits)} of {len(plans)} fit", "in memory when trained on these devices."
     (plan,) = plans.values()
     hours = plan.training.device_hours
     span = f"{fmt.amount(hours.least)} to {fmt.amount(hours.most)} device hours"
     if plan.setup is None:
-        return "Does not fit", "while it is trained on these devices."
+        return "Does not fit", "in memory when trained on these devices."
     return span, f"for {fmt.count(plan.training.tokens)} tokens, with {plan.setup.split.name}."
 
 

@@ -75,8 +75,8 @@ def _choices() -> list[dict[str, Any]]:
 
 def _about(section: Section) -> list[str]:
     default = f", by default {section.default}" if section.default else ""
-    where = [f"set at {', '.join(section.places)}{default}"] if section.path else []
-    return [section.meaning, *where]
+    paths = [f"set at {', '.join(section.places)}{default}"] if section.path else []
+    return [section.meaning, *paths]
 
 
 def _options(options: Sequence[Option], usage: Usage) -> list[list[str]]:

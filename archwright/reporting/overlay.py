@@ -73,7 +73,7 @@ def overlay_page(histories: Sequence[History]) -> Page:
             Section("Differences", [_differences(comparison.runs)]),
             Section("Reproduce", [Verbatim(n, command(h)) for n, h in comparison.runs.items()]),
         ],
-        footer=f"{MADE_BY} from {fmt.listed([h.folder for h in histories])}. One file, which requests nothing.",
+        footer=f"{MADE_BY} from {fmt.listed([h.folder for h in histories])}. One file without network requests.",
     )
 
 

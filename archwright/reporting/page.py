@@ -44,7 +44,7 @@ def run_page(history: History) -> Page:
         axes=curves.axes([history]),
         smoothing=smoothing_of(len(history.train["step"])),
         sections=[section for make in SECTIONS if (section := make(history, result))],
-        footer=f"{MADE_BY} from {history.folder}. One file, which requests nothing.",
+        footer=f"{MADE_BY} from {history.folder}. One file without network requests.",
     )
 
 

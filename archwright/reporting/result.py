@@ -139,12 +139,12 @@ def notice(history: History, result: Result) -> str:
     lines = []
     planned = f" of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
     if history.state != "finished" and result.steps:
-        where = f"at step {fmt.exact(result.steps)}{planned}"
+        position = f"at step {fmt.exact(result.steps)}{planned}"
         stops = [event.get("text", "") for event in history.events if event["name"] == "stopped"]
         clauses = stops[-1].rstrip(".") if stops else ""
         reason = f": {clauses}" if history.state == "stopped" and clauses else ""
         how = "was stopped" if history.state == "stopped" else "has not finished; it is"
-        lines.append(f"This run {how} {where}{reason}.")
+        lines.append(f"This run {how} {position}{reason}.")
     if ended := early_end(history.events):
         lines.append(f"This run ended early, at {early_end_text(ended).rstrip('.')}.")
     if result.held_out and result.held_out["step"] < result.steps:
@@ -190,8 +190,8 @@ def _how(history: History, result: Result) -> str:
     model = f"a model of {fmt.count(number)} parameters" if number else "the model"
     at = result.held_out or {"tokens": result.tokens, "seconds": result.seconds}
     effort = f"after {fmt.count(at['tokens'])} tokens in {fmt.duration(at['seconds'])}"
-    where = device(history)
-    return f"{model} {effort}" + (f" on {where}" if where else "")
+    name = device(history)
+    return f"{model} {effort}" + (f" on {name}" if name else "")
 
 
 def _part_only(history: History, result: Result) -> str:

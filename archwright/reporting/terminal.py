@@ -77,9 +77,8 @@ def _quality(history: History, result: Result) -> list[Line]:
         ]
     compressors = sorted(history.compressors, key=lambda line: float(line["bits_per_byte"]))
     bits = result.bits_per_byte
-    bits_line = (
-        [] if bits is None else [("bits per byte", fmt.decimal(bits), "this model" * bool(compressors))]
-    )
+    note = "this model" if compressors else ""
+    bits_line = [] if bits is None else [("bits per byte", fmt.decimal(bits), note)]
     return [
         ("held-out loss", fmt.loss(last["nats_per_token"]), history.loss_unit),
         (
@@ -100,7 +99,7 @@ def _effort(history: History, result: Result) -> list[Line]:
     of_peak = fmt.NO_UTILISATION if no_peak(history) else of_peak
     peak = ", ".join(filter(None, ("tokens/s, median", of_peak)))
     model, speed = result.num_parameters, result.tokens_per_second
-    where = device(history)
+    name = device(history)
     return [
         *([("model", fmt.count(model), "parameters")] if model else []),
         (
@@ -109,7 +108,7 @@ def _effort(history: History, result: Result) -> list[Line]:
             f"tokens in {steps}, {fmt.duration(result.seconds)}",
         ),
         *([("speed", fmt.count(speed), peak)] if speed else []),
-        *([("device", "", where)] if where else []),
+        *([("device", "", name)] if name else []),
     ]
 
 
