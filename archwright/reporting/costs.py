@@ -57,9 +57,7 @@ def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
         verdict=head,
         verdict_rest=rest,
         sections=[
-            Section(
-                "Model", [_figures("Model costs.", plans, [model_rows]), *_parts(plans)]
-            ),
+            Section("Model", [_figures("Model costs.", plans, [model_rows]), *_parts(plans)]),
             *(
                 [Section("A step on this machine", [_table("Estimated and measured.", here)])]
                 if here
@@ -192,9 +190,7 @@ def _roofline_table(name: str, plan: Plan) -> Table:
             share = fmt.percent(o.seconds(hardware, precision) / total)
             cells.append(f"{fmt.significant(o.intensity)}, {bound}, {share}")
         rows.append(Row((f"{number}  {part_title(part)}", *cells)))
-    caption = (
-        f"{name}: FLOPs per byte, the bottleneck, and the share of the time at the roofline."
-    )
+    caption = f"{name}: FLOPs per byte, the bottleneck, and the share of the time at the roofline."
     return Table(caption, ("part", *by_phase), rows, even=True)
 
 
@@ -349,9 +345,7 @@ def _suspicions(plans: Mapping[str, Plan]) -> Table | None:
         for name, plan in plans.items()
         for suspicion in plan.suspicions
     ]
-    caption = (
-        "Rules of thumb, not errors. Choices of published models are left out."
-    )
+    caption = "Rules of thumb, not errors. Choices of published models are left out."
     return Table(caption, ("model", "finding", "evidence"), rows) if rows else None
 
 

@@ -56,7 +56,9 @@ def _training_chart(compared: Compared, styles: Styles) -> Chart | None:
         ends.append(f"{name} from {values[0]:.2f} to {values[-1]:.2f}.")
     if not traces:
         return None
-    converted = "Converted by the bytes per token of each run's training text. " if compared.in_bits else ""
+    converted = (
+        "Converted by the bytes per token of each run's training text. " if compared.in_bits else ""
+    )
     return Chart(
         name="training",
         title="Training loss",

@@ -65,9 +65,7 @@ def model_rows(plan: Plan) -> Iterator[Figure]:
     if has_windows:
         note = "of each further token when all windows are full"
         yield Figure("cache past windows", fmt.size(later), "counted", note)
-    yield Figure(
-        "cache per sequence", fmt.size(plan.cache_bytes_per_text), "counted", "in 16 bits"
-    )
+    yield Figure("cache per sequence", fmt.size(plan.cache_bytes_per_text), "counted", "in 16 bits")
 
 
 def device_rows(plan: Plan) -> Iterator[Figure]:
