@@ -1,7 +1,7 @@
-"""Values as text: printable, rounded to what they carry, with their unit, in columns.
+"""Values as text: printable, rounded, with units, and in columns.
 
-A run, a checkpoint, a file's name or a model's own words may hold characters that move the cursor, set the clipboard
-or turn what follows around. Texts that are given to a terminal go through `printable`.
+Runs, checkpoints, file names and generated text may contain characters that move the cursor, set the clipboard or
+reverse the text direction. All text for a terminal goes through `printable`.
 """
 
 import itertools
@@ -13,39 +13,39 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 QUOTED = 200
-"""Most characters of what an error quotes."""
+"""Maximum length of a quotation in an error, in characters."""
 LINE = 1000
-"""Most characters of an error."""
+"""Maximum length of an error, in characters."""
 DIGITS = 40
-"""Most digits of an integer that is written out."""
+"""Maximum number of digits of an integer printed in full."""
 NARROWEST = 16
-"""Least characters of a column in which cells are broken."""
-NO_UTILISATION = "share of the peak unknown, as that was measured next to other work"
+"""Minimum width of a column with wrapped cells, in characters."""
+NO_UTILISATION = "share of the peak unknown: it was measured on a busy machine"
 
 STEERING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, ESC and BEL among them, but tab and the end of a line
-    "\u2028\u2029"  # ends of lines to few programs
-    "\u202a-\u202e\u2066-\u2069"  # which turn the direction of what follows
-    "\u200b\u2060\ufeff"  # which are not seen
-    "\ud800-\udfff]"  # halves of characters
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, such as ESC and BEL, except tab and newline
+    "\u2028\u2029"  # line and paragraph separators
+    "\u202a-\u202e\u2066-\u2069"  # text direction
+    "\u200b\u2060\ufeff"  # zero width
+    "\ud800-\udfff]"  # surrogates
 )
 LONG = re.compile(rf'"(?:[^"\\]|\\.){{{QUOTED - 1},}}"|\S{{{QUOTED + 1},}}')
 
 
 def printable(text: str) -> str:
-    """Return text with U+FFFD in the place of what steers a terminal; tabs and ends of lines stay."""
+    """Return text with U+FFFD for terminal control characters; tabs and newlines stay."""
     return STEERING.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
-    """Return text as one printable line, with long words and quotations shortened in the middle."""
+    """Return a single printable line, with long words and quotations shortened."""
     text = printable(text).replace("\n", "\\n").replace("\t", " ")
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return shortened(LONG.sub(lambda found: shortened(found[0]), text), LINE)
+    return shortened(LONG.sub(lambda match: shortened(match[0]), text), LINE)
 
 
 def shortened(text: str, most: int = QUOTED) -> str:
-    """Return text of at most `most` characters, with dots for the middle of a longer one."""
+    """Return text of at most `most` characters; dots replace the middle of a longer text."""
     if len(text) <= most:
         return text
     before = (most - 3) // 2
@@ -53,24 +53,24 @@ def shortened(text: str, most: int = QUOTED) -> str:
 
 
 def number_text(number: int | float) -> str:
-    """Return a number as it stands in a file, or how many digits it has where these are many."""
+    """Return a number in full, or as `about 1e50` beyond `DIGITS` digits."""
     digits = number.bit_length() * math.log10(2) if isinstance(number, int) else 0
     return f"about 1e{digits:.0f}" if digits > DIGITS else str(number)
 
 
 def count(value: float) -> str:
-    """Return a number of things in three digits: 3_412_992 is `3.41M`."""
+    """Return a count in three digits: 3_412_992 is `3.41M`."""
     number, prefix = _scaled(value, ("", "k", "M", "B", "T"))
     return f"{number}{prefix}"
 
 
 def amount(value: float) -> str:
-    """Return what need not be whole, in three digits: 6_310_000 is `6.31M`, 0.1462 is `0.146`."""
+    """Return a fractional quantity in three digits: 6_310_000 is `6.31M`, 0.1462 is `0.146`."""
     return count(value) if value >= 100 else significant(value)
 
 
 def exact(value: float) -> str:
-    """Return a whole number with its thousands set apart: `3,412,992`."""
+    """Return an integer with thousands separators: `3,412,992`."""
     return f"{value:,.0f}"
 
 
@@ -80,11 +80,11 @@ def duration(seconds: float) -> str:
         return f"{1e3 * seconds:.2g} ms"
     if 0 < seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
     minutes = round(seconds / 60)
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
@@ -93,18 +93,18 @@ def duration(seconds: float) -> str:
 
 
 def time_span(least: float, most: float) -> str:
-    """Return a range of seconds in the unit that fits its end, `24.2 to 40.3 days`; one time where both look alike."""
+    """Return a range of seconds in one unit: `24.2 to 40.3 days`. Ends that look equal are merged."""
     unit, seconds = next((u for u in UNITS if most >= u[1]), UNITS[-1])
     ends = dict.fromkeys(significant(end / seconds) for end in (least, most))
     return f"{' to '.join(ends)} {unit}"
 
 
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("s", 1.0), ("ms", 1e-3))
-"""Units of time, the longest first."""
+"""Units of time and their length in seconds, longest first."""
 
 
 def parameters(number: int) -> str:
-    """Return a number of parameters in three digits of millions or billions: `21.0M`, `27.0B`."""
+    """Return a parameter count in millions or billions with three digits: `21.0M`, `27.0B`."""
     unit, letter = (1e9, "B") if number >= 0.9995e9 else (1e6, "M")
     digits = max(0, 3 - len(str(int(number / unit))))
     return f"{number / unit:.{digits}f}{letter}"
@@ -117,7 +117,7 @@ def size(num_bytes: float) -> str:
 
 
 def rate(flops_per_second: float) -> str:
-    """Return a speed of computation: `435 GFLOP/s`."""
+    """Return a compute rate: `435 GFLOP/s`."""
     number, prefix = _scaled(flops_per_second, ("", "k", "M", "G", "T", "P"))
     return f"{number} {prefix}FLOP/s"
 
@@ -129,20 +129,19 @@ def energy(watt_hours: float) -> str:
 
 
 def flops(value: float) -> str:
-    """Return a number of FLOPs as a budget is written: `1.23e15`."""
+    """Return a number of FLOPs in the format of budgets: `1.23e15`."""
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def percent(fraction: float) -> str:
-    """Return a share in per cent: `38 %`, and `3.8 %` where a digit more is worth it."""
+    """Return a fraction in per cent: `38 %`, or `3.8 %` below 10 %."""
     digits = 0 if abs(fraction) >= 0.0995 or fraction == 0 else 1
     return f"{100 * fraction:.{digits}f} %"
 
 
 def accuracy(share: float) -> str:
-    """Return a share of right answers in per cent, `99.6 %`: what is not all of them does not look so; `–` where none
-    is known."""
+    """Return an accuracy in per cent: `99.6 %`, or `–` for NaN. Only 1 is `100.0 %`."""
     if math.isnan(share):
         return "–"
     digits = 1 if share == 1 or share < 0.9995 else 2
@@ -150,32 +149,32 @@ def accuracy(share: float) -> str:
 
 
 def decimal(value: float, digits: int = 3) -> str:
-    """Return a number with fixed decimals, and `not finite` for infinities and NaN."""
+    """Return a number with fixed decimals, or `not finite`."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
 
 
 def short(value: float) -> str:
-    """Return a learning rate or the like in three digits at most: `3e-3`, `3.35e-3`."""
+    """Return a number in scientific notation, at most three digits: `3e-3`, `3.35e-3`."""
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def signed(value: float, digits: int = 4) -> str:
-    """Return a difference with its sign: `+0.0123`, `−0.0123`, and `–` where there is none."""
+    """Return a difference with its sign: `+0.0123`, `−0.0123`, or `–` if not finite."""
     if not math.isfinite(value):
         return "–"
     return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def probability(value: float) -> str:
-    """Return a p value: `0.031`, `< 0.001`, and `–` where there is none."""
+    """Return a p-value: `0.031`, `< 0.001`, or `–` if not finite."""
     if not math.isfinite(value):
         return "–"
     return "<\N{NO-BREAK SPACE}0.001" if value < 0.001 else f"{value:.{3 if value < 0.1 else 2}f}"
 
 
 def loss(nats_per_token: float) -> str:
-    """Return a loss in the digits that two runs may differ in: `1.9894`."""
+    """Return a loss with four decimals: `1.9894`."""
     return decimal(nats_per_token, 4)
 
 
@@ -188,9 +187,9 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def listed(words: list[str]) -> str:
-    """Return words as a sentence holds them: `a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def listed(items: list[str]) -> str:
+    """Join words as in a sentence: `a, b and c`."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def columns(
@@ -202,19 +201,19 @@ def columns(
     first_width: int = 0,
     break_on_hyphens: bool = True,
 ) -> Iterator[str]:
-    """Yield the lines of a table, its columns two blanks apart.
+    """Yield the lines of a table, with two spaces between columns.
 
     Args:
-        right: numbers of the columns that are set to the right.
-        wrapped: numbers of those that share what the others leave of `width`, in which long cells are broken.
-        first_width: least width of the first column.
-        break_on_hyphens: whether cells may be broken behind a hyphen.
+        right: Indices of right-aligned columns.
+        wrapped: Indices of columns with wrapped cells, which share the remaining part of `width`.
+        first_width: Minimum width of the first column.
+        break_on_hyphens: Whether cells may be wrapped after a hyphen.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     widths[:1] = [max(first_width, width) for width in widths[:1]]
     if wrapped:
-        others = sum(width for i, width in enumerate(widths) if i not in wrapped)
-        share = (width - others - 2 * (len(widths) - 1)) // len(wrapped)
+        fixed = sum(width for i, width in enumerate(widths) if i not in wrapped)
+        share = (width - fixed - 2 * (len(widths) - 1)) // len(wrapped)
         widths = [
             min(w, max(NARROWEST, share)) if i in wrapped else w for i, w in enumerate(widths)
         ]
@@ -232,11 +231,11 @@ def columns(
 
 
 class PrintableStream:
-    """A stream of text that passes on what is printable; in all else it is the stream beneath."""
+    """Text stream with a filter for control characters; other methods are forwarded."""
 
     def __init__(self, stream: TextIO, *, may_fail: bool = False) -> None:
         self.rich_proxied_file = WatchedStream(stream, may_fail)
-        """Where rich writes, whose colours steer; the text it is given must be printable already."""
+        """Unfiltered stream for rich, which writes colour codes; its text must be printable."""
 
     def write(self, text: str) -> int:
         """Write text."""
@@ -253,8 +252,9 @@ class PrintableStream:
 
 
 class WatchedStream:
-    """A stream of text that knows whether anything was written, and drops it where it `may_fail` and the disk is full;
-    in all else it is the stream beneath."""
+    """Text stream that records whether it was used; other methods are forwarded.
+
+    With `may_fail`, output is discarded after a write error such as a full disk."""
 
     def __init__(self, stream: TextIO, may_fail: bool = False) -> None:
         self.stream, self.may_fail = stream, may_fail
@@ -278,7 +278,7 @@ class WatchedStream:
 
 
 def _scaled(value: float, prefixes: tuple[str, ...]) -> tuple[str, str]:
-    """Return three digits of a value and the prefix of the thousands they count."""
+    """Return a value in three digits, and its prefix (power of 1000)."""
     for prefix in prefixes:
         short = f"{value:.0f}" if prefix == prefixes[0] else f"{float(f'{value:.3g}'):g}"
         if abs(float(short)) < 1000 or prefix == prefixes[-1]:

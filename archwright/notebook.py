@@ -1,6 +1,6 @@
-"""Notebooks: whether this process is one, what a cell shows, and pages inside of it.
+"""Notebooks: detection, output of cells, and embedded pages.
 
-Nothing here needs Jupyter: IPython is asked for only where it is loaded already.
+Jupyter is not required: IPython is used only if it is already imported.
 """
 
 import os
@@ -12,24 +12,24 @@ from typing import Any
 from urllib.parse import quote
 
 HEIGHT = 800
-"""Of a page inside a notebook, in pixels."""
+"""Height of a page in a notebook, in pixels."""
 
 
 def in_notebook() -> bool:
-    """Tell whether what is displayed appears below the cell of a notebook."""
+    """True if output is displayed below a notebook cell."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module else None
     return getattr(shell, "kernel", None) is not None
 
 
 class Cell:
-    """A place below a notebook's cell; what it shows is replaced by what it is given next."""
+    """Output area below a notebook cell; each `show` replaces its content."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def show(self, html: str) -> None:
-        """Show HTML there."""
+        """Replace the content with HTML."""
         from IPython.display import HTML, display
 
         if self._handle is None:
@@ -39,9 +39,9 @@ class Cell:
 
 
 class Report(os.PathLike[str]):
-    """The page of a run or of a study: notebooks show it, and everywhere else it is the path of its file.
+    """Path of a run's or study's page; notebooks display the page.
 
-    With `inline`, a notebook stores the whole page, several MB, and not a link."""
+    With `inline`, a notebook stores the page (several MB) instead of a link."""
 
     def __init__(self, path: Path, *, inline: bool = False) -> None:
         self.path, self.inline = path, inline
@@ -56,19 +56,19 @@ class Report(os.PathLike[str]):
         return f"Report({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """Return a frame that shows the file, and a link to it; or the page inside the frame."""
+        """Return an iframe of the page, with a link unless `inline`."""
         frame = f'<iframe {{}} width="100%" height="{HEIGHT}" style="border: 0"></iframe>'
         if self.inline:
             return frame.format(f'srcdoc="{escape(self.path.read_text("utf-8"))}"')
-        # Notebooks resolve links from their own folder, in which the kernel works.
+        # Notebooks resolve links relative to their folder, the kernel's working directory.
         href = escape(quote(Path(os.path.relpath(self.path)).as_posix()))
         link = f'<a href="{href}" target="_blank">{escape(str(self))}</a>'
-        more = "If no page appears, <code>report(inline=True)</code> stores it in the notebook."
-        return f"<p>{link} {more}</p>" + frame.format(f'src="{href}"')
+        hint = "If no page appears, <code>report(inline=True)</code> stores it in the notebook."
+        return f"<p>{link} {hint}</p>" + frame.format(f'src="{href}"')
 
 
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table below a caption; texts are escaped."""
+    """Return a caption and, if there are rows, a table as HTML. Texts are escaped."""
     names = "".join(f'<th style="text-align: left">{escape(name)}</th>' for name in head)
     lines = [_row(cells) for cells in rows]
     table = f"<table><tr>{names}</tr>{''.join(lines)}</table>" if lines else ""

@@ -1,4 +1,4 @@
-"""Progress on standard error: something live on a terminal, lines elsewhere, nothing where quiet is asked for."""
+"""Progress on standard error: live on a terminal, plain lines elsewhere, or silent."""
 
 import math
 import sys
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE = 1.0
-"""Seconds of work before a bar of bytes or shares appears."""
+"""Seconds of work before a progress bar appears."""
 
 
 class Silent:
-    """Shows nothing; also the base of what shows something."""
+    """Progress without output; base class of all displays."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,18 +27,18 @@ class Silent:
         pass
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line, in subclasses with output."""
 
 
 class Lines(Silent):
-    """Prints lines."""
+    """Progress as plain lines."""
 
     def say(self, text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
 class Live(Silent):
-    """Keeps a bar or a table of rich in place; lines that stay go above it."""
+    """Progress as a live rich bar or table, below permanent lines."""
 
     def __init__(self, live: Any) -> None:
         self.live = live
@@ -55,26 +55,26 @@ class Live(Silent):
 
 
 def is_watched() -> bool:
-    """Return whether standard error is a terminal."""
+    """True if standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 def console() -> "Console":
-    """Return standard error as rich has it."""
+    """Return a rich console for standard error."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 class Progress(Silent):
-    """A bar that vanishes at the end; it appears on a terminal once the work has taken PATIENCE.
+    """Transient progress bar, shown on a terminal after `PATIENCE` seconds.
 
     Args:
-        what: the work.
-        total: of what is counted, in bytes; or 1.0 where shares are.
+        description: Name of the work.
+        total: Number of bytes (int), or 1.0 for progress as a fraction.
     """
 
-    def __init__(self, what: str, total: float) -> None:
+    def __init__(self, description: str, total: float) -> None:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -87,7 +87,7 @@ class Progress(Silent):
         amount = TaskProgressColumn() if isinstance(total, float) else DownloadColumn()
         columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
         self.bar = Bar(*columns, console=console(), transient=True, refresh_per_second=2)
-        self.task = self.bar.add_task(what, total=total)
+        self.task = self.bar.add_task(description, total=total)
         self._shown_from = time.monotonic() + PATIENCE if is_watched() else math.inf
         self._shown = False
 
@@ -96,13 +96,13 @@ class Progress(Silent):
             self.bar.stop()
 
     def counted(self, result: T, size: Callable[[T], int]) -> T:
-        """Advance by the size of a result, and hand it on."""
+        """Advance by the size of a result, and return the result."""
         self._show()
         self.bar.advance(self.task, size(result))
         return result
 
     def reached(self, amount: float) -> None:
-        """Show how much is done."""
+        """Set the completed amount."""
         self._show()
         self.bar.update(self.task, completed=amount)
 

@@ -1,1 +1,1 @@
-"""Reports of runs: they read run folders through `archwright.runs` only."""
+"""Reports of runs; run folders are read only through `archwright.runs`."""

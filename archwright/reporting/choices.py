@@ -1,4 +1,4 @@
-"""The choices of a spec as rows of a table, with what differs from the defaults marked."""
+"""Choices of a spec as table rows, with differences from the defaults marked."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -16,11 +16,11 @@ from archwright.spec.residuals import PerBranch
 HEAD = ("Part", "Choice", "Options", "Meaning")
 
 UNLISTED = ("name", "source", "sources", "layer_kinds", "layers")
-"""Fields of a model that say where it comes from, and those that get rows of another form."""
+"""Fields of a model without an ordinary row: its origin and its layers."""
 
 
 def model_rows(spec: ModelSpec) -> list[Row]:
-    """Return the choices of a resolved architecture; what "auto" would choose is not marked."""
+    """Return the choices of a resolved architecture. Results of "auto" are not marked."""
     rows = list(_rows(spec, ModelSpec(), unmarked=automatic_paths(spec), leave_out=UNLISTED))
     if not spec.layer_kinds:
         return rows
@@ -34,21 +34,21 @@ def model_rows(spec: ModelSpec) -> list[Row]:
 
 
 def spec_rows(spec: Spec, leave_out: Collection[str] = ()) -> list[Row]:
-    """Return the values of a spec beside its defaults, without the fields in `leave_out`."""
+    """Return the values of a spec, without the fields in `leave_out`."""
     return list(_rows(spec, type(spec)(), leave_out=leave_out))
 
 
 def automatic_paths(spec: ModelSpec) -> set[str]:
-    """Return the paths whose number is the one that "auto" leads to, given all the others."""
+    """Return the paths of numbers equal to the result of "auto"."""
     resolved = spec.resolved(_vocab_size(spec))
-    kept, found = spec, set()
+    reduced, paths = spec, set()
     for path in _paths_with_auto(spec):
-        with suppress(UserError):  # what "auto" leads to may not even fit the rest
-            freed = kept.override(f"{path}=auto")
+        with suppress(UserError):  # the value of "auto" may be invalid here
+            freed = reduced.override(f"{path}=auto")
             if freed.resolved(_vocab_size(spec)) == resolved:
-                kept = freed
-                found.add(path)
-    return found
+                reduced = freed
+                paths.add(path)
+    return paths
 
 
 def _rows(
@@ -60,7 +60,7 @@ def _rows(
     leave_out: Collection[str] = (),
     versus: str = "default",
 ) -> Iterator[Row]:
-    """Yield a row for each value, then for each choice with its options."""
+    """Yield a row for each value, then rows for each choice."""
     fields = {name: f for name, f in type(spec).model_fields.items() if name not in leave_out}
     inner = [name for name in fields if isinstance(getattr(spec, name), Spec)]
     docstrings = field_docstrings(type(spec))
@@ -77,7 +77,7 @@ def _rows(
 def _choice(
     path: str, spec: Spec, default: object, unmarked: Collection[str], versus: str
 ) -> Iterator[Row]:
-    """Yield one row for a choice with its options, then rows for the choices inside it."""
+    """Yield a row for a choice, then rows for nested choices."""
     kind = getattr(spec, "kind", None)
     same = isinstance(default, type(spec))
     marks = [] if same or kind is None else [f"{versus}: {getattr(default, 'kind', 'not given')}"]
@@ -99,7 +99,7 @@ def _choice(
 
 
 def _choice_cells(kind: str | None, options: list[tuple[str, Any]]) -> tuple[str, str]:
-    """Return what was chosen and its options; of mere switches, the names of those that are on."""
+    """Return the cells of a choice and its options; of pure switches, the enabled ones."""
     if kind is None and options and all(isinstance(value, bool) for _, value in options):
         on = [key for key, value in options if value]
         return ("all" if len(on) == len(options) > 1 else ", ".join(on) or "none"), ""
@@ -107,7 +107,7 @@ def _choice_cells(kind: str | None, options: list[tuple[str, Any]]) -> tuple[str
 
 
 def _paths_with_auto(spec: Spec, at: str = "") -> Iterator[str]:
-    """Yield the paths where a number stands that could have been "auto"."""
+    """Yield the paths of numbers that could be "auto"."""
     for name, field in type(spec).model_fields.items():
         value = getattr(spec, name)
         if isinstance(value, Spec):
@@ -128,8 +128,8 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, PerBranch):
-        each = ", ".join(f"{name} {_shown(number)}" for name, number in value.given.items())
-        return f"({each})" if value.one is None else _shown(value.one)
+        branches = ", ".join(f"{name} {_shown(number)}" for name, number in value.given.items())
+        return f"({branches})" if value.one is None else _shown(value.one)
     if isinstance(value, (tuple, list)):
         return ", ".join(_shown(item) for item in value) or "none"
     return str(value) if value != "" else "none"
@@ -140,5 +140,5 @@ def _empty(value: object) -> bool:
 
 
 def _sentence(text: str | None) -> str:
-    """Return a docstring as running text."""
+    """Return a docstring as a single line without backticks."""
     return " ".join((text or "").replace("`", "").split())

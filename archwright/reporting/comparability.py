@@ -1,4 +1,4 @@
-"""What of several runs can be compared: which are refused, and in which unit losses are, if in any."""
+"""Comparability of several runs: refusals, the common unit of losses, and caveats."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,37 +14,37 @@ from archwright.reporting.result import device
 from archwright.spec.errors import UserError
 
 MOST = 16
-"""Runs that can be distinguished on one page."""
+"""Maximum number of runs on a page."""
 ALIKE = 1.05
-"""Times as many tokens, or held-out bytes, as another run has that are not worth a note."""
+"""Largest ratio of token counts, or held-out byte counts, without a note."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Several runs under the names that distinguish them, and what of them can be compared."""
+    """Several runs under distinct names, and their comparability."""
 
     runs: Mapping[str, History]
     in_bits: bool
-    """Whether losses are bits per byte, as tokenizers differ."""
+    """True if losses are in bits per byte, because tokenizers differ."""
     same_text: bool
-    """Whether all were judged on the same held-out text."""
+    """True if all runs were evaluated on the same held-out text."""
     same_tokens: bool
-    """Whether all were trained on about as many tokens, so that the ends of their curves can be compared."""
+    """True if token counts are about equal and final losses therefore comparable."""
     notes: Sequence[str] = ()
-    """Where numbers are not comparable, a sentence or two each."""
+    """Caveats, one or two sentences per note."""
 
     @property
     def unit(self) -> str:
-        """The unit of all losses."""
+        """Unit of all losses."""
         return "bits per byte" if self.in_bits else next(iter(self.runs.values())).loss_unit
 
 
 def compared(histories: Sequence[History]) -> Compared:
-    """Return what of several runs can be compared.
+    """Check whether runs can be compared, and in which unit.
 
     Raises:
-        UserError: runs that have nothing to compare, a line for each: too many, given twice, not trained, of other
-            objectives or tasks, or of other tokenizers without bits per byte.
+        UserError: There are too many runs or duplicates, a run is not trained, objectives or tasks differ, or
+            tokenizers differ and bits per byte are missing.
     """
     if lines := [*_refusals(histories)]:
         raise UserError(*lines)
@@ -54,12 +54,12 @@ def compared(histories: Sequence[History]) -> Compared:
     same_text = task or _all_alike(histories, lambda one, other: _same_text(one, other, "held_out"))
     tokens = [int(history.train["tokens"].max()) for history in histories]
     same_tokens = max(tokens) <= ALIKE * min(tokens)
-    found = Compared(runs, in_bits, same_text, same_tokens)
-    return replace(found, notes=[*_notes(found)])
+    result = Compared(runs, in_bits, same_text, same_tokens)
+    return replace(result, notes=[*_notes(result)])
 
 
 def bits_per_byte(history: History) -> float | None:
-    """Return bits per byte for a nat per token of the text that a run was trained on; None where that is not known."""
+    """Convert one nat per token of training text to bits per byte; None if unknown."""
     text = history.environment.get("data", {}).get("train", {})
     if not text.get("num_bytes") or not text.get("num_tokens"):
         return None
@@ -68,7 +68,7 @@ def bits_per_byte(history: History) -> float | None:
 
 def _refusals(histories: Sequence[History]) -> Iterator[str]:
     if len(histories) > MOST:
-        yield f"{len(histories)} runs: found more than the {MOST} that can be distinguished on one page; leave some out"
+        yield f"found {len(histories)} runs; expected at most {MOST}, so that a page can distinguish them"
     seen: set[Path] = set()
     for history in histories:
         folder = Path(history.folder).resolve()
@@ -79,26 +79,26 @@ def _refusals(histories: Sequence[History]) -> Iterator[str]:
             yield f"{history.folder}: nothing was trained there yet, so there is no curve; leave it out"
     first = histories[0]
     for history in histories[1:]:
-        if (own := _measure(history)) != (other := _measure(first)):
+        if (unit := _measure(history)) != (other := _measure(first)):
             yield (
-                f"{history.folder}: its losses are {own}, those of {first.folder} {other}, which cannot be compared; "
+                f"{history.folder}: its losses are {unit}, but the losses of {first.folder} are {other}; "
                 "give runs of one objective and one task"
             )
         elif history.task is None and not _same_tokenizer(first, history):
             lacking = [
                 h for h in (first, history) if any("bits_per_byte" not in e for e in h.evals)
             ]
-            for each in lacking[:1]:
-                is_lossy = each.text_change != ""
-                why = why_no_bits(each.text_change) if is_lossy else "no bits per byte"
+            for run in lacking[:1]:
+                is_lossy = run.text_change != ""
+                why = why_no_bits(run.text_change) if is_lossy else "no bits per byte"
                 yield (
-                    f"{history.folder} and {first.folder}: their tokenizers differ, and {each.folder} has {why}, "
-                    "so that no loss of theirs can be compared; give runs of one tokenizer"
+                    f"{history.folder} and {first.folder}: their tokenizers differ, and {run.folder} has {why}, "
+                    "so their losses cannot be compared; give runs of one tokenizer"
                 )
 
 
 def _measure(history: History) -> str:
-    """Return the unit of a run's losses and what they are of."""
+    """Return the unit of a run's losses, with its task or objective."""
     if history.task:
         return f"{history.loss_unit} of {history.task['name']}"
     return f"{history.loss_unit} of {history.spec.objective.kind}"
@@ -109,7 +109,7 @@ def _all_alike(histories: Sequence[History], alike: Callable[[History, History],
 
 
 def _same_tokenizer(one: History, other: History) -> bool:
-    """Tell whether two runs have the same tokens; a trained tokenizer depends on the text it was trained on."""
+    """True if two runs have the same tokenizer. If none is recorded, BPE requires equal training texts."""
     recorded = [history.environment.get("data", {}).get("tokenizer") for history in (one, other)]
     if all(recorded):
         return recorded.count(recorded[0]) == len(recorded)
@@ -119,7 +119,7 @@ def _same_tokenizer(one: History, other: History) -> bool:
 
 
 def _same_text(one: History, other: History, part: str) -> bool:
-    """Tell whether two runs have texts of the same size or, if no sizes were recorded, the same settings."""
+    """True if recorded sizes are equal or, without records, settings are equal."""
     sizes = [_size(history, part) for history in (one, other)]
     if all(sizes):
         return sizes[0] == sizes[1]
@@ -131,37 +131,35 @@ def _same_text(one: History, other: History, part: str) -> bool:
 
 def _size(history: History, part: str) -> tuple[Any, ...]:
     text = history.environment.get("data", {}).get(part, {})
-    found = tuple(text.get(name) for name in ("num_bytes", "num_documents"))
-    return found if all(found) else ()
+    sizes = tuple(text.get(name) for name in ("num_bytes", "num_documents"))
+    return sizes if all(sizes) else ()
 
 
 def _labels(histories: Sequence[History]) -> list[str]:
-    """Return the runs' names, or where some share one, their folders."""
+    """Return the name of each run, or its folder if names repeat."""
     names = [history.name for history in histories]
     return [n if names.count(n) == 1 else h.folder for n, h in zip(names, histories, strict=True)]
 
 
-def _notes(found: Compared) -> Iterator[str]:
-    runs = found.runs
-    if found.in_bits:
+def _notes(comparison: Compared) -> Iterator[str]:
+    runs = comparison.runs
+    if comparison.in_bits:
         kinds = {name: _tokenizer_words(history) for name, history in runs.items()}
         yield (
             f"Tokenizers differ ({_by_value(kinds)}): nats per token and perplexity are not comparable. Losses are "
-            "bits per byte here, those of training by the bytes per token of each run's own text."
+            "in bits per byte; training losses are converted by the bytes per token of each run's training text."
         )
-    if not found.same_text:
+    if not comparison.same_text:
         texts = {name: _text_words(history) for name, history in runs.items()}
-        yield (
-            f"Held-out texts differ ({_by_value(texts)}): no loss of one run is comparable with that of another."
-        )
+        yield f"Held-out texts differ ({_by_value(texts)}): losses are not comparable."
     read = {name: history.evals[-1]["num_bytes"] for name, history in runs.items() if history.evals}
-    if found.same_text and read and max(read.values()) > ALIKE * min(read.values()):
+    if comparison.same_text and read and max(read.values()) > ALIKE * min(read.values()):
         sizes = {name: fmt.size(number) for name, number in read.items()}
-        yield f"Last evaluations read unlike amounts of the held-out text ({_by_value(sizes)})."
-    if not found.same_tokens:
+        yield f"Last evaluations read different amounts of the held-out text ({_by_value(sizes)})."
+    if not comparison.same_tokens:
         counts = {name: fmt.count(history.train["tokens"].max()) for name, history in runs.items()}
-        words = "curves are comparable at equal tokens, their ends are not"
-        yield f"Numbers of tokens differ ({_by_value(counts)}): {words}."
+        limit = "curves are comparable at equal tokens, their ends are not"
+        yield f"Numbers of tokens differ ({_by_value(counts)}): {limit}."
     devices = {name: device(history) for name, history in runs.items()}
     if len({*devices.values()}) > 1:
         yield f"Devices differ ({_by_value(devices)}): throughput, utilisation and time are not comparable."
@@ -182,7 +180,7 @@ def _text_words(history: History) -> str:
 
 
 def _by_value(values: Mapping[str, str]) -> str:
-    """Return what each run has, runs of one value together: `a and b: 1 MB; c: 330 kB`."""
+    """Group runs by value: `a and b: 1 MB; c: 330 kB`."""
     ordered = sorted(values, key=lambda name: [*values.values()].index(values[name]))
     groups = groupby(ordered, key=values.__getitem__)
     return "; ".join(f"{fmt.listed([*names])}: {value}" for value, names in groups)

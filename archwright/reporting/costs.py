@@ -1,5 +1,4 @@
-"""The page of `archwright plan --html`: what a plan says in tables, what bounds each part, what fills a device, and
-speed by batch and context."""
+"""Page of `archwright plan --html`: costs, memory, rooflines, and speed by batch and context."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,69 +37,68 @@ MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
 FROM_ZERO = {"rangemode": "tozero"}
 INTENSITY = {"type": "log", "dtick": 1}
 SHORT = 100
-"""An axis is short whose end is less than so many times its beginning."""
+"""Ratio of end to start from which an axis is long."""
 
 
-def cost_page(found: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
-    """Lay the costs of one model, or of several, out as a page.
+def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
+    """Build the page of one or several plans.
 
     Args:
-        here: a step on this machine.
+        plans: Plans by name of the model.
+        here: Figures of a step on this machine.
     """
-    first = next(iter(found.values()))
+    first = next(iter(plans.values()))
     work = first.workload
-    head, rest = _verdict(found)
+    head, rest = _verdict(plans)
     devices = f"{work.devices:,} x {work.hardware.title}, {work.precision}"
     return Page(
-        title=f"{', '.join(found)}: {head}",
+        title=f"{', '.join(plans)}: {head}",
         kicker=f"archwright plan, {devices}",
         verdict=head,
         verdict_rest=rest,
         sections=[
-            Section(
-                "Model", [_figures("What the model costs.", found, [model_rows]), *_parts(found)]
-            ),
+            Section("Model", [_figures("Model costs.", plans, [model_rows]), *_parts(plans)]),
             *(
                 [Section("A step on this machine", [_table("Estimated and measured.", here)])]
                 if here
                 else []
             ),
-            Section("Training", [_figures("What a training takes.", found, [training_rows])]),
-            Section("Memory on each device", [*_memory(found)]),
-            Section("Parallelism strategies", [*_strategies(found)]),
-            Section("What bounds each part", [*_rooflines(found)]),
+            Section("Training", [_figures("Training costs.", plans, [training_rows])]),
+            Section("Memory on each device", [*_memory(plans)]),
+            Section("Parallelism strategies", [*_strategies(plans)]),
+            Section("Roofline", [*_rooflines(plans)]),
             Section(
                 "Serving",
-                [_figures("Upper bounds of speed.", found, [serving_rows]), *_speeds(found)],
+                [_figures("Upper bounds of speed.", plans, [serving_rows]), *_speeds(plans)],
             ),
-            Section("What to change first", [*_changes(found)]),
-            *([Section("Unusual", [table])] if (table := _suspicions(found)) else []),
+            Section("What to change first", [*_changes(plans)]),
+            *([Section("Unusual", [table])] if (table := _suspicions(plans)) else []),
         ],
-        footer="Made by archwright. One file, which requests nothing. Speeds and times are estimates or bounds; "
+        footer="Made by archwright. One file without network requests. Speeds and times are estimates or bounds; "
         "docs/planning.md has the formulas.",
     )
 
 
-def _verdict(found: Mapping[str, Plan]) -> tuple[str, str]:
-    fits = [name for name, each in found.items() if each.setup is not None]
-    if len(found) > 1:
-        return f"{len(fits)} of {len(found)} fit", "while they are trained on these devices."
-    (each,) = found.values()
-    hours = each.training.device_hours
+def _verdict(plans: Mapping[str, Plan]) -> tuple[str, str]:
+    fits = [name for name, plan in plans.items() if plan.setup is not None]
+    if len(plans) > 1:
+        return f"{len(fits)} of {len(plans)} fit", "in memory when trained on these devices."
+    (plan,) = plans.values()
+    hours = plan.training.device_hours
     span = f"{fmt.amount(hours.least)} to {fmt.amount(hours.most)} device hours"
-    if each.setup is None:
-        return "Does not fit", "while it is trained on these devices."
-    return span, f"for {fmt.count(each.training.tokens)} tokens, with {each.setup.split.name}."
+    if plan.setup is None:
+        return "Does not fit", "in memory when trained on these devices."
+    return span, f"for {fmt.count(plan.training.tokens)} tokens, with {plan.setup.split.name}."
 
 
-def _figures(caption: str, found: Mapping[str, Plan], rows: Sequence[Rows]) -> Table:
-    """Return rows of one model with remarks, or of several side by side."""
-    if len(found) > 1:
-        cells = [Row([*map(_unbroken, row)]) for row in side_by_side_rows(found, rows)]
-        head = ("", *found, "how it is known")
-        return Table(caption, head, cells, even=len(found) == 2)  # heads beside values on a phone
-    (each,) = found.values()
-    return _table(caption, [figure for of_kind in rows for figure in of_kind(each)])
+def _figures(caption: str, plans: Mapping[str, Plan], rows: Sequence[Rows]) -> Table:
+    """Return a table of one plan, or of several side by side."""
+    if len(plans) > 1:
+        cells = [Row([*map(_unbroken, row)]) for row in side_by_side_rows(plans, rows)]
+        head = ("", *plans, "how it is known")
+        return Table(caption, head, cells, even=len(plans) == 2)  # headers next to values on phones
+    (plan,) = plans.values()
+    return _table(caption, [figure for of_kind in rows for figure in of_kind(plan)])
 
 
 def _table(caption: str, figures: Iterable[Figure]) -> Table:
@@ -108,17 +106,17 @@ def _table(caption: str, figures: Iterable[Figure]) -> Table:
     return Table(caption, ("", "", "how it is known"), lines)
 
 
-def _parts(found: Mapping[str, Plan]) -> Iterator[Block]:
-    for name, each in found.items():
-        yield Table(f"{name}, by part. {ABOUT_PARTS}", PARTS, [*map(Row, part_rows(each))])
+def _parts(plans: Mapping[str, Plan]) -> Iterator[Block]:
+    for name, plan in plans.items():
+        yield Table(f"{name}, by part. {ABOUT_PARTS}", PARTS, [*map(Row, part_rows(plan))])
 
 
-def _memory(found: Mapping[str, Plan]) -> Iterator[Block]:
-    yield _figures("Whether the training fits.", found, [memory_rows])
-    for name, each in found.items():
-        setup = each.setup or each.smallest
+def _memory(plans: Mapping[str, Plan]) -> Iterator[Block]:
+    yield _figures("Whether the training fits.", plans, [memory_rows])
+    for name, plan in plans.items():
+        setup = plan.setup or plan.smallest
         bars = [Bar(label, size, _size(size)) for label, size, _ in memory_by_part(setup)]
-        limit = each.workload.hardware.memory_bytes
+        limit = plan.workload.hardware.memory_bytes
         bars.append(Bar("all", setup.memory.total, _size(setup.memory.total), strong=True))
         bars.append(Bar("the device", limit, _size(limit)))
         how = f"{setup.split.name}, checkpointing {setup.checkpointing}"
@@ -128,18 +126,18 @@ def _memory(found: Mapping[str, Plan]) -> Iterator[Block]:
         yield Bars(f"{name}: bytes on each device, {how}, {sequences}", bars)
 
 
-def _strategies(found: Mapping[str, Plan]) -> Iterator[Block]:
-    for name, each in found.items():
+def _strategies(plans: Mapping[str, Plan]) -> Iterator[Block]:
+    for name, plan in plans.items():
         rows = [
-            Row([*map(_unbroken, cells)], "chosen" if way == each.setup else "")
-            for way, cells in strategy_rows(each)
+            Row([*map(_unbroken, cells)], "chosen" if way == plan.setup else "")
+            for way, cells in strategy_rows(plan)
         ]
-        caption = f"{name}: one way of each sort, on the device with most. {about_strategies(each)}"
+        caption = f"{name}: one setup per kind, on the device that uses most memory. {about_strategies(plan)}"
         yield Table(caption, STRATEGIES, rows)
 
 
 def _unbroken(text: str) -> str:
-    """Return a number and its unit as one word; what is longer may be broken."""
+    """Return a short number and its unit with no-break spaces; other text is unchanged."""
     return (
         text.replace(" ", "\N{NO-BREAK SPACE}") if text[:1].isdigit() and len(text) < 12 else text
     )
@@ -149,59 +147,57 @@ def _size(num_bytes: float) -> str:
     return _unbroken(fmt.size(num_bytes))
 
 
-def _rooflines(found: Mapping[str, Plan]) -> Iterator[Block]:
+def _rooflines(plans: Mapping[str, Plan]) -> Iterator[Block]:
     yield Text(
-        "A part left of the ridge point is memory-bound, one to the right of it compute-bound. One sequence of the "
-        "context, or in decode one token behind it, on one device. Numbers at points are those of the table below."
+        "Parts left of the ridge point are memory-bound, parts right of it compute-bound. The workload is one sequence "
+        "of full context length, or in decode the next token, on one device. Numbers at points refer to the table."
     )
-    yield _figures("The device.", dict([next(iter(found.items()))]), [device_rows])
-    for number, (name, each) in enumerate(found.items()):
-        yield _roofline(number, name, each)
-        yield _roofline_table(name, each)
+    yield _figures("The device.", dict([next(iter(plans.items()))]), [device_rows])
+    for number, (name, plan) in enumerate(plans.items()):
+        yield _roofline(number, name, plan)
+        yield _roofline_table(name, plan)
 
 
-def _numbers(found: Plan) -> dict[str, int]:
-    """Return the number of each part in the picture, the slowest parts first."""
-    hardware, precision = found.workload.hardware, found.workload.precision
+def _numbers(plan: Plan) -> dict[str, int]:
+    """Number the parts in the chart, in order of decreasing time share."""
+    hardware, precision = plan.workload.hardware, plan.workload.precision
     seconds: dict[str, float] = {}
-    for operators in found.operators.values():
-        whole = sum(o.seconds(hardware, precision) for o in operators)
+    for operators in plan.operators.values():
+        total = sum(o.seconds(hardware, precision) for o in operators)
         for o in operators:
-            share = o.seconds(hardware, precision) / whole
+            share = o.seconds(hardware, precision) / total
             seconds[o.name] = max(seconds.get(o.name, 0.0), share)
     ordered = sorted(seconds, key=lambda part: -seconds[part])
     return {part: number for number, part in enumerate(ordered, start=1)}
 
 
-def _roofline_table(name: str, found: Plan) -> Table:
-    hardware, precision = found.workload.hardware, found.workload.precision
+def _roofline_table(name: str, plan: Plan) -> Table:
+    hardware, precision = plan.workload.hardware, plan.workload.precision
     bend = ridge(hardware, precision)
     by_phase = {
-        phase: {o.name: o for o in operators} for phase, operators in found.operators.items()
+        phase: {o.name: o for o in operators} for phase, operators in plan.operators.items()
     }
     rows = []
-    for part, number in _numbers(found).items():
+    for part, number in _numbers(plan).items():
         cells = []
         for phase in by_phase.values():
             if part not in phase:
                 cells.append("-")
                 continue
             o = phase[part]
-            whole = sum(each.seconds(hardware, precision) for each in phase.values())
+            total = sum(op.seconds(hardware, precision) for op in phase.values())
             bound = "memory-bound" if o.intensity < bend else "compute-bound"
-            share = fmt.percent(o.seconds(hardware, precision) / whole)
+            share = fmt.percent(o.seconds(hardware, precision) / total)
             cells.append(f"{fmt.significant(o.intensity)}, {bound}, {share}")
         rows.append(Row((f"{number}  {part_title(part)}", *cells)))
-    caption = (
-        f"{name}: FLOPs per byte, what bounds the part, and its share of the time at the roofline."
-    )
+    caption = f"{name}: FLOPs per byte, the bottleneck, and the share of the time at the roofline."
     return Table(caption, ("part", *by_phase), rows, even=True)
 
 
-def _roofline(number: int, name: str, each: Plan) -> Chart:
-    hardware, precision = each.workload.hardware, each.workload.precision
+def _roofline(number: int, name: str, plan: Plan) -> Chart:
+    hardware, precision = plan.workload.hardware, plan.workload.precision
     peak, bend = hardware.peak(precision), ridge(hardware, precision)
-    points = [o for found in each.operators.values() for o in found]
+    points = [o for operators in plan.operators.values() for o in operators]
     ends = [min(o.intensity for o in points) / 2, max(bend, *(o.intensity for o in points)) * 2]
     x = [ends[0], bend, ends[1]]
     traces: list[dict[str, Any]] = [
@@ -215,7 +211,7 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
             "hoverinfo": "skip",
         }
     ]
-    for phase, operators in each.operators.items():
+    for phase, operators in plan.operators.items():
         label, symbol, color, size = MARKS[phase]
         traces.append(
             {
@@ -229,8 +225,8 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
                 "hovertemplate": "%{text}<br>%{x:.3s} FLOPs per byte<br>%{y:.3s}FLOP/s<extra></extra>",
             }
         )
-    last: Phase = "decode" if "decode" in each.operators else "prefill"
-    slowest = max(each.operators[last], key=lambda o: o.seconds(hardware, precision))
+    last: Phase = "decode" if "decode" in plan.operators else "prefill"
+    slowest = max(plan.operators[last], key=lambda o: o.seconds(hardware, precision))
     return Chart(
         name=f"roofline-{number}",
         title=f"Roofline, {name}",
@@ -241,7 +237,7 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
             "xaxis": {**INTENSITY, "title": {"text": "FLOPs per byte"}},
             "yaxis": {"type": "log", "dtick": 1, "tickformat": ".0s"},
             "showlegend": True,
-            "annotations": [*_labels(each, points, ends), _ridge_label(bend, peak)],
+            "annotations": [*_labels(plan, points, ends), _ridge_label(bend, peak)],
         },
         unit="FLOP/s of one device",
         full_width=True,
@@ -250,15 +246,15 @@ def _roofline(number: int, name: str, each: Plan) -> Chart:
 
 LABEL = {"showarrow": False, "font": {"size": 12, "color": "$ink"}, "yanchor": "top"}
 NEAR = 0.05
-"""Share of the axis within which points have one label."""
+"""Share of the axis within which points share a label."""
 
 
 def _labels(
-    found: Plan, points: Sequence[Operator], ends: Sequence[float]
+    plan: Plan, points: Sequence[Operator], ends: Sequence[float]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the numbers of the parts below their points, those of neighbours together."""
-    hardware, precision = found.workload.hardware, found.workload.precision
-    numbers = _numbers(found)
+    """Yield the numbers of the parts below their points; neighbours share a label."""
+    hardware, precision = plan.workload.hardware, plan.workload.precision
+    numbers = _numbers(plan)
     near = NEAR * math.log10(ends[1] / ends[0])
     groups: list[list[Operator]] = []
     for point in sorted(points, key=lambda o: o.intensity):
@@ -267,7 +263,7 @@ def _labels(
         else:
             groups.append([point])
     for group in groups:
-        # Middles of groups stand apart by half of what their first points do, or more.
+        # Middles of groups are at least half as far apart as their first points.
         middle = math.sqrt(group[0].intensity * group[-1].intensity)
         text = ", ".join(map(str, sorted({numbers[o.name] for o in group})))
         is_sloped = middle < ridge(hardware, precision)
@@ -290,9 +286,9 @@ def _ridge_label(bend: float, peak: float) -> dict[str, Any]:
     return {**LABEL, **place, "yshift": 2, "text": text, "font": font}
 
 
-def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
-    served = {name: each.serving for name, each in found.items() if each.serving is not None}
-    writing = {name: each for name, each in served.items() if found[name].decodes}
+def _speeds(plans: Mapping[str, Plan]) -> Iterator[Block]:
+    served = {name: plan.serving for name, plan in plans.items() if plan.serving is not None}
+    writing = {name: speeds for name, speeds in served.items() if plans[name].decodes}
     for name, title, x, y, summary in (
         ("by-batch", "Decode, many sequences", 0, 1, "sequences at once"),
         ("by-context", "Decode, one sequence", 0, 2, "tokens of the sequence"),
@@ -302,8 +298,8 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
         serving = served if name == "prefill" else writing
         if not serving:
             continue
-        for number, (model, each) in enumerate(serving.items()):
-            points = each.by_batch if name == "by-batch" else each.by_context
+        for number, (model, speeds) in enumerate(serving.items()):
+            points = speeds.by_batch if name == "by-batch" else speeds.by_context
             traces.append(
                 {
                     "type": "scatter",
@@ -334,7 +330,7 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
 
 
 def _log_axis(traces: Iterable[Mapping[str, Any]], axis: str) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at powers of ten; if it is short, also at 2 and 5 times these."""
+    """Return a logarithmic axis with ticks at 10^n; a short axis also has 2 and 5 times 10^n."""
     values = [value for trace in traces for value in trace[axis]]
     low, high = min(values), max(values)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -343,21 +339,19 @@ def _log_axis(traces: Iterable[Mapping[str, Any]], axis: str) -> dict[str, Any]:
     return {"type": "log", "tickvals": ticks, "ticktext": [fmt.amount(tick) for tick in ticks]}
 
 
-def _suspicions(found: Mapping[str, Plan]) -> Table | None:
+def _suspicions(plans: Mapping[str, Plan]) -> Table | None:
     rows = [
-        Row((name, each.line, each.rule.strength))
-        for name, plan in found.items()
-        for each in plan.suspicions
+        Row((name, suspicion.line, suspicion.rule.strength))
+        for name, plan in plans.items()
+        for suspicion in plan.suspicions
     ]
-    caption = (
-        "By rules of thumb; suspicions, no mistakes. What a published model chose is left out."
-    )
-    return Table(caption, ("model", "what", "evidence"), rows) if rows else None
+    caption = "Rules of thumb, not errors. Choices of published models are left out."
+    return Table(caption, ("model", "finding", "evidence"), rows) if rows else None
 
 
-def _changes(found: Mapping[str, Plan]) -> Iterator[Block]:
-    rows = [Row((name, line)) for name, each in found.items() for line in advice(each)]
+def _changes(plans: Mapping[str, Plan]) -> Iterator[Block]:
+    rows = [Row((name, line)) for name, plan in plans.items() for line in advice(plan)]
     if rows:
-        yield Table("What stands out, the most pressing first.", ("model", "what"), rows)
+        yield Table("Most important first.", ("model", "change"), rows)
     else:
         yield Text("Nothing stands out.")

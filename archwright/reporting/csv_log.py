@@ -1,4 +1,4 @@
-"""The metrics of a run as CSV: a file of its steps and one of its evaluations, a row each."""
+"""CSV logs of a run: one file with a row per step, one with a row per evaluation."""
 
 import csv
 import io
@@ -18,17 +18,17 @@ COLUMNS = {
         *("accuracy", "num_answers", "token_accuracy", "second_loss", "second_accuracy"),
     ),
 }
-"""Kinds of records that have a file, by whose name it is called, and its columns. What a record lacks is left empty."""
+"""Columns by kind of record, which is also the name of its file. Missing values are empty."""
 
 
 class CsvLog:
     """Writes records to CSV files in a folder.
 
     Args:
-        records: those of the run so far; files that are there are written again from them.
+        records: Earlier records of the run, from which the files are rewritten.
 
     Raises:
-        UserError: the disk refuses, or a file there is no log of ours.
+        UserError: A write fails, or an existing file is not a log of archwright.
     """
 
     def __init__(self, folder: Path, records: Iterable[Record]) -> None:
@@ -42,7 +42,7 @@ class CsvLog:
             atomic_write(self._file(kind), "".join(rows))
 
     def write(self, record: Record) -> None:
-        """Add a record's row, if its kind has a file."""
+        """Append a record's row, if its kind has a file."""
         if record["kind"] in COLUMNS:
             file = self._file(record["kind"])
             with clear_errors(file), open_to_append(file, encoding="utf-8", newline="") as opened:
@@ -53,7 +53,7 @@ class CsvLog:
 
 
 def _is_log(path: Path) -> bool:
-    """True if a file begins as a log of any version does."""
+    """True if a file starts like a log of any version."""
     return path.read_bytes().startswith(",".join(PLACE).encode())
 
 

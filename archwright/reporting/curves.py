@@ -1,4 +1,4 @@
-"""Curves of a run: what was measured at every step, thinned to what a screen can show."""
+"""Curves of a run: values of every step, thinned to the resolution of a screen."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ Trace = dict[str, Any]
 
 
 def axes(histories: Sequence[History]) -> list[Axis]:
-    """Return what the curves of all of some runs can be drawn against."""
+    """Return the horizontal axes that all runs support."""
     longest = max(float(history.train["seconds"].max(initial=0)) for history in histories)
-    found = axes_up_to(longest, "training time")
+    candidates = axes_up_to(longest, "training time")
     counted = all(history.flops_per_token for history in histories)
-    return [axis for axis in found if axis.column != "flops" or counted]
+    return [axis for axis in candidates if axis.column != "flops" or counted]
 
 
 def axes_up_to(seconds: float, time: str) -> list[Axis]:
-    """Return what curves of a training can be drawn against, with `time` in the unit that suits its length."""
+    """Return the horizontal axes of curves; `time` is the title of the axis of seconds, minutes or hours."""
     unit, divide = "seconds", 1.0
     if seconds >= 600:
         unit, divide = ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
@@ -38,13 +38,13 @@ def axes_up_to(seconds: float, time: str) -> list[Axis]:
 
 
 def loss_chart(history: History) -> Chart:
-    """Return training and held-out loss with compressors as levels and events as marks."""
+    """Return training and held-out loss, with compressors and events marked."""
     traces = step_traces(history, "loss", "training", "$training", ".4f")
     if history.evals:
         losses = [line["nats_per_token"] for line in history.evals]
         traces += final_apart(_evaluated(history.evals, losses, history), history.evals)
     traces += _spikes(history)
-    # Where the run was resumed or stopped.
+    # Steps at which the run was resumed or stopped.
     lines = [
         event
         for event in history.events
@@ -67,7 +67,7 @@ def loss_chart(history: History) -> Chart:
 
 
 def bits_charts(history: History) -> list[Chart]:
-    """Return held-out bits per byte with compressors as levels, where the objective defines them."""
+    """Return held-out bits per byte with levels of compressors, if any are recorded."""
     lines = [e for e in history.evals if math.isfinite(e.get("bits_per_byte", math.nan))]
     if not lines:
         return []
@@ -97,7 +97,7 @@ def bits_charts(history: History) -> list[Chart]:
 
 
 def accuracy_charts(history: History) -> list[Chart]:
-    """Return the share of right answers beside that of guessing, of a run on a task."""
+    """Return the accuracy on a task, with the accuracy of guessing."""
     lines = [line for line in history.evals if "accuracy" in line]
     if not history.task or not lines:
         return []
@@ -119,7 +119,7 @@ def accuracy_charts(history: History) -> list[Chart]:
 
 
 def step_charts(history: History) -> list[Chart]:
-    """Return learning rate, gradient norm, throughput and utilisation, as far as they were recorded."""
+    """Return a chart for each of `step_columns` with recorded values."""
     return [
         Chart(
             name=column.replace("_", "-"),
@@ -135,7 +135,7 @@ def step_charts(history: History) -> list[Chart]:
 
 
 def step_columns(history: History) -> list[tuple[str, str, str, str]]:
-    """Return what is measured at steps beside the loss: its column, a title, a unit, and how a value is written."""
+    """Return (column, title, unit, number format) of each quantity except the loss."""
     name = history.spec.second_task
     return [
         ("lr", "Learning rate", "", ".3e"),
@@ -154,7 +154,7 @@ def step_columns(history: History) -> list[tuple[str, str, str, str]]:
 
 
 def column_layout(history: History, column: str) -> dict[str, Any]:
-    """Return the vertical axis of a column, and the norm above which gradients are clipped."""
+    """Return the vertical axis of a column, and the gradient clipping threshold."""
     most = history.spec.max_grad_norm
     shapes: dict[str, Any] = {}
     if column == "grad_norm" and isinstance(most, float):
@@ -163,18 +163,18 @@ def column_layout(history: History, column: str) -> dict[str, Any]:
 
 
 def is_drawn(values: Values) -> bool:
-    """Tell whether a column has a finite value other than 0."""
+    """True if a column has a finite value other than 0."""
     return bool((np.isfinite(values) & (values != 0)).any())
 
 
 def along(history: History, index: NDArray[np.int64]) -> Trace:
-    """Return the columns that a curve can be drawn against, at some of the steps."""
+    """Return the horizontal coordinates of the steps at `index`, by axis."""
     columns = {name: history.train[name][index] for name in _ALONG}
     return _with_flops(columns, history)
 
 
 def evaluated_along(lines: Sequence[Line], history: History) -> Trace:
-    """Return the columns that what evaluations found can be drawn against."""
+    """Return the horizontal coordinates of evaluations, by axis."""
     return _with_flops({name: [line[name] for line in lines] for name in _ALONG}, history)
 
 
@@ -195,9 +195,9 @@ def step_traces(
     buckets: int = BUCKETS,
     **style: Any,
 ) -> list[Trace]:
-    """Draw a column, or `values` in its place, at every step, and smoothed with each weight that can be chosen.
+    """Draw a column, or `values`, at every step and with each smoothing.
 
-    What is given in `style` is laid over the traces; its `line` over theirs. Learning rates are never smoothed.
+    `style` overrides keys of the traces, and its `line` keys of their lines. Learning rates are never smoothed.
     """
     values = history.train[column] if values is None else values
     line = {"color": color, **style.pop("line", {})}
@@ -237,7 +237,7 @@ def step_traces(
 
 
 def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History) -> Trace:
-    """Draw what evaluations found."""
+    """Draw values of evaluations."""
     bits = [line.get("bits_per_byte") for line in lines]
     shown = ["" if b is None else f"{fmt.decimal(b)} bits per byte, " for b in bits]
     return {
@@ -257,7 +257,7 @@ def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History)
 
 
 def final_apart(trace: Trace, lines: Sequence[Line]) -> list[Trace]:
-    """Cut a curve before a final evaluation of another amount of text, which gets a mark of its own."""
+    """Draw the final evaluation separately if its amount of text differs."""
     if len(lines) < 2 or lines[-1]["num_tokens"] == lines[-2]["num_tokens"]:
         return [trace]
 
@@ -271,7 +271,7 @@ def final_apart(trace: Trace, lines: Sequence[Line]) -> list[Trace]:
 
 
 def _spikes(history: History) -> list[Trace]:
-    """Mark loss spikes on the curve, at the loss of their step."""
+    """Mark loss spikes on the curve of training loss."""
     spikes = [event for event in history.events if event["name"] == "loss_spike"]
     if not spikes or not len(history.train["step"]):
         return []
@@ -292,12 +292,12 @@ def _spikes(history: History) -> list[Trace]:
 
 
 def _levels(history: History) -> list[dict[str, Any]]:
-    """Draw the losses of the compressors, or the least loss of a task, as dotted levels."""
+    """Return dotted levels: compressor losses, or the minimum loss of a task."""
     if not history.evals:
         return []
     if history.task and history.task["floor"]:
         least = history.task["floor"]
-        return [level(least, f"the least of any model, {fmt.loss(least)}", "start")]
+        return [level(least, f"minimum of any model, {fmt.loss(least)}", "start")]
     return [
         level(
             as_nats_per_token(line["bits_per_byte"], history.evals[-1]),
@@ -309,7 +309,7 @@ def _levels(history: History) -> list[dict[str, Any]]:
 
 
 def level(value: float, text: str, at: str = "end") -> dict[str, Any]:
-    """Return a horizontal line with a label at its end, or at its start, where a loss is far from it."""
+    """Return a dotted horizontal line with a label at its start or end."""
     return {
         "type": "line",
         "xref": "paper",
@@ -369,7 +369,7 @@ def _loss_note(history: History) -> str:
     if len(losses) > 2 * BUCKETS:
         notes.append(
             f"Of {fmt.exact(len(losses))} steps, the lowest and highest value in each of "
-            f"{fmt.exact(BUCKETS)} stretches are drawn; metrics.jsonl has all."
+            f"{fmt.exact(BUCKETS)} intervals are drawn; metrics.jsonl has all."
         )
     return " ".join(notes)
 

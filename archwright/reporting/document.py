@@ -1,8 +1,7 @@
 """A page of sections: plain data in, one self-contained HTML file out.
 
-A section is a title and blocks, and a block holds plain text and numbers only. The template in
-`look/` is the one place where HTML is written, and it escapes everything. The report of a run and
-the comparison of many are both a `Page`; to add a section is to build one more `Section`.
+A section has a title and blocks; blocks contain only plain text and numbers. Only the template in `look/` writes HTML,
+and it escapes all values. The report of a run and the comparison of several runs are both a `Page`.
 """
 
 import hashlib
@@ -18,110 +17,112 @@ import numpy as np
 
 from archwright.files import atomic_write, check_replaceable
 
-Json = Any  # what json.dumps takes, and numpy arrays
+Json = Any  # values for json.dumps, and numpy arrays
 Symbol = Literal["circle", "square", "diamond", "triangle-up"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 
 HEADLINE_WORDS = 12
-"""Most words of a page's headline."""
+"""Maximum number of words of a page's headline."""
 MADE_BY = "Made by archwright"
-"""How the last line of a page begins."""
+"""Start of the footer of a page."""
 SMOOTHING = (0.0, 0.9, 0.97, 0.99)
-"""What a reader can choose of: the weight of the steps before in an exponential moving average; 0 is each step."""
+"""Selectable weights of past steps in an exponential moving average; 0 is no smoothing."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A quantity that curves can be drawn against, and its button on the switch."""
+    """Horizontal axis of curves, with a button on the axis switch."""
 
     column: str
-    """The column of a trace's `along` that holds it."""
+    """Column of `along` in a trace."""
     label: str
     title: str
     hover: str
-    """Heading of a hover label, with the place as plotly writes it: `%{x:.4s} tokens`."""
+    """Heading of a hover label, as a plotly template: `%{x:.4s} tokens`."""
     divide: float = 1.0
-    """The recorded unit over the unit shown, such as 60 for seconds shown as minutes."""
+    """Divisor of the recorded values, such as 60 for seconds shown as minutes."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure, drawn by plotly.
+    """A plotly figure.
 
-    A trace is a plotly trace. With `along` (a table of columns) in place of `x`, it follows the
-    page's switch; with a `legendgroup`, it is hidden and shown by the button of a `Key`. With `smoothing`, it is
-    shown where that weight is chosen; with `raw`, it is what was smoothed, and faint then. A colour of
-    the form `$name` is `--name` of `look/page.css`, in light and in dark; `"$shades"` is the colour
-    scale of heat maps. A heat map with `decades` gets colours
-    by the logarithm of `z`; its labels find value and step in `customdata`.
+    Keys of a trace in addition to plotly's:
+        along: Table of columns instead of `x`; the trace follows the page's axis switch.
+        smoothing: Weight of a smoothed curve, shown if that weight is selected.
+        raw: True for the unsmoothed curve, which is faint next to a smoothed curve.
+        decades: Colour a heat map by the logarithm of `z`. Hover labels find (value, step) in `customdata`.
+
+    A `Key` shows and hides traces by `legendgroup`. The colour `$name` is `--name` of `look/page.css`, in light and
+    dark; `"$shades"` is the colour scale of heat maps.
     """
 
     kind: ClassVar[str] = "chart"
     name: str
-    """The stem of the files it is saved as; unique in the page."""
+    """Unique name in the page, and stem of saved files."""
     title: str
     summary: str
-    """A description in a sentence, for readers who cannot see it."""
+    """Description for screen readers, one sentence."""
     traces: Sequence[Mapping[str, Json]]
     layout: Mapping[str, Json] = field(default_factory=dict)
     marks: Sequence[Mapping[str, Json]] = ()
-    """Vertical lines that follow the switch: `{"along": {column: value}, "text": ...}`."""
+    """Vertical lines on the switched axis: `{"along": {column: value}, "text": ...}`."""
     unit: str = ""
     """Title of the vertical axis."""
     note: str = ""
     full_width: bool = False
     height: float | None = None
-    """In rem, where the usual one does not do."""
+    """Height in rem; None is the default height."""
     saved: Mapping[str, Sequence[Json]] = field(default_factory=dict)
-    """The columns that are saved as CSV, where the traces do not say it all."""
+    """Columns of the CSV file, if they differ from the traces."""
 
     @property
     def follows(self) -> bool:
-        """Tell whether the chart can be drawn against each of the page's axes."""
+        """True if the chart follows the page's axis switch."""
         return any("along" in trace for trace in self.traces)
 
     @property
     def is_curves(self) -> bool:
-        """Tell whether the chart follows the switch, and is no heat map."""
+        """True if the chart follows the axis switch and is not a heat map."""
         return self.follows and not any("z" in trace for trace in self.traces)
 
     @property
     def smooths(self) -> bool:
-        """Tell whether the chart has smoothed curves to choose from."""
+        """True if the chart has smoothed curves."""
         return any("smoothing" in trace for trace in self.traces)
 
     @property
     def takes_logarithm(self) -> bool:
-        """Tell whether its vertical axis can be logarithmic: it has curves, and no value below 0."""
+        """True if the vertical axis can be logarithmic: no value is negative."""
         if not self.is_curves:
             return False
-        found = [np.asarray(trace["y"], dtype=np.float64).ravel() for trace in self.traces]
-        values = np.concatenate(found)
+        arrays = [np.asarray(trace["y"], dtype=np.float64).ravel() for trace in self.traces]
+        values = np.concatenate(arrays)
         return bool((values > 0).any() and not (values < 0).any())
 
     def data(self) -> dict[str, Json]:
-        """Return what the page's script needs, ready for JSON."""
+        """Return the input of the page's script as JSON values."""
         names = ("name", "title", "unit", "follows", "traces", "layout", "marks", "saved")
-        found = {name: _plain(getattr(self, name)) for name in names}
-        return found | {"takesLogarithm": self.takes_logarithm}
+        fields = {name: _plain(getattr(self, name)) for name in names}
+        return fields | {"takesLogarithm": self.takes_logarithm}
 
 
 @dataclass(frozen=True)
 class Series:
-    """Traces of one style: distinguished by marker and dashes, too, not by colour alone."""
+    """Style of related traces: colour, marker and dashes."""
 
     label: str
     group: str
-    """The `legendgroup` of its traces."""
+    """`legendgroup` of the traces."""
     color: str
-    """A colour of `look/page.css`, such as `series-1`."""
+    """Colour of `look/page.css`, such as `series-1`."""
     symbol: Symbol = "circle"
     dash: Dash = "solid"
 
 
 @dataclass(frozen=True)
 class Key:
-    """The legend of charts, which hides and shows a series in all charts of the page."""
+    """Legend that hides and shows series in all charts of the page."""
 
     kind: ClassVar[str] = "key"
     series: Sequence[Series]
@@ -138,7 +139,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Groups of labelled values, side by side where there is room."""
+    """Groups of labelled values, side by side if there is space."""
 
     kind: ClassVar[str] = "facts"
     groups: Mapping[str, Sequence[Fact]]
@@ -146,7 +147,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: a label, its length, and the value in words."""
+    """A bar: label, length, and value as text."""
 
     label: str
     value: float
@@ -156,21 +157,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A few values as bars from zero."""
+    """Bar chart from zero."""
 
     kind: ClassVar[str] = "bars"
     caption: str
     bars: Sequence[Bar]
 
     def share(self, bar: Bar) -> float:
-        """Return a bar's length in per cent of the longest."""
+        """Return a bar's length in per cent of the longest bar."""
         longest = max(b.value for b in self.bars)
         return 100 * bar.value / longest if longest > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table. A row with a mark stands out, and the mark says why."""
+    """Row of a table. A mark highlights the row and gives the reason."""
 
     cells: Sequence[str]
     mark: str = ""
@@ -178,18 +179,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head; the first cell of a row names it. A line break in a cell is shown."""
+    """Rows below column headers; the first cell is the row header. Cells keep line breaks."""
 
     kind: ClassVar[str] = "table"
     caption: str
     head: Sequence[str]
     rows: Sequence[Row]
     folded: str = ""
-    """The line that a long table is folded under."""
+    """Summary of a collapsed table; empty if the table is open."""
     commands: bool = False
-    """Whether the last column is typed at a terminal."""
+    """True if the last column has shell commands."""
     even: bool = False
-    """Whether all columns but the first are of one kind, and share the width."""
+    """True if all columns except the first have equal widths."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text shown as it is, to be copied; where it has a file name, it can be saved, too."""
+    """Preformatted text with a copy button; with `file`, also a download button."""
 
     kind: ClassVar[str] = "verbatim"
     title: str
@@ -223,42 +224,42 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """The name that a link to the section ends in."""
+        """Fragment of links to the section."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
     @property
     def follows(self) -> bool:
-        """Tell whether the section holds charts that follow the switch, and so shows it."""
+        """True if the section shows the axis switch for its charts."""
         return any(isinstance(block, Chart) and block.follows for block in self.blocks)
 
     @property
     def has_curves(self) -> bool:
-        """Tell whether the section holds curves, whose horizontal axis can be logarithmic."""
+        """True if the section has curves; their horizontal axis can be logarithmic."""
         return any(isinstance(block, Chart) and block.is_curves for block in self.blocks)
 
     @property
     def smooths(self) -> bool:
-        """Tell whether the section holds smoothed curves, and so shows the choice of weights."""
+        """True if the section has smoothed curves and shows the choice of weights."""
         return any(isinstance(block, Chart) and block.smooths for block in self.blocks)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page: the verdict first, then what it stands on."""
+    """A page: the verdict, then sections with the evidence."""
 
     title: str
     kicker: str
     verdict: str
-    """The headline, set large: the verdict in at most `HEADLINE_WORDS` words."""
+    """Headline: the verdict in at most `HEADLINE_WORDS` words."""
     verdict_rest: str
     sections: Sequence[Section]
     axes: Sequence[Axis] = ()
     smoothing: float = 0.0
-    """The weight of `SMOOTHING` that is chosen at first."""
+    """Initial weight of `SMOOTHING`."""
     notice: str = ""
-    """A warning to read before trusting the verdict, such as that the run was stopped."""
+    """Warning about the verdict, such as a stopped run."""
     notes: Sequence[str] = ()
-    """More to know before trusting it, each a sentence or two."""
+    """Further caveats, one or two sentences per note."""
     opening: Sequence[Block] = ()
     footer: str = ""
 
@@ -269,7 +270,7 @@ class Page:
         return [block for block in blocks if isinstance(block, Chart)]
 
     def html(self) -> str:
-        """Return the page as one self-contained HTML document that requests nothing, with its seal."""
+        """Return a self-contained HTML document without network requests, followed by its hash."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from jinja2.utils import htmlsafe_json_dumps
         from markupsafe import Markup
@@ -302,15 +303,15 @@ class Page:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Write a page where the user wants it, in place of nothing but a page of ours, and return its path."""
+    """Write a page and return its path. Only an unmodified archwright page is overwritten."""
     check_replaceable(path, _is_page)
     atomic_write(path, page.html())
     return path
 
 
 def _is_page(path: Path) -> bool:
-    """True if a file is a page of ours that nobody has changed."""
-    content = path.read_bytes().decode("utf-8", "replace")  # ends of lines as they are
+    """True if a file is an unmodified archwright page."""
+    content = path.read_bytes().decode("utf-8", "replace")  # unchanged line endings
     html = content[: content.rfind("\n<!--")]
     return content == f"{html}{_seal(html)}"
 
@@ -320,11 +321,11 @@ def _seal(html: str) -> str:
 
 
 BREAKS = re.compile(r"(?<=\w[.=/_:])(?=[^\W\d])")
-"""Where the path of a key may be broken into lines, so that it is broken in no word."""
+"""Possible line breaks in the path of a key: after a separator, never inside a word."""
 
 
 def _plain(value: Json) -> Json:
-    """Return JSON values: lists for arrays, six significant digits, null for what is not finite."""
+    """Return JSON values: lists for arrays, six significant digits, null for non-finite numbers."""
     if isinstance(value, np.ndarray):
         return [_plain(item) for item in value.tolist()]
     if isinstance(value, Mapping):

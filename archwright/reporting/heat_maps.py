@@ -1,4 +1,4 @@
-"""Probes of a model's inside, as heat maps: training from left to right, layers from below upwards."""
+"""Heat maps of probes: steps from left to right, layers from bottom to top."""
 
 import math
 import re
@@ -17,21 +17,21 @@ from archwright.reporting.history import History, Line
 Values = NDArray[np.float64]
 
 COLUMNS = 300
-"""Probed steps that are drawn at most, evenly chosen."""
+"""Maximum number of probed steps in a chart, evenly spaced."""
 ROWS_OF_A_SMALL_CHART = 24
 REM_PER_ROW = 0.75
-"""Height of a row where there are many, in the page's unit of length."""
+"""Height of a row of a tall heat map, in rem."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """How a quantity is drawn, and what to look for."""
+    """Labels of a quantity, its number format, and advice on reading it."""
 
     title: str
     unit: str
     note: str
     decades: bool = False
-    """Whether colours follow the logarithm, as the quantity spans powers of ten."""
+    """True if colours are logarithmic, for quantities that span powers of ten."""
     shown: str = ".3~g"
 
 
@@ -39,80 +39,80 @@ PICTURES = {
     "gradient_norm": Picture(
         "Gradient norm by layer",
         "before clipping",
-        "Healthy: layers within about a factor of ten of each other, fading calmly. Warning: norms that "
-        "change by powers of ten towards one end of the stack, or a whole column that flares up.",
+        "Healthy: layers within about a factor of ten of each other, falling slowly. Warning: norms that "
+        "change by powers of ten towards one end of the stack, or a step with high norms in all layers.",
         decades=True,
     ),
     "residual_rms": Picture(
         "Residual stream",
         "root mean square",
-        "Healthy: a gentle growth with depth that settles (or 1 everywhere after post-norms). Warning: "
-        "one layer that multiplies it, or growth over time that does not end.",
+        "Healthy: slow growth with depth that levels off (or 1 everywhere after post-norms). Warning: "
+        "a jump at one layer, or unlimited growth over time.",
         decades=True,
     ),
     "attention_logit": Picture(
         "Largest attention logit",
         "before a cap",
-        "Healthy: up to some tens, and level. Warning: steady growth towards a hundred and more, where "
-        "the softmax saturates and the loss soon spikes; a norm of queries and keys stops it.",
+        "Healthy: up to some tens, and constant. Warning: steady growth beyond a hundred, where the softmax "
+        "saturates and loss spikes follow; a norm of queries and keys prevents it.",
     ),
     "attention_entropy": Picture(
         "Attention entropy",
         "nats, mean over heads",
-        "Healthy: it falls from the logarithm of the visible keys to some spread of sharp and broad "
-        "layers. Warning: a layer that drops to nearly 0, whose queries then all see a single key.",
+        "Healthy: it falls from the logarithm of the number of visible keys to a mix of sharp and broad "
+        "layers. Warning: a layer near 0, in which each query attends to a single key.",
     ),
     "dead_activations": Picture(
         "Dead activations",
         "of a feed-forward's units",
-        "Healthy: next to none. Warning: a share that grows and never comes back, which is capacity that "
-        "gets no gradient any more; common with ReLU and rates that are too high.",
+        "Healthy: almost none. Warning: a share that only grows, because dead units get no gradient; "
+        "common with ReLU and high learning rates.",
         shown=".1%",
     ),
     "log_z": Picture(
         "Log Z",
         "mean, nats",
-        "Healthy: it stays within a few nats. Warning: a steady drift, which low precision suffers from; "
-        "a little z_loss ends it.",
+        "Healthy: it stays within a few nats. Warning: a steady drift, which is harmful in low precision; "
+        "a small z_loss prevents it.",
     ),
     "update_ratio": Picture(
         "Update to weight",
         "ratio of root mean squares",
         "Healthy: about 1e-3 in most matrices, falling with the learning rate. Warning: above 1e-2 past "
-        "the warm-up (the rate is too high), or below 1e-5 in one kind of matrix (it hardly learns). Colours span the "
-        "matrices of the layers.",
+        "the warm-up (the rate is too high), or below 1e-5 in one kind of matrix (it hardly learns). The colour "
+        "scale covers the layers only.",
         decades=True,
     ),
     "weight_rms": Picture(
         "Weights",
         "root mean square",
-        "Healthy: it levels off where decay and updates balance. Warning: one kind of matrix that keeps "
-        "growing, or one that shrinks to nothing. Colours span the matrices of the layers.",
+        "Healthy: it levels off when decay and updates balance. Warning: one kind of matrix that keeps "
+        "growing or shrinks to 0. The colour scale covers the layers only.",
         decades=True,
     ),
 }
-"""Pictures in their order on the page; a probe that is not here is drawn under its own name."""
+"""Quantities in page order. Other probes follow under their names."""
 
 
 def heat_maps(history: History) -> list[Chart]:
-    """Return a chart for each quantity that probes recorded."""
+    """Return a chart for each recorded probe."""
     lines = [line for line in history.probes if line.get("values")]
-    known = dict.fromkeys(name for line in lines for name in line["values"])
-    ordered = [name for name in PICTURES if name in known]
-    ordered += [name for name in known if name not in PICTURES]
+    recorded = dict.fromkeys(name for line in lines for name in line["values"])
+    ordered = [name for name in PICTURES if name in recorded]
+    ordered += [name for name in recorded if name not in PICTURES]
     return [_chart(name, history, lines) for name in ordered]
 
 
 def table(name: str, lines: Sequence[Line]) -> tuple[list[str], Values]:
-    """Return the rows of a quantity and its values [rows, steps], NaN where there is none."""
-    found = [line["values"].get(name, {}) for line in lines]
-    rows = list(dict.fromkeys(row for values in found for row in values))
-    numbers = [[values.get(row) for values in found] for row in rows]
+    """Return the row names of a quantity and its values [rows, steps]; NaN is missing."""
+    steps = [line["values"].get(name, {}) for line in lines]
+    rows = list(dict.fromkeys(row for values in steps for row in values))
+    numbers = [[values.get(row) for values in steps] for row in rows]
     return rows, np.array(numbers, dtype=np.float64).reshape(len(rows), len(lines))
 
 
 def in_bands(rows: Sequence[str]) -> list[int]:
-    """Return the order in which like rows of all layers stand together, as they first appear.
+    """Return the indices of rows, grouped by kind in order of appearance.
 
     `layers.0.up, layers.0.down, layers.1.up, layers.1.down` become two bands, up and down.
     """
@@ -121,7 +121,7 @@ def in_bands(rows: Sequence[str]) -> list[int]:
 
 
 def kind(row: str) -> str:
-    """Return what a row is in its layer: `layers.3.attention.query` is an `attention.query`."""
+    """Return the name of a row without its layer: `layers.3.attention.query` is `attention.query`."""
     layer = _LAYER.fullmatch(row)
     return layer["rest"] or "layer" if layer else row
 
@@ -132,20 +132,20 @@ _LAYER = re.compile(r"[^.0-9]+\.(?P<number>\d+)(?:\.(?P<rest>.*))?")
 def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
     plain = Picture(name.replace("_", " ").capitalize(), "", "")
     picture = PICTURES.get(name, plain)
-    kept = np.unique(np.linspace(0, len(lines) - 1, min(len(lines), COLUMNS)).astype(int))
-    rows, values = table(name, [lines[i] for i in kept])
+    columns = np.unique(np.linspace(0, len(lines) - 1, min(len(lines), COLUMNS)).astype(int))
+    rows, values = table(name, [lines[i] for i in columns])
     order = in_bands(rows)
     rows, values = [rows[i] for i in order], values[order]
     draw = _line if len(rows) == 1 else _map
     trace, axis = draw(picture, rows, values)
-    # The only step is named; an axis of numbers around it would split a step into fractions.
+    # A single step is a category: a numeric axis would have ticks at fractions of a step.
     across = {"xaxis": {"type": "category"}} if values.shape[1] == 1 else {}
     tall = len(rows) > ROWS_OF_A_SMALL_CHART
     return Chart(
         name=name.replace("_", "-"),
         title=picture.title,
         summary=_summary(picture, rows, values),
-        traces=[{**trace, "along": evaluated_along([lines[i] for i in kept], history)}],
+        traces=[{**trace, "along": evaluated_along([lines[i] for i in columns], history)}],
         layout={"showlegend": False, "yaxis": axis, **across},
         unit=picture.unit,
         note=picture.note,
@@ -155,9 +155,9 @@ def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
 
 
 def _map(picture: Picture, rows: list[str], values: Values) -> tuple[dict[str, Any], Any]:
-    """Return the cells, and the axis that names their rows."""
+    """Return a heat map, and a vertical axis with the row names."""
     names, bands = _names(rows), _bands(rows)
-    # Embedding and head are of another size; colours that reach to them would tell nothing of the layers.
+    # Embedding and head differ in magnitude; a scale that includes them would hide differences of layers.
     inside = values[[_LAYER.fullmatch(row) is not None for row in rows]] if bands else values
     trace = {
         "type": "heatmap",
@@ -175,7 +175,7 @@ def _map(picture: Picture, rows: list[str], values: Values) -> tuple[dict[str, A
 
 
 def _line(picture: Picture, rows: list[str], values: Values) -> tuple[dict[str, Any], Any]:
-    """Return the only row as a curve."""
+    """Return a single row as a curve, and its vertical axis."""
     trace = {
         "type": "scatter",
         "mode": "lines" if values.shape[1] > 1 else "markers",
@@ -189,7 +189,7 @@ def _line(picture: Picture, rows: list[str], values: Values) -> tuple[dict[str, 
 
 
 def _names(rows: Sequence[str]) -> list[str]:
-    """Name the rows by their layer, and by their kind where there are several."""
+    """Name rows by layer and, if there are several kinds, by kind."""
     several = len({kind(row) for row in rows if _LAYER.fullmatch(row)}) > 1
     names = []
     for row in rows:
@@ -200,22 +200,22 @@ def _names(rows: Sequence[str]) -> list[str]:
 
 
 def _bands(rows: Sequence[str]) -> dict[str, Any]:
-    """Label the middle of each band, where there are several of many layers."""
+    """Label the middle of each band if several kinds recur across layers."""
     kinds = [kind(row) for row in rows]
     if len(set(kinds)) == len(kinds) or len({k for k in kinds if kinds.count(k) > 1}) < 2:
         return {}
     places: dict[str, list[int]] = {}
-    for i, each in enumerate(kinds):
-        places.setdefault(each, []).append(i)
-    middles = {each: sum(at) / len(at) for each, at in places.items()}
+    for i, band in enumerate(kinds):
+        places.setdefault(band, []).append(i)
+    middles = {band: sum(at) / len(at) for band, at in places.items()}
     return {
         "tickvals": list(middles.values()),
-        "ticktext": [" ".join(each.split(".")[-2:]) for each in middles],
+        "ticktext": [" ".join(band.split(".")[-2:]) for band in middles],
     }
 
 
 def _span(picture: Picture, values: Values) -> dict[str, float]:
-    """Return the ends of the colours; a quantity that is shown as it is starts from 0."""
+    """Return the range of the colour scale; a linear scale includes 0."""
     finite = values[np.isfinite(values) & ((values > 0) | (not picture.decades))]
     if picture.decades:
         ends = np.log10(finite) if len(finite) else np.zeros(1)
@@ -225,7 +225,7 @@ def _span(picture: Picture, values: Values) -> dict[str, float]:
 
 
 def _scale(picture: Picture, values: Values) -> dict[str, Any]:
-    """Return the colour bar, with the marks of a logarithm where that is drawn."""
+    """Return the colour bar; a logarithmic one has `decade_marks`."""
     bar: dict[str, Any] = {
         "thickness": 8,
         "outlinewidth": 0,
@@ -241,7 +241,7 @@ def _scale(picture: Picture, values: Values) -> dict[str, Any]:
 
 
 def decade_marks(values: Values) -> list[float]:
-    """Return up to seven round numbers within the span of the positive values, or ends and middle."""
+    """Return up to seven round numbers in the range of values, or its ends and middle."""
     positive = values[np.isfinite(values) & (values > 0)]
     if not len(positive):
         return []
@@ -259,7 +259,7 @@ def decade_marks(values: Values) -> list[float]:
 def _summary(picture: Picture, rows: Sequence[str], values: Values) -> str:
     finite = values[np.isfinite(values)]
     if not len(finite):
-        return f"{picture.title}: nothing finite was seen."
+        return f"{picture.title}: no finite values."
     low, high = fmt.significant(finite.min()), fmt.significant(finite.max())
     steps = f"{fmt.exact(values.shape[1])} step{'s' * (values.shape[1] != 1)}"
     return f"{picture.title} of {len(rows)} rows over {steps}: from {low} to {high}."

@@ -1,4 +1,4 @@
-"""A run's history, read once and laid out in columns."""
+"""History of a run, as columns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,32 +31,32 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class History:
-    """A run as its folder tells it. Losses are in nats per token, times in seconds of training."""
+    """Records of a run folder. Losses are in nats per token, times in seconds of training."""
 
     name: str
     folder: str
     spec: RunSpec
     train: Columns
-    """One array per column, each of shape [steps]; NaN where a value was not recorded."""
+    """One array of shape [steps] per column; NaN marks missing values."""
     evals: Sequence[Line]
     compressors: Sequence[Line]
-    """The `baseline` lines: what general compressors reach on the same held-out bytes."""
+    """`baseline` records: results of general compressors on the same held-out bytes."""
     events: Sequence[Line]
     environment: Mapping[str, Any]
     sample: str
     probes: Sequence[Line] = ()
-    """Records of probes: a line per probed step."""
+    """Probe records, one per probed step."""
     text_change: str | None = ""
-    """As of `text_change_of`; evaluations have no bits per byte unless it is empty."""
+    """Result of `text_change_of`. Unless it is empty, evaluations have no bits per byte."""
 
     @property
     def num_steps(self) -> int:
-        """Steps trained so far."""
+        """Number of steps trained so far."""
         return int(self.train["step"].max(initial=0))
 
     @property
     def planned_steps(self) -> int | None:
-        """Steps the whole run has, where that is known; an estimate while a budget in time lasts."""
+        """Total number of steps, if known; an estimate during a run with a time budget."""
         if self.num_steps and (progress := float(self.train["progress"][-1])) > 1e-9:
             return round(self.num_steps / progress)
         planned = self.spec.machine.num_steps
@@ -64,25 +64,26 @@ class History:
 
     @property
     def flops_per_token(self) -> float | None:
-        """FLOPs of training on one token."""
+        """Training FLOPs per token, if known."""
         value = self.environment.get("flops_per_token")
         return float(value) if value else None
 
     @property
     def task(self) -> Line | None:
-        """The synthetic task that the text is, if it is one: its name, `floor`, the least loss in
-        nats per answer, and `chance`, the accuracy of guessing."""
-        found = self.environment.get("data", {}).get("task")
-        return dict(found) if found else None
+        """Synthetic task of the run, if any.
+
+        Includes `name`, `floor` (minimum loss, nats per answer) and `chance` (accuracy of guessing)."""
+        task = self.environment.get("data", {}).get("task")
+        return dict(task) if task else None
 
     @property
     def loss_unit(self) -> str:
-        """The unit of losses."""
+        """Unit of losses."""
         return "nats per answer" if self.task else self.spec.objective.loss_unit
 
     @property
     def state(self) -> State:
-        """How the run ended, or that it has not."""
+        """State of the run, from its last event of start or end."""
         last = next((e["name"] for e in reversed(self.events) if e["name"] in _STATES), "")
         return _STATES.get(last, "unfinished")
 
@@ -96,7 +97,7 @@ _STATES: dict[str, State] = {
 
 
 def read_history(run_folder: RunFolder) -> History:
-    """Read everything a report needs from a run folder."""
+    """Read the history of a run from its folder."""
     kinds: dict[str, list[Line]] = {}
     for line in run_folder.metrics():
         kinds.setdefault(line["kind"], []).append(line)
@@ -127,5 +128,5 @@ def read_history(run_folder: RunFolder) -> History:
 
 
 def _numbers(line: Line) -> Line:
-    """Return a line with NaN where it holds null, which stands for what was not finite."""
+    """Replace null, the record of a non-finite number, with NaN."""
     return {key: math.nan if value is None else value for key, value in line.items()}

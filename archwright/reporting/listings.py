@@ -1,5 +1,6 @@
-"""What `archwright list`, `schema` and the help of `compare` print; `make docs` writes it into presets/listings, so
-that they need not read every preset."""
+"""Output of `archwright list`, `schema` and `compare --help`.
+
+`make docs` writes it to presets/listings, so that these commands need not read every preset."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from archwright.spec.study_spec import OPTIONS, StudySpec
 
 
 def _models() -> dict[str, Any]:
-    """Return a record for each model, and the columns of the table that fits a terminal."""
+    """Return a record per model, and the columns of the brief table."""
     return {
         "brief": [name for name, column in COLUMNS.items() if column.brief],
         "rows": [row.record() for row in rows()],
@@ -28,23 +29,23 @@ def _models() -> dict[str, Any]:
 
 
 def _recipes() -> list[list[str]]:
-    found = [(name, load_run(name)) for name in preset_names("runs")]
+    runs = [(name, load_run(name)) for name in preset_names("runs")]
     return [
         [name, run.model.name, ", ".join(run.data.texts), run.budget, run.optimizer.kind]
-        for name, run in found
+        for name, run in runs
     ]
 
 
 def _studies() -> list[list[str]]:
-    found = [(name, load_study(name)) for name in study_names()]
+    studies = [(name, load_study(name)) for name in study_names()]
     return [
         [name, study.baseline[0], str(len(study.variants)), study.budget, study.question]
-        for name, study in found
+        for name, study in studies
     ]
 
 
 def _choices() -> list[dict[str, Any]]:
-    """Return every axis and table with its kinds, and all that is known of them."""
+    """Return every axis and table with its kinds, their options and users."""
     usage = Usage()
     return [
         {
@@ -74,41 +75,41 @@ def _choices() -> list[dict[str, Any]]:
 
 def _about(section: Section) -> list[str]:
     default = f", by default {section.default}" if section.default else ""
-    where = [f"set at {', '.join(section.places)}{default}"] if section.path else []
-    return [section.meaning, *where]
+    paths = [f"set at {', '.join(section.places)}{default}"] if section.path else []
+    return [section.meaning, *paths]
 
 
 def _options(options: Sequence[Option], usage: Usage) -> list[list[str]]:
-    """Return how to ask for each option, and what it is."""
-    found = []
+    """Return the command-line arguments and the description of each option."""
+    rows = []
     for option in options:
         default = f"; by default {option.default}" if option.default else ""
         presets = usage.presets_with_option(option)
         used = f" Set by {named(presets)}." if presets else ""
         about = f"{option.meaning} Takes {option.values}{default}.{used}".strip()
-        found.append([shlex.join(option.asks), about])
-    return found
+        rows.append([shlex.join(option.asks), about])
+    return rows
 
 
 def _study_options() -> list[dict[str, Any]]:
     """Return the options of a study for the command line."""
     docstrings = field_docstrings(StudySpec)
-    found = []
+    options = []
     for name in OPTIONS:
         field = StudySpec.model_fields[name]
         about, switch = " ".join(docstrings[name].split()), isinstance(field.default, bool)
         if field.default != ():
             about += f" Default: {_as_typed(field.default)}."
         kinds = get_args(field.annotation)
-        words = "|".join(kinds) if all(isinstance(kind, str) for kind in kinds) else ""
-        found.append(
-            {"name": name, "about": about, "metavar": words or name.upper(), "switch": switch}
+        values = "|".join(kinds) if all(isinstance(kind, str) for kind in kinds) else ""
+        options.append(
+            {"name": name, "about": about, "metavar": values or name.upper(), "switch": switch}
         )
-    return found
+    return options
 
 
 def _as_typed(value: object) -> str:
-    """Return a default as the command line has it."""
+    """Return a default in command-line syntax."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go beside its metrics.jsonl: CSV, TensorBoard, Weights & Biases."""
+"""Loggers of a run in addition to metrics.jsonl: CSV, TensorBoard, Weights & Biases."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -15,16 +15,16 @@ from archwright.spec.errors import UserError
 
 
 class Logger(Protocol):
-    """Takes the records of a run, one by one."""
+    """Destination of the records of a run."""
 
     def write(self, record: Record, /) -> None:
-        """Take a record."""
+        """Write a record."""
 
 
 def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> TensorBoardLog:
-    """Write all records again, as the metrics may have been cut back."""
+    """Rewrite all records, because the metrics may have been truncated."""
     events = folder.path / "tensorboard"
-    for file in events.glob("events.out.tfevents.*"):  # all else is the user's
+    for file in events.glob("events.out.tfevents.*"):  # other files are the user's
         remove(file)
     log = TensorBoardLog(events)
     for record in folder.metrics():
@@ -38,14 +38,14 @@ LOGGERS: dict[str, Callable[[RunFolder, Sequence[Record]], Opened]] = {
     "tensorboard": _tensorboard,
     "wandb": WandbLog,
 }
-"""By their names in `loggers` of a run."""
+"""Loggers by name in a run spec."""
 
 LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb"}
-"""The library that each needs, by the name under which it is imported; the extras have the names of the loggers."""
+"""Required library of each logger, by import name. Extras have the names of the loggers."""
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """Raise a UserError with a line for each logger whose library is not here."""
+    """Raise UserError if the library of a logger is not installed."""
     lines = []
     for name in names:
         try:
@@ -61,11 +61,10 @@ def check_installed(names: Iterable[str]) -> None:
 
 @contextmanager
 def loggers(folder: RunFolder, sent: Sequence[Record]) -> Iterator[Callable[[Record], None]]:
-    """Yield what hands a record on to all loggers that a run names.
+    """Open all loggers of a run and yield their common write function.
 
     Args:
-        sent: what they have been given before, also of steps that the run was then cut back behind, whose numbers come
-            again.
+        sent: Records logged earlier, including steps that were truncated and will be logged again.
     """
     with ExitStack() as stack:
         open_logs = [stack.enter_context(LOGGERS[n](folder, sent)) for n in folder.spec.loggers]

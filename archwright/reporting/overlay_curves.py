@@ -1,4 +1,4 @@
-"""Curves of several runs over each other, in the units in which they can be compared."""
+"""Overlaid curves of several runs, in comparable units."""
 
 import math
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from archwright.reporting.styles import short_names, trace
 from archwright.reporting.thinning import BUCKETS
 
 FEWEST_BUCKETS = 200
-"""Stretches that each curve is thinned to, however many there are."""
+"""Minimum number of buckets of a thinned curve."""
 Styles = Mapping[str, Series]
 
 
 def charts(compared: Compared, styles: Styles) -> list[Chart]:
-    """Return a chart for each quantity that at least one of the runs recorded."""
+    """Return a chart for each quantity that at least one run recorded."""
     first = next(iter(compared.runs.values()))
     column = "bits_per_byte" if compared.in_bits else "nats_per_token"
     evaluated = partial(_evaluations, compared, styles)
@@ -56,21 +56,23 @@ def _training_chart(compared: Compared, styles: Styles) -> Chart | None:
         ends.append(f"{name} from {values[0]:.2f} to {values[-1]:.2f}.")
     if not traces:
         return None
-    converted = "By the bytes per token of each run's own text. " if compared.in_bits else ""
+    converted = (
+        "Converted by the bytes per token of each run's training text. " if compared.in_bits else ""
+    )
     return Chart(
         name="training",
         title="Training loss",
         summary=" ".join(ends),
         traces=traces,
         unit=compared.unit,
-        note=f"{converted}Of each step, before its update; faint behind what is smoothed.",
+        note=f"{converted}Loss of each step before its update, drawn faintly below smoothed curves.",
         full_width=True,
     )
 
 
 def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
     first = next(iter(compared.runs.values()))
-    found = []
+    result = []
     for column, title, unit, shown in step_columns(first):
         drawn = {n: h for n, h in compared.runs.items() if is_drawn(h.train[column])}
         if not drawn:
@@ -81,7 +83,7 @@ def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
         layout = column_layout(first, column)
         if len(bounds) > 1:
             layout.pop("shapes", None)
-        found.append(
+        result.append(
             Chart(
                 name=column.replace("_", "-"),
                 title=title,
@@ -91,11 +93,11 @@ def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
                 unit=unit,
             )
         )
-    return found
+    return result
 
 
 def _traces(
-    compared: Compared, styles: Styles, name: str, column: str, shown: str, **given: Any
+    compared: Compared, styles: Styles, name: str, column: str, shown: str, **options: Any
 ) -> list[Trace]:
     """Draw a column of one run at every step, and smoothed."""
     style = styles[name]
@@ -109,7 +111,7 @@ def _traces(
         buckets=max(FEWEST_BUCKETS, BUCKETS // len(compared.runs)),
         legendgroup=style.group,
         line={"dash": style.dash},
-        **given,
+        **options,
     )
 
 
@@ -124,7 +126,7 @@ def _evaluations(
     full_width: bool = False,
     yaxis: Mapping[str, Any] | None = None,
 ) -> Chart | None:
-    """Draw what evaluations of all runs found."""
+    """Draw a column of the evaluations of all runs."""
     short = short_names([*compared.runs])
     traces, ends = [], []
     for label, history in compared.runs.items():

@@ -1,4 +1,4 @@
-"""The report of a run: one page that says what was reached, how, by what, and how to repeat it."""
+"""Report of a run: one page with its result, settings, and the command that repeats it."""
 
 import math
 import re
@@ -16,10 +16,10 @@ from archwright.runs import RunFolder
 
 
 def write_report(run_folder: RunFolder | str | Path, path: str | Path | None = None) -> Path:
-    """Write a run's page, `report.html` in its folder or at another `path`, and return where it is.
+    """Write the page of a run and return its path.
 
-    The page is one file that requests nothing. A run without an evaluation, of one step, or stopped
-    early has a page too, which says so.
+    The default path is `report.html` in the run folder. The page is a single file without network requests. Stopped
+    runs and runs without an evaluation have a page with a notice.
     """
     if not isinstance(run_folder, RunFolder):
         run_folder = RunFolder.open(run_folder)
@@ -31,7 +31,7 @@ def write_report(run_folder: RunFolder | str | Path, path: str | Path | None = N
 
 
 def run_page(history: History) -> Page:
-    """Lay a run out as a page."""
+    """Build the page of a run."""
     result = result_of(history)
     head, rest = verdict(history, result)
     return Page(
@@ -44,7 +44,7 @@ def run_page(history: History) -> Page:
         axes=curves.axes([history]),
         smoothing=smoothing_of(len(history.train["step"])),
         sections=[section for make in SECTIONS if (section := make(history, result))],
-        footer=f"{MADE_BY} from {history.folder}. One file, which requests nothing.",
+        footer=f"{MADE_BY} from {history.folder}. One file without network requests.",
     )
 
 
@@ -52,12 +52,12 @@ _TOGETHER = re.compile(r"\d+ (?:d|h|min) \d+ (?:h|min|s)\b|[\d.]+ s\b|\w+ -9e?\b
 
 
 def _unbroken(match: re.Match[str]) -> str:
-    """Keep a time, or the name of a compressor, on one line."""
+    """Join a duration, or the name of a compressor, with no-break spaces."""
     return match[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _bars(history: History, result: Result) -> list[Block]:
-    """Draw the model's bits per byte beside those of the compressors."""
+    """Draw bits per byte of the model and of the compressors."""
     bits = result.bits_per_byte
     if bits is None or not math.isfinite(bits) or not history.compressors:
         return []

@@ -1,4 +1,4 @@
-"""What a plan says, as rows of words: those of the terminal and of the page are the same."""
+"""Rows of a plan as text, shared by the terminal and the page."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from archwright.planning.plans import FEW_SEQUENCES, Plan, Range, larger_numbers
 from archwright.planning.training_memory import Setup
 
 STATE = ("weights", "gradients", "optimizer")
-"""Parts of the memory of a training that are counted: model states."""
+"""Model states: parts of the memory that are counted, not estimated."""
 PARTS = ("part", "parameters", "share", "forward", "backward", "share of FLOPs")
 STRATEGIES = (
     "parallelism",
@@ -26,83 +26,81 @@ STRATEGIES = (
 
 
 class Figure(NamedTuple):
-    """A number of a plan in words."""
+    """Labelled number of a plan, as text."""
 
     label: str
     text: str
     how: str = ""
-    """Where it comes from: given, counted, estimated, published or measured, or an upper or a lower bound."""
+    """Basis: given, counted, estimated, published, measured, upper bound or lower bound."""
     note: str = ""
 
     @property
     def remark(self) -> str:
-        """Where it comes from, and what it is of."""
+        """Basis and note."""
         return ", ".join(filter(None, (self.how, self.note)))
 
 
 SAME = {"cache past windows": "cache per token"}
-"""Labels whose number, where a model has none, is that of another."""
+"""Label -> label of an equal number, for models without the first."""
 Rows = Callable[[Plan], Iterator[Figure]]
 
 
-def model_rows(found: Plan) -> Iterator[Figure]:
-    """Yield what is counted of the model."""
-    yield Figure("parameters", fmt.count(found.counts.total), "counted")
-    if found.counts.active != found.counts.total:
-        yield Figure("active parameters", fmt.count(found.counts.active), "counted", "of a token")
-    yield Figure("context", f"{found.context:,} tokens", "given")
-    if found.target_length is not None:
-        text = f"{found.target_length:,} tokens"
+def model_rows(plan: Plan) -> Iterator[Figure]:
+    """Yield the counts of a model."""
+    yield Figure("parameters", fmt.count(plan.counts.total), "counted")
+    if plan.counts.active != plan.counts.total:
+        yield Figure("active parameters", fmt.count(plan.counts.active), "counted", "of a token")
+    yield Figure("context", f"{plan.context:,} tokens", "given")
+    if plan.target_length is not None:
+        text = f"{plan.target_length:,} tokens"
         yield Figure("target", text, "given", "for each source, in training")
-    text = fmt.flops(found.flops_per_token)
-    yield Figure("FLOPs per token", text, found.flops_evidence, "forward and backward")
-    if not found.writes:
+    text = fmt.flops(plan.flops_per_token)
+    yield Figure("FLOPs per token", text, plan.flops_evidence, "forward and backward")
+    if not plan.writes:
         return
-    per_token, later = found.kv_cache_bytes_per_token, found.cache_bytes_per_later_token
+    per_token, later = plan.kv_cache_bytes_per_token, plan.cache_bytes_per_later_token
     has_windows = later != per_token
     note = f"in 16 bits{', while no window is full' if has_windows else ''}"
     yield Figure("cache per token", fmt.size(per_token), "counted", note)
     if has_windows:
         note = "of each further token when all windows are full"
         yield Figure("cache past windows", fmt.size(later), "counted", note)
-    yield Figure(
-        "cache per sequence", fmt.size(found.cache_bytes_per_text), "counted", "in 16 bits"
-    )
+    yield Figure("cache per sequence", fmt.size(plan.cache_bytes_per_text), "counted", "in 16 bits")
 
 
-def device_rows(found: Plan) -> Iterator[Figure]:
-    """Yield what is known of a device."""
-    hardware, precision = found.workload.hardware, found.workload.precision
-    known = hardware.source if hardware.evidence == "measured" else hardware.evidence
+def device_rows(plan: Plan) -> Iterator[Figure]:
+    """Yield the specification of a device."""
+    hardware, precision = plan.workload.hardware, plan.workload.precision
+    basis = hardware.source if hardware.evidence == "measured" else hardware.evidence
     memory = fmt.size(hardware.memory_bytes)
-    yield Figure("memory", memory, known.partition(",")[0])
-    yield Figure("memory bandwidth", f"{fmt.size(hardware.memory_bandwidth)}/s", known)
-    yield Figure("peak compute", fmt.rate(hardware.peak(precision)), known, precision)
+    yield Figure("memory", memory, basis.partition(",")[0])
+    yield Figure("memory bandwidth", f"{fmt.size(hardware.memory_bandwidth)}/s", basis)
+    yield Figure("peak compute", fmt.rate(hardware.peak(precision)), basis, precision)
     if hardware.interconnect_bandwidth != "none":
         text = f"{fmt.size(hardware.interconnect_bandwidth)}/s"
-        yield Figure("interconnect bandwidth", text, known, "one way, inside a server")
+        yield Figure("interconnect bandwidth", text, basis, "one way, inside a server")
 
 
-def training_rows(found: Plan) -> Iterator[Figure]:
-    """Yield what a training takes."""
-    work, training = found.workload, found.training
+def training_rows(plan: Plan) -> Iterator[Figure]:
+    """Yield the costs of training."""
+    work, training = plan.workload, plan.training
     least, most = (fmt.percent(share) for share in work.mfu)
     at = f"at {least} MFU" if least == most else f"at {most} to {least} MFU"
     if work.training_precision != work.precision:
-        note = f"training in {work.precision} is not planned, serving is"
+        note = f"training in {work.precision} is not planned, only serving"
         yield Figure("precision", work.training_precision, "", note)
     steps = f"{fmt.exact(training.steps)} steps"
     yield Figure("tokens", fmt.count(training.tokens), "given", steps)
-    yield Figure("FLOPs", fmt.flops(training.flops), found.flops_evidence)
+    yield Figure("FLOPs", fmt.flops(training.flops), plan.flops_evidence)
     peak = f"{work.hardware.evidence} peak compute"
     yield Figure("step at 100 % MFU", fmt.duration(training.bound), "lower bound", f"by {peak}")
     if training.exchange is not None:
         text = fmt.duration(training.exchange)
         yield Figure("communication time", text, "lower bound", "of a step, inside one server")
     if sizes := training.exchange_bytes:
-        each = ", ".join(f"{name} {fmt.size(size)}" for name, size in sizes.items())
+        parts = ", ".join(f"{name} {fmt.size(size)}" for name, size in sizes.items())
         text = fmt.size(sum(sizes.values()))
-        yield Figure("sent in a step", text, "estimated", f"by a device: {each}")
+        yield Figure("sent in a step", text, "estimated", f"by a device: {parts}")
     if training.bubble:
         text = fmt.percent(training.bubble)
         yield Figure("pipeline bubble", text, "estimated", "of the compute time")
@@ -113,56 +111,56 @@ def training_rows(found: Plan) -> Iterator[Figure]:
     yield Figure("device hours", between(training.device_hours, fmt.amount), "estimated")
     if training.energy is not None:
         text = between(training.energy.times(1000), fmt.energy)
-        yield Figure("energy", text, "estimated", "of devices alone at full power")
+        yield Figure("energy", text, "estimated", "of devices only, at full power")
     if training.cost is not None:
         text, price = between(training.cost, fmt.amount), f"at {work.price:g} an hour"
         yield Figure("price", text, "estimated", price)
 
 
-def memory_rows(found: Plan) -> Iterator[Figure]:
-    """Yield whether a training fits, and what it takes of each device in all."""
-    setup = found.setup or found.smallest
-    limit = found.workload.hardware.memory_bytes
-    yield Figure("fits", *_fit(found))
+def memory_rows(plan: Plan) -> Iterator[Figure]:
+    """Yield whether training fits, with which setup, and its memory per device."""
+    setup = plan.setup or plan.smallest
+    limit = plan.workload.hardware.memory_bytes
+    yield Figure("fits", *_fit(plan))
     yield Figure(
         "parallelism",
         setup.split.name,
         "estimated",
-        "the first that fits" if found.setup else "least memory",
+        "the first that fits" if plan.setup else "least memory",
     )
     yield Figure("checkpointing", setup.checkpointing, "estimated", "of activations")
-    how = "the largest that fits" if found.workload.micro_batch is None else "as asked for"
-    yield Figure("micro-batch", _micro_batch(setup), "estimated", how if found.setup else "")
+    how = "the largest that fits" if plan.workload.micro_batch is None else "as requested"
+    yield Figure("micro-batch", _micro_batch(setup), "estimated", how if plan.setup else "")
     text = fmt.size(setup.memory.total)
     share = f"{fmt.percent(setup.memory.total / limit)} of {fmt.size(limit)}"
     yield Figure("memory on each device", text, "estimated", share)
 
 
 def _micro_batch(way: Setup) -> str:
-    """Say how many sequences a data-parallel group reads at once, and how often in a step."""
+    """Return the sequences per micro-batch, and the micro-batches per step."""
     micro, number = way.batch.micro, way.batch.number
     sequences = f"{micro:,} sequence{'s' * (micro > 1)}"
     return f"{sequences}, {number:,} accumulated" if number > 1 else sequences
 
 
-def _fit(found: Plan) -> tuple[str, str, str]:
-    if found.setup is not None:
+def _fit(plan: Plan) -> tuple[str, str, str]:
+    if plan.setup is not None:
         return "yes", "estimated", ""
-    groups, micro, texts = found.smallest.split.ranks, found.smallest.batch.micro, found.texts
+    groups, micro, texts = plan.smallest.split.ranks, plan.smallest.batch.micro, plan.texts
     if groups * micro > texts:
         number = "one sequence" if texts == 1 else f"{texts:.0f} sequences"
-        each = "" if micro == 1 else f" with {micro:,} each"
-        why = f"{groups} data-parallel groups{each} for {number} a step; give a larger --batch"
-    elif found.fewest_devices is None:
-        *_, most = (0, *larger_numbers(found.workload.devices))
+        batch = "" if micro == 1 else f" with {micro:,} each"
+        why = f"{groups} data-parallel groups{batch} for {number} a step; give a larger --batch"
+    elif plan.fewest_devices is None:
+        *_, most = (0, *larger_numbers(plan.workload.devices))
         why = f"nor on more devices with this batch, up to {most:,}" if most else ""
     else:
-        why = f"but on {found.fewest_devices:,} devices"
+        why = f"but on {plan.fewest_devices:,} devices"
     return "no", "estimated", why
 
 
 def memory_by_part(setup: Setup) -> Iterator[tuple[str, float, str]]:
-    """Yield what fills a device, its bytes, and where they come from."""
+    """Yield (title, bytes, basis) of each part of a device's memory."""
     for name, title in MEMORY.items():
         if number := float(getattr(setup.memory, name)):
             if name == "gathered" and setup.split.data == "fsdp":
@@ -170,42 +168,42 @@ def memory_by_part(setup: Setup) -> Iterator[tuple[str, float, str]]:
             yield title, number, "counted" if name in STATE else "estimated"
 
 
-def serving_rows(found: Plan) -> Iterator[Figure]:
-    """Yield how fast the model reads and writes at most."""
-    serving = found.serving
+def serving_rows(plan: Plan) -> Iterator[Figure]:
+    """Yield upper bounds of the speed of prefill and decode."""
+    serving = plan.serving
     if serving is None:
-        devices = f"{found.workload.devices:,} of these devices"
-        why = f"does not fit on {devices}" if found.can_cache else "none: the model keeps no cache"
+        devices = f"{plan.workload.devices:,} of these devices"
+        why = f"does not fit on {devices}" if plan.can_cache else "none: the model keeps no cache"
         yield Figure("serving", why)
         return
     weights = f"weights: {fmt.size(serving.weight_bytes)}"
     yield Figure("devices per replica", f"{serving.devices:,}", "estimated", weights)
-    is_measured = found.workload.hardware.evidence == "measured"
+    is_measured = plan.workload.hardware.evidence == "measured"
     by = "by measured rates: " if is_measured else ""
-    alone = found.target_length is None
-    behind = "the context" if alone else "a source and a target of the context"
+    alone = plan.target_length is None
+    length = "the context" if alone else "a source and a target of the context"
     speeds = {
         "prefill": (serving.prefill_tokens_per_second, "one sequence" if alone else "one source"),
-        "decode": (serving.decode_tokens_per_second, f"one sequence, after {behind}"),
+        "decode": (serving.decode_tokens_per_second, f"one sequence, after {length}"),
         "decode, full batch": (
             serving.decode_tokens_per_second_at_largest_batch,
-            f"{serving.largest_batch:,} sequences, the most whose caches fit",
+            f"{serving.largest_batch:,} sequences, the largest batch that fits",
         ),
     }
     for name, (speed, of) in speeds.items():
-        if name == "prefill" or found.decodes:
+        if name == "prefill" or plan.decodes:
             yield Figure(name, f"{fmt.count(speed)} tokens/s", "upper bound", by + of)
 
 
-def part_rows(found: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield of each part its parameters, and its FLOPs per token forward and backward, with their shares."""
-    total = sum(found.forward_flops.values())
-    for part in dict.fromkeys([*found.counts.parts, *found.forward_flops]):
-        number, flops = found.counts.parts.get(part, 0), found.forward_flops.get(part, 0.0)
+def part_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield the parameters and FLOPs per token of each part, with shares."""
+    total = sum(plan.forward_flops.values())
+    for part in dict.fromkeys([*plan.counts.parts, *plan.forward_flops]):
+        number, flops = plan.counts.parts.get(part, 0), plan.forward_flops.get(part, 0.0)
         yield (
             part_title(part),
             fmt.count(number) if number else "-",
-            fmt.percent(number / found.counts.total) if number else "-",
+            fmt.percent(number / plan.counts.total) if number else "-",
             fmt.flops(flops) if flops else "-",
             fmt.flops(BACKWARD * flops) if flops else "-",
             fmt.percent(flops / total) if flops else "-",
@@ -213,27 +211,27 @@ def part_rows(found: Plan) -> Iterator[tuple[str, ...]]:
 
 
 ABOUT_PARTS = (
-    "Parameters and FLOPs per token are counted; a backward pass takes twice a forward one."
+    "Parameters and FLOPs per token are counted; a backward pass takes twice a forward pass."
 )
 ABOUT_STRATEGIES = (
-    "Micro-batch: sequences of a data-parallel group at once, and how often in a step. Model states (weights, "
+    "Micro-batch: sequences per data-parallel group x micro-batches per step. Model states (weights, "
     "gradients, moments in 32 bits) are counted; activations and buffers, bytes sent and communication time are "
     "estimated."
 )
 
 
-def about_strategies(found: Plan) -> str:
-    """Return what the columns of `STRATEGIES` are, and what keeps a strategy from fitting that has memory enough."""
-    if all(found.why_not(way) != FEW_SEQUENCES for way in found.ways):
+def about_strategies(plan: Plan) -> str:
+    """Describe the columns `STRATEGIES` and, if needed, batches below a micro-batch per group."""
+    if all(plan.why_not(way) != FEW_SEQUENCES for way in plan.ways):
         return ABOUT_STRATEGIES
-    number = "one" if found.texts == 1 else fmt.significant(found.texts)
+    number = "one" if plan.texts == 1 else fmt.significant(plan.texts)
     few = f"{FEW_SEQUENCES.capitalize()}: {number} a step, less than a micro-batch for each data-parallel group."
     return f"{ABOUT_STRATEGIES} {few}"
 
 
-def strategy_rows(found: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
-    """Yield each parallelism strategy in the columns of `STRATEGIES`, for the device with most memory in use."""
-    for way in found.ways:
+def strategy_rows(plan: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
+    """Yield each setup and its cells for `STRATEGIES`, on the device with most memory in use."""
+    for way in plan.ways:
         memory, sent = way.memory, sum(way.exchange.values())
         state = memory.weights + memory.gradients + memory.optimizer
         yield (
@@ -246,44 +244,44 @@ def strategy_rows(found: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
                 fmt.size(memory.total - state),
                 fmt.size(memory.total),
                 fmt.size(sent) if sent else "-",
-                "-" if (seconds := found.exchange(way)) is None else fmt.duration(seconds),
-                f"no: {why}" if (why := found.why_not(way)) else "yes",
+                "-" if (seconds := plan.exchange(way)) is None else fmt.duration(seconds),
+                f"no: {why}" if (why := plan.why_not(way)) else "yes",
             ),
         )
 
 
-def side_by_side_rows(found: Mapping[str, Plan], rows: Sequence[Rows]) -> Iterator[list[str]]:
-    """Yield a row for each label, with a cell for each model, and where its numbers come from."""
-    columns = {name: [row for each in rows for row in each(plan)] for name, plan in found.items()}
+def side_by_side_rows(plans: Mapping[str, Plan], rows: Sequence[Rows]) -> Iterator[list[str]]:
+    """Yield a row for each label: a cell for each model, and the basis."""
+    columns = {name: [row for make in rows for row in make(plan)] for name, plan in plans.items()}
     labels = _merged([row.label for row in column] for column in columns.values())
     by_label = {name: {row.label: row for row in column} for name, column in columns.items()}
     for label in labels:
         cells = [
             by_label[name].get(label) or by_label[name].get(SAME.get(label, ""), Figure(label, "-"))
-            for name in found
+            for name in plans
         ]
         texts = [_brief(cell) for cell in cells]
         yield [label, *texts, next((cell.how for cell in cells if cell.how), "")]
 
 
 def _brief(cell: Figure) -> str:
-    """Return the words of a cell that has no room for its note but where this is the point."""
+    """Return the text of a cell; only `fits` includes its note."""
     return f"{cell.text}, {cell.note}" if cell.label == "fits" and cell.note else cell.text
 
 
 def _merged(columns: Iterable[Sequence[str]]) -> list[str]:
-    """Return the labels of all columns, each once, those of one alone behind what they follow there."""
-    found: list[str] = []
+    """Merge the labels of all columns; a label in a single column follows its predecessor there."""
+    merged: list[str] = []
     for labels in columns:
         at = 0
         for label in labels:
-            if label not in found:
-                found.insert(at, label)
-            at = found.index(label) + 1
-    return found
+            if label not in merged:
+                merged.insert(at, label)
+            at = merged.index(label) + 1
+    return merged
 
 
-def between(found: Range, text: Callable[[float], str]) -> str:
-    """Return a range in words, or one number where both ends look alike."""
-    ends = dict.fromkeys((text(found.least), text(found.most)))
+def between(span: Range, text: Callable[[float], str]) -> str:
+    """Return a range as text, or one number if both look equal."""
+    ends = dict.fromkeys((text(span.least), text(span.most)))
     return " to ".join(ends)

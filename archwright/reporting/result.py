@@ -1,4 +1,4 @@
-"""A run's result, in numbers and in one sentence."""
+"""Result of a run, as numbers and as a sentence."""
 
 import math
 from dataclasses import dataclass
@@ -12,37 +12,37 @@ from archwright.reporting.history import History, Line
 from archwright.runs.ending import early_end, early_end_text
 
 WARM_UP_SHARE = 0.1
-"""Share of the first steps that speed is not read from: caches fill, kernels compile."""
+"""Share of first steps excluded from speed: caches fill, kernels compile."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The numbers a run is judged by; None where it has none yet."""
+    """Numbers of a run; None if not available."""
 
     held_out: Line | None
-    """The last `eval` line."""
+    """Last `eval` record."""
     train_loss: float | None
-    """Mean over the last hundredth of the steps, at least ten of them, in nats per token."""
+    """Mean over the last 1 % of steps (at least ten), nats per token."""
     steps: int
     tokens: int
     seconds: float
     flops: float | None
     num_parameters: int | None
     tokens_per_second: float | None
-    """Median after the first tenth of the steps."""
+    """Median without the first tenth of the steps."""
     utilisation: float | None
     memory_bytes: float | None
     spikes: int
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of held-out text, where the objective defines them."""
+        """Bits per byte of held-out text, if the objective defines them."""
         last = self.held_out or {}
         return float(last["bits_per_byte"]) if "bits_per_byte" in last else None
 
 
 def result_of(history: History) -> Result:
-    """Sum a run up."""
+    """Return the result of a run."""
     train, last = history.train, history.evals[-1] if history.evals else None
     steps, tokens = len(train["step"]), int(train["tokens"].max(initial=0))
     num_parameters = history.environment.get("num_parameters")
@@ -64,34 +64,34 @@ def result_of(history: History) -> Result:
 
 
 def no_peak(history: History) -> bool:
-    """True if other work disturbed the measurement of the peak."""
+    """True if other load disturbed the measurement of the peak."""
     return history.environment.get("peak_flops") == {}
 
 
 def closing_steps(steps: int) -> int:
-    """Return over how many of the last steps the training loss is averaged: a hundredth of them, at least ten."""
+    """Return the number of last steps in the mean training loss: 1 %, at least ten."""
     return min(steps, max(10, steps // 100))
 
 
 def closing_words(steps: int) -> str:
-    """Say of how many steps the training loss is a mean."""
+    """Return a description of the steps in the mean training loss."""
     number = closing_steps(steps)
     return f"mean of the last {number} steps" if number > 1 else "of the only step"
 
 
 def verdict(history: History, result: Result) -> tuple[str, str]:
-    """Return the run's result as one sentence, cut in its head and the rest."""
+    """Return the result as a sentence, split into headline and rest."""
     if result.steps == 0:
         return "Nothing trained yet", "in this run folder."
     how, last = _how(history, result), result.held_out
     bits = result.bits_per_byte
     loss = bits if bits is not None else last["nats_per_token"] if last else result.train_loss
     if loss is None or not math.isfinite(loss):
-        what = "held-out" if last else "training"
-        return f"The {what} loss is not finite", f"for {how}."
+        split = "held-out" if last else "training"
+        return f"The {split} loss is not finite", f"for {how}."
     if last and (task := history.task):
         head = f"{fmt.accuracy(last.get('accuracy', math.nan))} of answers right"
-        guessed = f"where {fmt.accuracy(task['chance'])} are right by guessing"
+        guessed = f"with {fmt.accuracy(task['chance'])} right by guessing"
         return head, f"on {task['name']}, {guessed}, reached by {how}."
     if not last:
         head = f"{fmt.decimal(loss)} {history.loss_unit} in training"
@@ -101,13 +101,13 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
         )
     unit = history.loss_unit if bits is None else "bits per byte"
     head = f"{fmt.decimal(loss)} {unit} on held-out text"
-    each = history.loss_unit.removeprefix("nats ")
-    perplexity = f"perplexity {fmt.significant(last['perplexity'])} {each} (base e)"
-    return head, f"reached by {how}: {_beside(history, last)}{perplexity}."
+    case = history.loss_unit.removeprefix("nats ")
+    perplexity = f"perplexity {fmt.significant(last['perplexity'])} {case} (base e)"
+    return head, f"reached by {how}: {_versus_compressors(history, last)}{perplexity}."
 
 
 def right_answers(evaluation: Line, task: Line) -> tuple[str, str]:
-    """Return the accuracy on a task, and what it is a share of, beside that of guessing."""
+    """Return the accuracy on a task and its description."""
     share, number = evaluation.get("accuracy", math.nan), evaluation.get("num_answers", 0)
     return (
         fmt.accuracy(share),
@@ -116,35 +116,35 @@ def right_answers(evaluation: Line, task: Line) -> tuple[str, str]:
 
 
 def second_task(evaluation: Line, history: History) -> list[tuple[str, str, str]]:
-    """Return the results of a second task, with the accuracy on tokens: name, value and unit; else nothing."""
+    """Return (name, value, unit) rows of a second task, if any."""
     if "second_loss" not in evaluation:
         return []
     name, case = history.spec.second_task, history.spec.second_cases
     right, of = {
         "token": ("judged right", "of tokens, as replaced or not"),
-        "further token": ("right further ahead", "of what further streams predict"),
+        "further token": ("right further ahead", "of tokens predicted by further streams"),
     }.get(case, ("rows right", f"{name}, half by guessing"))
     first, second = (
         fmt.accuracy(evaluation.get(f"{task}_accuracy", math.nan)) for task in ("token", "second")
     )
     return [
-        ("tokens right", first, "of those predicted"),
+        ("tokens right", first, "of predicted tokens"),
         (name, fmt.loss(evaluation["second_loss"]), f"nats per {case}"),
         (right, second, of),
     ]
 
 
 def notice(history: History, result: Result) -> str:
-    """Return what a reader must know before trusting the verdict, or nothing."""
+    """Return caveats of the verdict; empty if there are none."""
     lines = []
     planned = f" of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
     if history.state != "finished" and result.steps:
-        where = f"at step {fmt.exact(result.steps)}{planned}"
+        position = f"at step {fmt.exact(result.steps)}{planned}"
         stops = [event.get("text", "") for event in history.events if event["name"] == "stopped"]
         clauses = stops[-1].rstrip(".") if stops else ""
         reason = f": {clauses}" if history.state == "stopped" and clauses else ""
-        how = "was stopped" if history.state == "stopped" else "has not finished; it stands"
-        lines.append(f"This run {how} {where}{reason}.")
+        how = "was stopped" if history.state == "stopped" else "has not finished; it is"
+        lines.append(f"This run {how} {position}{reason}.")
     if ended := early_end(history.events):
         lines.append(f"This run ended early, at {early_end_text(ended).rstrip('.')}.")
     if result.held_out and result.held_out["step"] < result.steps:
@@ -156,7 +156,7 @@ def notice(history: History, result: Result) -> str:
 
 
 def device(history: History) -> str:
-    """Return what the run was computed on: `AMD EPYC (2 threads, bf16)`."""
+    """Return the device of a run: `AMD EPYC (2 threads, bf16)`."""
     environment = history.environment
     name = environment.get("gpu") or environment.get("cpu") or environment.get("machine") or ""
     threads = "" if environment.get("gpu") else environment.get("threads", "")
@@ -166,13 +166,13 @@ def device(history: History) -> str:
 
 
 def as_nats_per_token(bits_per_byte: float, held_out: Line) -> float:
-    """Return bits per byte as nats per token of the same held-out text: b ln 2 bytes / tokens."""
+    """Convert bits per byte to nats per token of held-out text: b ln 2 bytes / tokens."""
     bytes_per_token: float = held_out["num_bytes"] / held_out["num_tokens"]
     return bits_per_byte * math.log(2) * bytes_per_token
 
 
-def _beside(history: History, last: Line) -> str:
-    """Say which compressors the model beats and which it does not."""
+def _versus_compressors(history: History, last: Line) -> str:
+    """Compare the model with each compressor."""
     if "bits_per_byte" not in last:
         return ""
     sides: dict[str, list[str]] = {"better than": [], "worse than": [], "level with": []}
@@ -185,23 +185,23 @@ def _beside(history: History, last: Line) -> str:
 
 
 def _how(history: History, result: Result) -> str:
-    """Say what reached the result: parameters, tokens, time and device."""
+    """Describe the run: parameters, tokens, time and device."""
     number = result.num_parameters
     model = f"a model of {fmt.count(number)} parameters" if number else "the model"
     at = result.held_out or {"tokens": result.tokens, "seconds": result.seconds}
     effort = f"after {fmt.count(at['tokens'])} tokens in {fmt.duration(at['seconds'])}"
-    where = device(history)
-    return f"{model} {effort}" + (f" on {where}" if where else "")
+    name = device(history)
+    return f"{model} {effort}" + (f" on {name}" if name else "")
 
 
 def _part_only(history: History, result: Result) -> str:
-    """Say so where the compressors read more of the held-out text than the last evaluation did."""
-    whole = max((line.get("num_bytes", 0) for line in history.compressors), default=0)
-    read = result.held_out["num_bytes"] if result.held_out else whole
-    if read >= whole:
+    """Return a caveat if the last evaluation read less text than compressors."""
+    total = max((line.get("num_bytes", 0) for line in history.compressors), default=0)
+    read = result.held_out["num_bytes"] if result.held_out else total
+    if read >= total:
         return ""
     return (
-        f"The last evaluation read {fmt.size(read)} of the {fmt.size(whole)} "
+        f"The last evaluation read {fmt.size(read)} of the {fmt.size(total)} "
         "of held-out text that the compressors read."
     )
 

@@ -1,4 +1,4 @@
-"""How variants and runs are distinguished on a page: by colour, marker and dashes, and by names that fit."""
+"""Styles of variants and runs on a page: colours, markers, dashes and short names."""
 
 import textwrap
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ COLORS = 8
 SYMBOLS: tuple[Symbol, ...] = get_args(Symbol)
 DASHES: tuple[Dash, ...] = get_args(Dash)
 FEW = 4
-"""So many variants leave room for more words about each."""
+"""Maximum number of variants with detailed labels."""
 SHORT = 28
-"""Letters of a name in a hover label or a saved picture."""
+"""Maximum characters of a name in a hover label or saved chart."""
 LINE = 22
-"""Letters of a line beside an axis."""
+"""Maximum characters of a line next to an axis."""
 
 
 def series_of(names: Sequence[str], group: str = "variant") -> dict[str, Series]:
-    """Return the style of each curve: sixteen differ even without colour. The legend hides one by its group."""
+    """Return a style for each name; sixteen styles differ even without colour. `group` prefixes legend groups."""
     return {
         name: Series(
             label=name,
@@ -34,7 +34,7 @@ def series_of(names: Sequence[str], group: str = "variant") -> dict[str, Series]
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Return names that fit and still differ: long ones lose their middle."""
+    """Return unique short names, without the middle of long names."""
     short: dict[str, str] = {}
     for name in names:
         candidates = (shortened(name, SHORT, f" ({i})" if i > 1 else "") for i in count(1))
@@ -43,25 +43,25 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def shortened(name: str, letters: int = SHORT, ending: str = "") -> str:
-    """Return a name with its middle left out where it is too long, and its ending."""
+    """Return a name with an ending; … replaces the middle of a long name."""
     if len(name) + len(ending) <= letters:
         return name + ending
-    kept = letters - len(ending) - 1
-    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}{ending}"
+    room = letters - len(ending) - 1
+    return f"{name[: room - room // 2]}…{name[len(name) - room // 2 :]}{ending}"
 
 
 def plotly_text(text: str) -> str:
-    """Return text as plotly shows it letter by letter, since it reads tags and templates."""
+    """Escape tags and templates, so that plotly shows the text literally."""
     return escape(text, quote=False).replace("%{", "%\N{ZERO WIDTH SPACE}{")
 
 
 def wrapped(text: str, letters: int = LINE) -> str:
-    """Return text in lines for plotly."""
+    """Return escaped text for plotly, wrapped into lines."""
     return "<br>".join(map(plotly_text, textwrap.wrap(text, letters) or [text]))
 
 
-def trace(series: Series, name: str, **given: Any) -> dict[str, Any]:
-    """Return a scatter trace in a series' style; what is given replaces or adds."""
+def trace(series: Series, name: str, **overrides: Any) -> dict[str, Any]:
+    """Return a scatter trace in a series' style, updated with `overrides`."""
     color = f"${series.color}"
     return {
         "type": "scatter",
@@ -70,5 +70,5 @@ def trace(series: Series, name: str, **given: Any) -> dict[str, Any]:
         "legendgroup": series.group,
         "line": {"width": 2, "color": color, "dash": series.dash},
         "marker": {"size": 7, "color": color, "symbol": series.symbol},
-        **given,
+        **overrides,
     }

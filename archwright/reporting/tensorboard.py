@@ -1,4 +1,4 @@
-"""The metrics of a run for TensorBoard, where the extra is installed."""
+"""TensorBoard log of a run, if the extra is installed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 PREFIXES = {"train": "train", "eval": "held_out", "baseline": "baseline"}
-"""The group in TensorBoard that each kind of metrics line goes to; events become text."""
+"""TensorBoard group of each kind of record; events become text."""
 
 COORDINATES = ("kind", "step", "tokens", "seconds", "name", "text")
 
 
 class TensorBoardLog:
-    """Writes metrics lines to TensorBoard event files in a folder, step by step.
+    """Writes records to TensorBoard event files in a folder.
 
     Raises:
-        UserError: the extra is not installed.
+        UserError: The extra is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,11 +36,11 @@ class TensorBoardLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write what is still held back."""
+        """Flush and close the files."""
         self._writer.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write one metrics line: each of its numbers under its name, an event as text."""
+        """Write a record: numbers as scalars, an event as text."""
         step = line["step"]
         if line["kind"] == "event":
             text = f"{line['name']}: {line.get('text', '')}"
@@ -51,7 +51,7 @@ class TensorBoardLog:
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a metrics line by tag, such as `held_out/perplexity`; an event has none."""
+    """Return the numbers of a record by tag, such as `held_out/perplexity`; events have none."""
     if line["kind"] == "event":
         return {}
     group = PREFIXES.get(line["kind"], line["kind"])

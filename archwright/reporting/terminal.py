@@ -1,4 +1,4 @@
-"""Output on the terminal: a run's result at the end, or its resolved values."""
+"""Terminal output of a run: its result, or its resolved values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Line = tuple[str, str, str]
-"""A label, a value, and a comment."""
+"""Label, value and comment."""
 
 SAMPLE_LINES = 12
-"""Lines of the sample that are shown; its file has all."""
+"""Maximum number of printed lines of the sample."""
 
 NARROWEST, WIDEST_SAMPLE = 20, 100
 
 
 def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
-    """Print what a run reached, a sample, and the paths of the run folder and its report.
+    """Print the result, a sample, and the paths of a run.
 
-    Without colours where the output is no terminal; paths are never broken.
+    Colours require a terminal. Paths are never wrapped.
     """
     console = console or _console()
     history = read_history(run_folder)
@@ -54,7 +54,7 @@ def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
 
 
 def print_resolved(pairs: Iterable[tuple[str, object]], console: Console | None = None) -> None:
-    """Print dotted keys and their values, as `--dry-run` does, in groups by first part."""
+    """Print dotted keys and values in groups by first part, as in `--dry-run`."""
     groups: dict[str, list[Line]] = {}
     for key, value in pairs:
         group = key.split(".")[0] if "." in key else ""
@@ -75,11 +75,10 @@ def _quality(history: History, result: Result) -> list[Line]:
             ("accuracy", *right_answers(last, task)),
             ("held-out loss", fmt.loss(last["nats_per_token"]), f"{history.loss_unit}{least}"),
         ]
-    beside = sorted(history.compressors, key=lambda line: float(line["bits_per_byte"]))
+    compressors = sorted(history.compressors, key=lambda line: float(line["bits_per_byte"]))
     bits = result.bits_per_byte
-    own = (
-        [] if bits is None else [("bits per byte", fmt.decimal(bits), "this model" * bool(beside))]
-    )
+    note = "this model" if compressors else ""
+    bits_line = [] if bits is None else [("bits per byte", fmt.decimal(bits), note)]
     return [
         ("held-out loss", fmt.loss(last["nats_per_token"]), history.loss_unit),
         (
@@ -88,8 +87,8 @@ def _quality(history: History, result: Result) -> list[Line]:
             f"{history.loss_unit.removeprefix('nats ')}, base e",
         ),
         *second_task(last, history),
-        *own,
-        *(("", fmt.decimal(line["bits_per_byte"]), line["name"]) for line in beside),
+        *bits_line,
+        *(("", fmt.decimal(line["bits_per_byte"]), line["name"]) for line in compressors),
     ]
 
 
@@ -100,7 +99,7 @@ def _effort(history: History, result: Result) -> list[Line]:
     of_peak = fmt.NO_UTILISATION if no_peak(history) else of_peak
     peak = ", ".join(filter(None, ("tokens/s, median", of_peak)))
     model, speed = result.num_parameters, result.tokens_per_second
-    where = device(history)
+    name = device(history)
     return [
         *([("model", fmt.count(model), "parameters")] if model else []),
         (
@@ -109,12 +108,12 @@ def _effort(history: History, result: Result) -> list[Line]:
             f"tokens in {steps}, {fmt.duration(result.seconds)}",
         ),
         *([("speed", fmt.count(speed), peak)] if speed else []),
-        *([("device", "", where)] if where else []),
+        *([("device", "", name)] if name else []),
     ]
 
 
 def _print_lines(console: Console, groups: Sequence[Sequence[Line]]) -> None:
-    """Print groups of lines in common columns, each group followed by an empty line."""
+    """Print groups of lines in aligned columns, each followed by an empty line."""
     from rich.text import Text
 
     lines = [line for group in groups for line in group]
@@ -133,7 +132,7 @@ def _print_lines(console: Console, groups: Sequence[Sequence[Line]]) -> None:
 
 
 def _excerpt(sample: str, width: int) -> str:
-    """Return the sample's first lines, indented, without what could steer a terminal."""
+    """Return the first lines of the sample, indented and printable."""
     wrapped: list[str] = []
     for line in printable(sample).expandtabs(4).strip("\n").split("\n"):
         wrapped += textwrap.wrap(
@@ -148,7 +147,7 @@ def _console() -> Console:
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:
-            raise  # rich would end the process as if it had failed
+            raise  # rich would exit with a failure status
 
     console = Piped(highlight=False)
     console.width = max(console.width, NARROWEST)

@@ -1,4 +1,4 @@
-"""The metrics of a run for Weights & Biases, where the extra is installed."""
+"""Weights & Biases log of a run, if the extra is installed."""
 
 import os
 import secrets
@@ -13,19 +13,19 @@ from archwright.spec.errors import UserError
 from archwright.spec.overrides import dump, flatten
 
 ID_FILE = "archwright-run-id.txt"
-"""Beside the files that wandb writes: the run's id there, by which it goes on after an interruption."""
+"""File with a run's W&B id, next to wandb's files. A resumed run keeps its id."""
 
 
 class WandbLog:
-    """Sends records to W&B, or to its files where WANDB_MODE=offline says so.
+    """Sends records to W&B, or to local files if WANDB_MODE=offline.
 
-    Project and name are those of WANDB_PROJECT and WANDB_NAME, by default archwright and the run's.
+    The environment variables WANDB_PROJECT and WANDB_NAME default to archwright and the name of the run.
 
     Args:
-        sent: what W&B has of this run already, and is not sent again.
+        sent: Records that W&B already has; these are skipped.
 
     Raises:
-        UserError: W&B refuses, as where nobody is logged in.
+        UserError: W&B refuses the run, for example without a login.
     """
 
     def __init__(self, folder: RunFolder, sent: Sequence[Record]) -> None:
@@ -47,7 +47,7 @@ class WandbLog:
             raise UserError(
                 f"loggers: wandb: {reason}. Log in with: wandb login, or keep the metrics here: WANDB_MODE=offline"
             ) from error
-        # Steps are an axis of ours: W&B's own would refuse what comes late, such as the evaluation of a step.
+        # W&B's step counter rejects late records, such as the evaluation of a step, so steps are a metric.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -55,22 +55,22 @@ class WandbLog:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Send what is still held back."""
+        """Send remaining records and end the run."""
         self._run.finish(exit_code=0 if error is None else 1)
 
     def write(self, record: Record) -> None:
-        """Send the numbers of a record with its step, tokens and seconds; events have none."""
+        """Send the numbers of a record, with its step, tokens and seconds; skip events."""
         if _place(record) in self._sent:
             return
-        if found := scalars(record):
+        if values := scalars(record):
             place = {key: record[key] for key in ("step", "tokens", "seconds") if key in record}
-            self._run.log(place | found)
+            self._run.log(place | values)
 
 
 def run_id(folder: RunFolder) -> str:
-    """Return the id of a run at W&B: drawn once, and kept in its folder."""
+    """Return a run's W&B id, generated once and stored in its folder."""
     file = folder.path / "wandb" / ID_FILE
-    check_replaceable(file)  # nothing that a link leads to is sent
+    check_replaceable(file)  # never send the content of a linked file
     if not file.exists():
         atomic_write(file, secrets.token_hex(4))
     return file.read_text("utf-8").strip()

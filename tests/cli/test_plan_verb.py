@@ -65,7 +65,7 @@ def test_a_split_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert (way["micro_batch"], way["micro_batches"], way["why_not"]) == (4, 31, None)
     assert (record["micro_batch"], record["micro_batches"]) == (4, 31)
     fixed = out(capsys, f"{words} --micro-batch 1")
-    assert re.search(r"micro-batch +1 sequence, 123 accumulated +estimated, as asked for", fixed)
+    assert re.search(r"micro-batch +1 sequence, 123 accumulated +estimated, as requested", fixed)
     assert re.search(r"pipeline bubble +2.4 % ", fixed)
     assert sum(way["memory_bytes_by_part"].values()) == pytest.approx(way["memory_bytes"])
     assert sum(way["exchange_bytes"].values()) / 450e9 == pytest.approx(way["exchange"])
@@ -397,7 +397,7 @@ def test_why_ways_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_training_in_integers_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "plan llama-3-8b --precision int8")
-    assert re.search(r"precision +bf16 +training in int8 is not planned, serving is\n", text)
+    assert re.search(r"precision +bf16 +training in int8 is not planned, only serving\n", text)
     assert "is not planned" not in out(capsys, "plan llama-3-8b --precision fp8")
 
 

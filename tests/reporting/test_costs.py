@@ -57,7 +57,7 @@ def tables(page: Page, title: str) -> list[Table]:
 
 def test_models_side_by_side_are_named_on_a_phone(found: dict[str, Plan]) -> None:
     (table, *_) = tables(cost_page(found), "Model")
-    assert "many" in cost_page(found).html().partition("What the model costs.")[0][-200:]
+    assert "many" in cost_page(found).html().partition("Model costs.")[0][-200:]
     assert table.even
 
 
@@ -88,7 +88,7 @@ def test_each_point_of_the_roofline_is_labelled_once(found: dict[str, Plan]) -> 
     """By the numbers of the table below it; labels stand apart."""
     page = cost_page(found)
     charts = {chart.name: chart for chart in page.charts}
-    _, *by_model = tables(page, "What bounds each part")
+    _, *by_model = tables(page, "Roofline")
     for number, (table, each) in enumerate(zip(by_model, found.values(), strict=True)):
         *labels, ridge_point = charts[f"roofline-{number}"].layout["annotations"]
         assert ridge_point["text"].startswith("ridge point, ")

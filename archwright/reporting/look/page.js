@@ -12,7 +12,7 @@
   const logarithmic = new Set(charts.filter(c => c.takesLogarithm && c.layout.yaxis?.type === "log"));
   let axis = page.axes[0], spacing = "linear", weight = page.smoothing;
 
-  // Colours: "$name" in a figure is the style sheet's --name, read at the moment of drawing.
+  // Colours: "$name" in a figure is --name of the style sheet, read when the figure is drawn.
 
   function color(name) {
     return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -41,12 +41,12 @@
     return chart.traces.some(trace => trace.type === "heatmap");
   }
 
-  // The only place of a chart is named; the ends of an axis of numbers would be two more names.
+  // A chart with a single place has a category axis; a numeric axis would have two more ticks.
   function single(chart) {
     return chart.layout.xaxis?.type === "category";
   }
 
-  // The cells of a heat map have edges, of which the first may lie below 0: they stay linear.
+  // The first cell of a heat map may start below 0, so heat maps stay linear.
   function alongLogarithm(chart) {
     return spacing === "log" && chart.follows && !cells(chart) && !single(chart);
   }
@@ -88,13 +88,13 @@
     return {...room, ...free, type: "linear", uirevision: "linear"};
   }
 
-  // The label above the highest level needs room, too.
+  // Room for the label above the highest level.
   function headroom(chart) {
     const levels = (chart.layout.shapes || []).filter(shape => shape.label).map(shape => shape.y0);
     const values = shown(chart).flatMap(trace => trace.y).filter(value => value > 0).concat(levels);
     const [low, high] = [values.reduce((a, b) => Math.min(a, b)), Math.max(...levels)];
     const above = logarithmic.has(chart) ? high * (high / low) ** 0.1 : high + 0.1 * (high - low);
-    return values.every(value => value < above) ? [above] : [];  // plotly takes it for the end in any case
+    return values.every(value => value < above) ? [above] : [];  // plotly always includes this value
   }
 
   function layout(chart) {
@@ -116,7 +116,7 @@
       uirevision: axis?.column + spacing,
       unifiedhovertitle: {text: axis?.hover},
     };
-    // Curves start at zero and share their end; the cells of a heat map reach beyond their centres.
+    // Curves start at zero and share their end; heat map cells extend beyond their centres.
     const extent = log ? {type: "log", autorangeoptions: {minallowed: Math.log10(ends[0]), maxallowed: Math.log10(ends[1])}}
       : {type: "linear", rangemode: "tozero", autorangeoptions: {clipmin: 0, clipmax: end}};
     return {
@@ -145,7 +145,7 @@
     };
   }
 
-  // Where curves begin, above 0, and end.
+  // First positive and last coordinate of all curves.
   function span() {
     if (!axis) return [0, 0];
     const values = charts.flatMap(c => c.traces).flatMap(t => t.along ? t.along[axis.column] : []);
@@ -161,7 +161,7 @@
     return Promise.all(charts.map(draw));
   }
 
-  // Zoom: charts that share an axis move together. A move of ours is not followed again.
+  // Zoom: charts with a common axis move together; `moving` stops the recursion.
 
   let moving = false;
 
@@ -188,7 +188,7 @@
     return chart.figure.querySelector("[data-action=reset]");
   }
 
-  // Taking away
+  // Downloads and copies
 
   function csv(chart) {
     const rows = [];
@@ -230,7 +230,7 @@
                    pad: {l: 16, t: 16, b: 12}, font: {size: 15, color: color("ink")}};
     drawn.margin = {l: 16, r: 24, t: 64, b: 16};
     let width = box.width;
-    if (keyed(chart)) {  // the page's key is no part of the picture
+    if (keyed(chart)) {  // the saved chart needs its own legend
       width = Math.max(width, 560) + 240;
       drawn.showlegend = true;
       drawn.legend = {x: 1.02, xanchor: "left", y: 1, yanchor: "top", font: {color: color("ink")}};
@@ -250,7 +250,7 @@
     setTimeout(() => { button.textContent = label; }, 1500);
   }
 
-  // The key: what is hidden in one chart is hidden in all
+  // The key hides a series in all charts
 
   function toggle(group) {
     if (!hidden.delete(group)) hidden.add(group);
@@ -292,7 +292,7 @@
     else onText[action](button.closest(".verbatim"), button);
   });
 
-  // The switches: what is chosen in one section is chosen in all
+  // The switches apply to all sections
 
   const onSwitch = {
     axis: value => { axis = page.axes.find(a => a.column === value); },
@@ -319,7 +319,7 @@
     for (const {target} of entries) if (target.offsetWidth) Plotly.Plots.resize(target);
   });
 
-  // A chart cannot be drawn anew while a printer waits, so on paper it is scaled as a picture.
+  // A chart cannot be redrawn while printing, so its SVG is scaled.
 
   function scale(chart, paper) {
     const [width, height] = [chart.plot.clientWidth, chart.plot.clientHeight];
