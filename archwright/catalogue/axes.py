@@ -72,7 +72,7 @@ COMPANIONS: dict[str, type[Choice]] = {
     "model.encoder": Encoder,
     "model.position": Position,
 }
-"""Axes with choices that may require a choice of another axis, by path."""
+"""Axes with choices that may require other axes' choices, by path."""
 
 FELLOWS = (
     "objective.kind=replaced_tokens",
@@ -88,7 +88,7 @@ UNLISTED = {"kind", "name", "source", "sources", "loggers", "parts"}
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of a kind or table: its assignment, default and allowed values."""
+    """A setting of a kind or table, with its default and allowed values."""
 
     owner: type[Spec]
     name: str
@@ -195,7 +195,7 @@ def _places() -> list[list[_Place]]:
 
 
 def _walk(cls: type[Spec], at: str = "", needs: tuple[str, ...] = ()) -> Iterator[_Place]:
-    """Yield all nested tables of a spec, for every kind of each axis."""
+    """Yield the nested tables of a spec, for all kinds of axes."""
     for name, field in cls.model_fields.items():
         inner, path = field.annotation, at + (field.alias or name)
         if not _is_spec(inner):
@@ -281,7 +281,7 @@ def _base_run() -> RunSpec:
 
 
 def _belongs(cls: type[Spec], option: Option) -> bool:
-    """True if the default is missing or too large for the base preset."""
+    """True if the default is missing or exceeds the base preset's size."""
     field = cls.model_fields.get(option.name)
     if field is None:
         return False

@@ -85,7 +85,7 @@ def _sum(residual: Residual, branches: Collection[str]) -> str:
 
 
 def _times(residual: Residual, field: str, name: str) -> str:
-    """Return the factor of a branch or stream; empty if it is 1."""
+    """Return the factor of a branch or stream, unless it is 1."""
     number = getattr(residual, field, 1.0)
     if isinstance(number, PerBranch):
         number = number[name]

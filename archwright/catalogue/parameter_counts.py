@@ -23,7 +23,7 @@ class Counts:
 
 
 def parameter_counts(spec: ModelSpec) -> Counts | None:
-    """Return parameter counts by part, or None if a choice comes from a plug-in.
+    """Return parameter counts by part, or None for models with plug-ins.
 
     Raises:
         UserError: rules between axes are violated.

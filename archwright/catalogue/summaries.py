@@ -187,7 +187,7 @@ def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
 
 
 def arrangement(layers: Arrangement) -> str:
-    """Return the order of layer kinds: `2 dense, then 3 local + default, repeated`."""
+    """Return the order of layer kinds: `2 dense, then local + default, repeated`."""
     cycle = _runs(layers.cycle) + (", repeated" if len(set(layers.cycle)) > 1 else "")
     ends = ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
     return ends + (", parameters shared by kind" if layers.shared else "")

@@ -66,7 +66,7 @@ def row_of(spec: ModelSpec) -> Row:
 
 
 def year(source: str) -> str:
-    """Return the first year (19xx or 20xx) in a source, or an empty string."""
+    """Return the first year in a source, or an empty string."""
     match = re.search(r"\b(19|20)\d\d\b", source)
     return match.group() if match else ""
 

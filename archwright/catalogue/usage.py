@@ -33,7 +33,7 @@ class Usage:
         return self._kinds.get((path, cls), [])
 
     def presets_with_option(self, option: Option) -> list[str]:
-        """Return the presets with a non-default value of an option, at any path."""
+        """Return the presets with a non-default value of an option."""
         names = [
             name
             for (cls, key), names in self._options.items()
