@@ -83,7 +83,7 @@ FELLOWS = (
 """Assignments that only train together."""
 
 UNLISTED = {"kind", "name", "source", "sources", "loggers", "parts"}
-"""Fields with names or records instead of choices."""
+"""Fields that hold names or records, not choices."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Option:
     default: str
     values: str
     opens: str
-    """Axis that provides its kinds; empty for plain values."""
+    """Axis of the value, if the value is a choice."""
     meaning: str
 
 
@@ -181,7 +181,7 @@ def refusal(asks: tuple[str, ...]) -> str:
 
 
 def _places() -> list[list[_Place]]:
-    """Return the places of each section, both sorted by `ORDER`."""
+    """Group places by section, both sorted by `ORDER`."""
     places_by_class: dict[type[Spec], list[_Place]] = {}
     for place in [_Place("", RunSpec), *_walk(RunSpec)]:
         if _is_axis(place.cls) or place.path in ORDER:
@@ -281,7 +281,7 @@ def _base_run() -> RunSpec:
 
 
 def _belongs(cls: type[Spec], option: Option) -> bool:
-    """True if the default is missing or exceeds the base preset's size."""
+    """True if the default is missing or does not fit the base preset."""
     field = cls.model_fields.get(option.name)
     if field is None:
         return False

@@ -129,7 +129,7 @@ def _masks(spec: ModelSpec) -> str:
         share = (
             "" if len(masks) == masks.count(mask) else f" in {masks.count(mask)} of {len(masks)}"
         )
-        numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # without booleans
+        numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # no booleans
         parts.append(" ".join([word(mask.kind), *numbers]) + share)
     return ", ".join(parts)
 

@@ -105,7 +105,7 @@ KIN: tuple[Lens, ...] = (
     Field("decoder_attention_heads", ("attention.num_heads", "cross_attention.num_heads")),
     EMBEDDING_SCALE,
 )
-"""Lenses of all families here, without vocabulary, wiring, embedding norm and positions."""
+"""Lenses common to these families; vocabulary, norms and positions differ."""
 
 ONE_VOCABULARY = (Field("vocab_size", "vocab_size"), TIED)
 

@@ -160,7 +160,7 @@ BIG_BIRD = BERT.derive(
 
 
 def _read_positions(config: Config) -> Table:
-    """Read RoBERTa's positions, which start after the padding row."""
+    """Read RoBERTa's positions, offset by the padding row."""
     first = config["pad_token_id"] + 1
     length = config["max_position_embeddings"] - first
     return {"position": {"offset": first}, "context_length": length}
@@ -307,7 +307,7 @@ ALBERT = BERT.derive(
 )
 
 OF_TOKENS, OF_REPLACED = ("head.predicts", "tokens"), ("head.predicts", "replaced")
-"""Conditions on the spec for the heads of ELECTRA's generator and discriminator."""
+"""Conditions for the heads of ELECTRA's generator and discriminator."""
 
 
 def _read_replaced_head(config: Config) -> Head:

@@ -37,7 +37,7 @@ ROPE = Rope(fraction="")
 
 
 def rope_in_some(without: str) -> CustomPattern:
-    """Return the pattern of RoPE layers, and of `without` layers without positions."""
+    """Return the pattern of `rope` layers and layers without positions, named `without`."""
 
     def read(config: Config, n: int) -> list[str]:
         listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]
@@ -92,7 +92,7 @@ ALL_OR_NONE = CustomPattern(
 
 
 def flag(key: str, yes: Mapping[str, Any], no: Mapping[str, Any] | None = None) -> Switch:
-    """Return the lens of a boolean key; `no` defaults to `yes`, all false."""
+    """Return the lens of a boolean key; by default `no` negates `yes`."""
     return Switch(
         key, {True: Set(yes), False: Set(dict.fromkeys(yes, False) if no is None else no)}
     )
@@ -155,7 +155,7 @@ def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok
 
 
 def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
-    """Return the role of dense layers; it must be the group's last."""
+    """Return the role of dense layers. It matches every layer, so it must come last."""
     return Role({}, (GATED, Field(hidden, "feedforward.hidden_dim"), *lenses))
 
 
@@ -266,7 +266,7 @@ QKV_BIAS = flag("attention_bias", QKV_BIASES)
 
 
 def shared(key: str, hidden: str = "moe_intermediate_size", *, optional: bool = False) -> Lens:
-    """Return the lens of the number of shared experts.
+    """Return the lens of shared experts, read as one wide feed-forward.
 
     Args:
         optional: Allow layers without shared experts.

@@ -23,7 +23,7 @@ from archwright.hf.weight_map import Fused
 
 
 def _read_theta(config: Config) -> Table:
-    """Read RoPE's theta, which old files store in `attn_config`."""
+    """Read RoPE's theta; old files store it in `attn_config`."""
     base = (config.get("rope_parameters") or {}).get("rope_theta")
     inside = (config.get("attn_config") or {}).get("rope_theta")
     return nested("position.theta", float(base or inside or config["rope_theta"]))

@@ -31,7 +31,7 @@ def _heads_apart(layer: LayerSpec) -> ByGroup:
 
 
 def _read_scale(config: Config) -> Table:
-    """Read the score scale, which increases with RoPE's scaling factor."""
+    """Read the score scale; it increases with RoPE's scaling factor."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     weight = scaling.get("mscale_all_dim")

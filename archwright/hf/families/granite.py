@@ -75,7 +75,7 @@ def _turns(theta: float) -> str:
 
 
 def _first(thetas: Sequence[float]) -> list[int]:
-    """Return the first layer with RoPE, or layer 0, as a list."""
+    """Return the first layer with RoPE in a list, by default layer 0."""
     return [i for i, theta in enumerate(thetas) if theta][:1] or [0]
 
 

@@ -226,7 +226,7 @@ MINICPM3 = LLAMA.derive(
 
 
 def _window(config: Config) -> Table:
-    """Read the window size, which in old files excludes the query's position."""
+    """Read the window size; old files exclude the query's position."""
     old_size = config["sliding_window_size"]
     size = config["sliding_window"] if old_size is None else old_size + 1
     return nested("attention.mask.size", size)

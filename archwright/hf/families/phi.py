@@ -87,7 +87,7 @@ PHI = LLAMA.derive(
 
 
 def _read_mscale(config: Config) -> Table:
-    """Read LongRoPE's attention factor, which must be equal for all lengths."""
+    """Read LongRoPE's attention factor; short and long factors must agree."""
     keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
     short, long = keys.get("short_mscale"), keys.get("long_mscale")
     if (keys.get("rope_type") or keys.get("type") or "default") == "default":

@@ -49,7 +49,7 @@ def _write_positions(get: Get) -> dict[str, Any]:
 
 
 def _buckets_first(layer: LayerSpec) -> TurnsSwapped:
-    """Return the layout by bucket, then head; ours is reversed."""
+    """Return the layout by bucket, then head, instead of head, then bucket."""
     return TurnsSwapped(groups=attention_size(layer, "num_heads"))
 
 

@@ -35,7 +35,7 @@ FEEDFORWARD = Activation(
 
 
 def _read_head(config: Config) -> Table:
-    """Read the head; tied heads usually scale logits by 1 / sqrt(dim)."""
+    """Read the head; by default, logits scale by 1 / sqrt(dim) if tied."""
     tied = config["tie_word_embeddings"] is not False
     scaled = config.get("scale_decoder_outputs", tied)
     return {"head": {"tied": tied} | (_scaled(config) if scaled else {})}
