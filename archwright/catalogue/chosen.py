@@ -42,7 +42,7 @@ def index() -> Index:
 
 
 def values(spec: ModelSpec) -> dict[str, list[str]]:
-    """Return a resolved model's distinct values over all layers, by path."""
+    """Return a model's distinct resolved values over all layers, by path."""
     resolved = spec.resolved()
     texts_by_path: dict[str, list[str]] = {}
     for table in (dump(resolved), *map(dump, layers(resolved))):

@@ -37,12 +37,12 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
     if encoder is not None:
         stack, stack_idle = _of_stack(encoder, encoder.dim)
         table = _table(encoder)
-        if spec.encoder.shares_embedding:  # except for a projection after the norm
+        if spec.encoder.shares_embedding:  # only a projection after the norm is separate
             normed = encoder.embedding.project == "normed"
             table = encoder.embedding.num_projection_parameters(encoder.dim) if normed else 0
         parts["encoder"], idle = sum(stack.values()) + table, idle + stack_idle
     generator = spec.generator_model
-    if generator is not None:  # shares the detector's embedding, positions and norm
+    if generator is not None:  # it shares the detector's embedding, positions and norm
         stack, stack_idle = _of_stack(generator, generator.dim)
         inner = {
             part: n for part, n in stack.items() if part not in ("position", "embedding_norm")

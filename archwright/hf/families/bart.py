@@ -60,7 +60,7 @@ TABLES_OF_SINES = (r"model\.(en|de)coder\.embed_positions\.weights?",)
 
 def _table_of_sines(spec: ModelSpec) -> Tensor:
     """Return the saved sinusoidal table, with zeros in the padding row."""
-    import torch  # configs are read without it
+    import torch  # not needed to read configs
 
     from archwright.parts.positions import Sinusoidal
     from archwright.parts.token_layout import TokenLayout

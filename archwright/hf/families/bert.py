@@ -266,7 +266,7 @@ def _read_narrow_embedding(config: Config) -> Table:
     """Read ALBERT's factorized embedding; refuse one as wide as the model."""
     if config["embedding_size"] == config["hidden_size"]:
         width = config["embedding_size"]
-        line = f"config.json: embedding_size: found {width}, equal to hidden_size; expected another"
+        line = f"config.json: embedding_size: found {width}, equal to hidden_size; expected another width"
         raise UserError(line)
     return _read_factors(config)
 
@@ -351,7 +351,7 @@ def _read_width(config: Config) -> Table:
 
 def _sines(spec: ModelSpec) -> Tensor:
     """Return RoFormer's saved sine and cosine table, [context_length, head_dim]."""
-    import torch  # configs are read without it
+    import torch  # not needed to read configs
 
     width = attention_size(spec, "head_dim")
     pairs = torch.arange(0, width, 2, dtype=torch.float64)

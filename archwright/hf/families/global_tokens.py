@@ -74,7 +74,7 @@ def windows(num_layers: str, stack: str = "") -> Computed:
 
 def global_attention_mask(spec: ModelSpec, tokens: Tensor) -> dict[str, Tensor]:
     """Return the input `global_attention_mask`, [batch, length]: 1 for global tokens."""
-    import torch  # configs are read without it
+    import torch  # not needed to read configs
 
     stack = spec.encoder_model or spec
     mask = getattr(stack.layer(0).attention, "mask", None)
