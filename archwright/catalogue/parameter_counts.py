@@ -44,9 +44,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
     generator = spec.generator_model
     if generator is not None:  # it shares the detector's embedding, positions and norm
         stack, stack_idle = _of_stack(generator, generator.dim)
-        inner = {
-            part: n for part, n in stack.items() if part not in ("position", "embedding_norm")
-        }
+        inner = {part: n for part, n in stack.items() if part not in ("position", "embedding_norm")}
         width = generator.embedding.num_projection_parameters(generator.dim)
         head = generator.head.num_parameters(generator.output_dim, generator.head_width, vocab_size)
         parts["generator"], idle = sum(inner.values()) + width + head, idle + stack_idle

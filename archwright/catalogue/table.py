@@ -244,16 +244,12 @@ COLUMNS = {
         lambda spec: _joined(spec, lambda layer: _activation(layer.feedforward)),
         brief=True,
     ),
-    "norm_weight": Column(
-        "Factor of a normed value, and whether a bias is added.", _norm_weight
-    ),
+    "norm_weight": Column("Factor of a normed value, and whether a bias is added.", _norm_weight),
     "experts": Column(
         "Active experts per token of all routed experts, and shared experts.",
         lambda spec: _joined(spec, lambda layer: _experts(layer.feedforward)),
     ),
-    "mask": Column(
-        "Attention masks other than plain causal, with their share of layers.", _masks
-    ),
+    "mask": Column("Attention masks other than plain causal, with their share of layers.", _masks),
     "qk_norm": Column(
         "Norm of queries and keys: its extent, and its place before or after positions.",
         lambda spec: _joined(spec, lambda layer: _qk_norm(layer.attention)),

@@ -117,9 +117,7 @@ MPT = Family(
         Refuse("attn_config.prefix_lm", (False,)),
         Refuse("attn_config.qk_ln", (False,)),
         Refuse("attn_config.alibi", (True,)),
-        Field(
-            "attn_config.alibi_bias_max", "position.bias_max"
-        ),  # transformers always uses 8
+        Field("attn_config.alibi_bias_max", "position.bias_max"),  # transformers always uses 8
         Refuse("logit_scale", (None,)),
         Refuse("no_bias", (True,)),
         Set({"feedforward.kind": "gelu"}),

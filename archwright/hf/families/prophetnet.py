@@ -19,9 +19,7 @@ STREAMS, ROWS = "ngram", "max_position_embeddings"
 
 def _read_streams(config: Config) -> Table:
     if (number := config[STREAMS]) < 1:
-        raise UserError(
-            f"config.json: {STREAMS}: found {number}; expected 1 or more streams"
-        )
+        raise UserError(f"config.json: {STREAMS}: found {number}; expected 1 or more streams")
     return {"predicting_streams": number}
 
 

@@ -214,7 +214,7 @@ SWITCH_TRANSFORMERS = T5.derive(
     layer_keys={**_switch_layer("layer.2"), **CROSS_ATTENTION},
     encoder_layer_keys=_switch_layer("layer.1"),
 )
-"""Router losses follow the paper: per layer, over all sequences. transformers averages them over layers, per sequence."""
+"""Router losses follow the paper: per layer, over all sequences. transformers averages over layers, per sequence."""
 
 
 LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
