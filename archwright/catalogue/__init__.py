@@ -1,1 +1,1 @@
-"""Specs in words: what can be chosen, and what models chose."""
+"""Readable views of specs: available choices, published models, parameter counts."""

@@ -1,6 +1,6 @@
-"""Every choice there is, as data: found by walking the specs, so that what joins is in it by joining.
+"""The catalogue of all choices, collected from the spec classes.
 
-A section is an axis with its kinds, or a table of options that is no axis.
+Registered plug-ins appear automatically. A section is an axis with its kinds, or a plain table of options.
 """
 
 import shlex
@@ -28,7 +28,7 @@ from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 
 BASE = "modern"
-"""The preset that every command starts from."""
+"""Preset at the start of every command."""
 
 ORDER = (
     "model",
@@ -60,11 +60,10 @@ ORDER = (
     "schedule",
     "",
 )
-"""Sections in the order of a model, then of its training; axes that are not among them follow. A table
-that is not among them is shown where it is an option, or is no choice of an architecture."""
+"""Order of the sections: the model, then its training. Other axes follow; other tables have no section."""
 
 TOP = {"model", ""}
-"""Tables whose own tables have sections of their own."""
+"""Tables with nested tables that are separate sections."""
 
 COMPANIONS: dict[str, type[Choice]] = {
     "objective": Objective,
@@ -73,7 +72,7 @@ COMPANIONS: dict[str, type[Choice]] = {
     "model.encoder": Encoder,
     "model.position": Position,
 }
-"""Axes whose choices take or give what others must have, by their places."""
+"""Axes with choices that may require other axes' choices, by path."""
 
 FELLOWS = (
     "objective.kind=replaced_tokens",
@@ -81,24 +80,24 @@ FELLOWS = (
     "model.head.predicts=replaced",
     "model.attention.mask.kind=full",
 )
-"""Assignments of which none trains without the others."""
+"""Assignments that only train together."""
 
 UNLISTED = {"kind", "name", "source", "sources", "loggers", "parts"}
-"""Fields that are named or recorded, not chosen."""
+"""Fields that hold names or records, not choices."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A value beside a kind: how to ask for it, and what it may be."""
+    """A setting of a kind or table, with its default and allowed values."""
 
     owner: type[Spec]
     name: str
     asks: tuple[str, ...]
-    """Assignments, with a value that is an example."""
+    """Assignments with an example value."""
     default: str
     values: str
     opens: str
-    """The axis whose kinds it takes, if any."""
+    """Axis of the value, if the value is a choice."""
     meaning: str
 
 
@@ -111,12 +110,12 @@ class Kind:
     meaning: str
     asks: tuple[str, ...]
     options: tuple[Option, ...]
-    """Those that only this kind has, or that it declares itself."""
+    """Options beyond those shared with other kinds."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Kinds that have something in common."""
+    """Kinds with a common base class, and its options."""
 
     kinds: tuple[str, ...]
     meaning: str
@@ -130,15 +129,15 @@ class Section:
     name: str
     path: str
     places: tuple[str, ...]
-    """Every path that takes its kinds."""
+    """Paths of all fields with this class."""
     cls: type[Spec]
     meaning: str
     default: str
-    """The kind of who asks for none, at `path`."""
+    """Default kind at `path`."""
     kinds: tuple[Kind, ...]
     families: tuple[Family, ...]
     options: tuple[Option, ...]
-    """Those of the table, or of all kinds."""
+    """Options of the table, or options common to all kinds."""
 
 
 @dataclass(frozen=True)
@@ -147,33 +146,33 @@ class _Place:
     cls: type[Spec]
     default: str = ""
     needs: tuple[str, ...] = ()
-    """Kinds that must be asked for above it."""
+    """Assignments of parent kinds that the path requires."""
 
 
 def sections() -> list[Section]:
-    """Return every axis and table, in the order of a model, those that joined from outside included."""
+    """Return all axes and tables in the order of `ORDER`, with plug-ins."""
     return [_section(places) for places in _places()]
 
 
 def asks_of(choice: type[Choice]) -> tuple[str, ...]:
-    """Return the assignments that ask a run for a choice, with those of other axes that go with it."""
+    """Return the assignments that select a choice, with required companions."""
     place = next(p[0] for p in _places() if _is_axis(p[0].cls) and p[0].cls.axis == choice.axis)
     return _kind(place, str(choice.model_fields["kind"].default), choice).asks
 
 
 def command(asks: Iterable[str]) -> str:
-    """Return the command line that trains the base with some assignments."""
+    """Return the command that trains the base preset with assignments."""
     return f"archwright train {BASE} {shlex.join(asks)}"
 
 
 def sentence(text: str | None) -> str:
-    """Return a docstring as running text."""
+    """Join the lines of a docstring with single spaces."""
     return " ".join((text or "").split())
 
 
 @cache
 def refusal(asks: tuple[str, ...]) -> str:
-    """Return what is printed of assignments that cannot be trained, or nothing."""
+    """Return the error of untrainable assignments, or an empty string."""
     try:
         enforce_run(_base_run().override(*asks))
     except UserError as error:
@@ -182,20 +181,21 @@ def refusal(asks: tuple[str, ...]) -> str:
 
 
 def _places() -> list[list[_Place]]:
-    """Return the places of each axis and of each table with a section, the first of them first."""
-    found: dict[type[Spec], list[_Place]] = {}
+    """Group places by section, both sorted by `ORDER`."""
+    places_by_class: dict[type[Spec], list[_Place]] = {}
     for place in [_Place("", RunSpec), *_walk(RunSpec)]:
         if _is_axis(place.cls) or place.path in ORDER:
-            # The axis, also where a place takes only the choices that share a class.
+            # The axis, even if a place accepts only a subclass's choices.
             axis = next((cls for cls in place.cls.__mro__ if "axis" in cls.__dict__), place.cls)
-            found.setdefault(axis, []).append(place)
+            places_by_class.setdefault(axis, []).append(place)
     return sorted(
-        (sorted(places, key=_rank) for places in found.values()), key=lambda p: _rank(p[0])
+        (sorted(places, key=_rank) for places in places_by_class.values()),
+        key=lambda places: _rank(places[0]),
     )
 
 
 def _walk(cls: type[Spec], at: str = "", needs: tuple[str, ...] = ()) -> Iterator[_Place]:
-    """Yield every table below a spec, over all kinds of each axis."""
+    """Yield the nested tables of a spec, for all kinds of axes."""
     for name, field in cls.model_fields.items():
         inner, path = field.annotation, at + (field.alias or name)
         if not _is_spec(inner):
@@ -206,7 +206,7 @@ def _walk(cls: type[Spec], at: str = "", needs: tuple[str, ...] = ()) -> Iterato
             yield from _walk(inner, f"{path}.", needs)
             continue
         for kind, member in inner.choices().items():
-            if not _is_stack(member):  # whose axes are those of every layer
+            if not _is_stack(member):  # stacks repeat the axes of a layer
                 yield from _walk(member, f"{path}.", (*needs, f"{path}.kind={kind}"))
 
 
@@ -236,7 +236,7 @@ def _section(places: list[_Place]) -> Section:
 
 def _kind(place: _Place, kind: str, cls: type[Choice]) -> Kind:
     shared = {name for base in _bases(cls) for name in base.model_fields}
-    if _is_stack(cls):  # whose axes have sections of their own
+    if _is_stack(cls):  # its axes have separate sections
         shared |= {*LayerSpec.model_fields, "layer_kinds", "layers"}
     options = tuple(_options(cls, f"{place.path}.", leave_out=shared))
     base = _base()
@@ -250,28 +250,28 @@ def _kind(place: _Place, kind: str, cls: type[Choice]) -> Kind:
 
 
 def _with_companion(asks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return assignments that can be trained: as they are, or with those of other axes that go with them."""
+    """Add companion choices of other axes until the assignments train."""
     if not refusal(asks):
         return asks
-    asked = {ask.partition(".kind=")[0] for ask in asks}
+    chosen = {ask.partition(".kind=")[0] for ask in asks}
     axes = [
         [f"{path}.kind={kind}" for kind in axis.choices()]
         for path, axis in COMPANIONS.items()
-        if path not in asked
+        if path not in chosen
     ]
-    wider = [
-        ((*asks, *more) for some in combinations(axes, number) for more in product(*some))
+    extended = [
+        ((*asks, *kinds) for some in combinations(axes, number) for kinds in product(*some))
         for number in (1, 2)
     ]
-    fellows = [ask for ask in FELLOWS if ask.partition(".kind=")[0] not in asked]
+    fellows = [ask for ask in FELLOWS if ask.partition(".kind=")[0] not in chosen]
     all_fellows = [(*asks, *fellows)] if {*asks} & {*FELLOWS} else []
-    tried = chain(wider[0], all_fellows, wider[1])
-    return next((more for more in tried if not refusal(more)), asks)
+    candidates = chain(extended[0], all_fellows, extended[1])
+    return next((candidate for candidate in candidates if not refusal(candidate)), asks)
 
 
 @cache
 def _base() -> dict[str, Any]:
-    """Return every value of the base, by dotted path."""
+    """Return all values of the base preset by dotted path."""
     return flatten(_base_run().model_dump(by_alias=True))
 
 
@@ -281,7 +281,7 @@ def _base_run() -> RunSpec:
 
 
 def _belongs(cls: type[Spec], option: Option) -> bool:
-    """Tell whether a command needs the option: it has no default, or one that is too large for the base."""
+    """True if the default is missing or does not fit the base preset."""
     field = cls.model_fields.get(option.name)
     if field is None:
         return False
@@ -290,20 +290,20 @@ def _belongs(cls: type[Spec], option: Option) -> bool:
 
 
 def _families(axis: type[Choice], at: str) -> Iterator[Family]:
-    """Yield what some kinds have in common, the smallest group first."""
+    """Yield the families of an axis, smallest first."""
     members: dict[type[Choice], list[str]] = {}
     for kind, cls in axis.kinds.items():
         for base in _bases(cls):
             if base is not axis:
                 members.setdefault(base, []).append(kind)
     for base in sorted(members, key=lambda base: len(members[base])):
-        above = {name for other in _bases(base) for name in other.model_fields}
+        above = {name for parent in _bases(base) for name in parent.model_fields}
         options = tuple(_options(base, at, leave_out=above))
         yield Family(tuple(members[base]), sentence(base.__doc__), options)
 
 
 def _bases(cls: type[Spec]) -> list[type[Choice]]:
-    """Return the axis of a choice and what stands between the two, except for other choices."""
+    """Return a choice's base classes up to its axis, without other kinds."""
     return [
         base
         for base in cls.__mro__[1:]
@@ -314,7 +314,7 @@ def _bases(cls: type[Spec]) -> list[type[Choice]]:
 def _options(
     cls: type[Spec], at: str, leave_out: Iterable[str] = (), *, leave_out_tables: bool = False
 ) -> Iterator[Option]:
-    """Yield the options that a class has, with those of the tables among them below each."""
+    """Yield the options of a class, each table followed by its options."""
     docstrings = field_docstrings(cls)
     for name, field in cls.model_fields.items():
         key = field.alias or name
@@ -339,7 +339,7 @@ def _options(
 
 
 def _asks(path: str, field: FieldInfo) -> Iterator[str]:
-    """Yield assignments of an example: that of the field, another value of a few, or the default."""
+    """Yield example assignments: the field's example, another literal, or the default."""
     default, inner = field.get_default(call_default_factory=True), field.annotation
     example: Any = "VALUE" if default is PydanticUndefined else default
     if field.examples:
@@ -349,8 +349,8 @@ def _asks(path: str, field: FieldInfo) -> Iterator[str]:
     elif get_origin(inner) is Literal:
         example = next((value for value in get_args(inner) if value != default), default)
     elif _is_axis(inner):
-        others = [k for k in inner.choices() if k not in ("none", getattr(default, "kind", ""))]
-        example = {"kind": next(iter(others), "none")}
+        kinds = [k for k in inner.choices() if k not in ("none", getattr(default, "kind", ""))]
+        example = {"kind": next(iter(kinds), "none")}
     values = flatten(example, f"{path}.") if isinstance(example, dict) else {path: example}
     for key, value in values.items():
         yield f"{key}={_written(value)}"
@@ -360,7 +360,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, Choice):
         return value.kind
-    if isinstance(value, Spec):  # a table for which one value stands
+    if isinstance(value, Spec):  # a table written as one value
         return _written(next(iter(value.model_dump().values())))
     if isinstance(value, tuple) and value and isinstance(value[0], Spec):
         return f"{len(value)} tables"
@@ -368,13 +368,13 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
-    """Return what a value may be, as alternatives."""
+    """Return descriptions of the allowed values."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
         return _values(args[0], [*metadata, *inner])
     if origin in (Union, UnionType):
-        return [found for arg in args for found in _values(arg, metadata)]
+        return [text for arg in args for text in _values(arg, metadata)]
     if origin is Literal:
         return [_written(value) for value in args]
     if annotation is bool:
@@ -394,22 +394,22 @@ def _values(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
 
 
 def _limits(metadata: Iterable[object]) -> str:
-    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    found = [
-        f"{word} {getattr(limit, key):g}"
+    phrases = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    limits = [
+        f"{phrase} {getattr(limit, key):g}"
         for limit in metadata
-        for key, word in words.items()
+        for key, phrase in phrases.items()
         if getattr(limit, key, None) is not None and getattr(limit, key) < 2**12
     ]
-    return f" {' and '.join(found)}" if found else ""
+    return f" {' and '.join(limits)}" if limits else ""
 
 
-def _either(found: list[str]) -> str:
-    return " or ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
+def _either(values: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
 
 
 def _written(value: object) -> str:
-    """Return a value as it stands after the `=` of an assignment."""
+    """Return a value as written in an assignment."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

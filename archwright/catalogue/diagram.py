@@ -1,4 +1,4 @@
-"""A layer drawn in text: how its branches join the stream, from the residual's flow."""
+"""Text drawings of a layer: its branches and the residual stream."""
 
 from collections.abc import Collection
 
@@ -6,13 +6,13 @@ from archwright.spec.model_spec import LayerSpec
 from archwright.spec.residuals import Groups, PerBranch, Residual
 
 NAMES = {"feedforward": "feed-forward", "cross_attention": "cross-attention"}
-"""Names of branches in drawings, where they differ from the fields' own."""
+"""Displayed names of branches that differ from the field names."""
 
 
 def diagram(layer: LayerSpec, norm: str) -> list[str]:
-    """Return the lines of a drawing, from x on the left to x on the right; `norm` is what a norm is called.
+    """Return the lines of a drawing, read from left to right.
 
-    A wiring that joined from outside without a flow is shown by its docstring.
+    A residual without a `flow` is described by its docstring. `norm` is the displayed name of the norm.
     """
     residual, groups = layer.residual, layer.groups
     if not residual.flow:
@@ -25,11 +25,11 @@ def diagram(layer: LayerSpec, norm: str) -> list[str]:
 
 
 def _one_after_another(residual: Residual, groups: Groups, norm: str) -> list[str]:
-    """Draw each group of branches above the stream that is kept aside for it."""
+    """Draw groups in sequence, with the residual stream below the branches."""
     above, below = "x ─", "   "
     for name, branches in groups.items():
         split, several = 0, len(branches) > 1
-        own = "" if getattr(residual, "skip_norm", "none") == name else norm
+        label = "" if getattr(residual, "skip_norm", "none") == name else norm
         for step in residual.flow.split():
             if step == "<":
                 split = len(above)
@@ -47,15 +47,15 @@ def _one_after_another(residual: Residual, groups: Groups, norm: str) -> list[st
                 above += "─"
             elif step == "f":
                 above += f" {_sum(residual, branches)} ─"
-                own = f"{own} each" if own and several and "norm +" in residual.flow else own
-            elif own:
-                above += f" {own} ─"
+                label += " each" if label and several and "norm +" in residual.flow else ""
+            elif label:
+                above += f" {label} ─"
         below = below.ljust(len(above))
     return [f"{above} x", below.rstrip()]
 
 
 def _side_by_side(residual: Residual, groups: Groups, norm: str) -> list[str]:
-    """Draw groups of branches below each other, between the point that all start from and the one where they meet."""
+    """Draw parallel groups one below the other, between fork and sum."""
     one_norm = norm and getattr(residual, "num_norms", 2) == 1
     shared = f" {norm} ─┬─" if one_norm else ""
     steps = [s for s in residual.flow.split() if s not in "<+" and not (one_norm and s == "norm")]
@@ -65,10 +65,10 @@ def _side_by_side(residual: Residual, groups: Groups, norm: str) -> list[str]:
         path = " " + " ─ ".join(filter(None, nodes)) + " ─"
         paths.append(path + (_times(residual, "multiplier", name) if len(branches) == 1 else ""))
     width = max(map(len, paths))
-    first, *others = (path.ljust(width, "─") for path in paths)
+    first, *rest = (path.ljust(width, "─") for path in paths)
     lines = [f"x ─┬─{shared}{first} + ─ x"]
-    for path in others:
-        last = path is others[-1]
+    for path in rest:
+        last = path is rest[-1]
         start = f"   │ {' ' * (len(shared) - 2)}{'└' if last else '├'}─" if one_norm else "   ├─"
         lines.append(f"{start}{path}─┤")
     lines.append(f"   └{'─' * (len(lines[0]) - 9)}┘")
@@ -76,7 +76,7 @@ def _side_by_side(residual: Residual, groups: Groups, norm: str) -> list[str]:
 
 
 def _sum(residual: Residual, branches: Collection[str]) -> str:
-    """Return the branches of a group: its one branch, or a sum in brackets."""
+    """Return a group's branch, or the sum of its branches in parentheses."""
     if len(branches) == 1:
         return "".join(NAMES.get(name, name) for name in branches)
     times = (_times(residual, "multiplier", name).strip("─ ") for name in branches)
@@ -85,7 +85,7 @@ def _sum(residual: Residual, branches: Collection[str]) -> str:
 
 
 def _times(residual: Residual, field: str, name: str) -> str:
-    """Return a number that something is multiplied by on its way, unless it is 1."""
+    """Return the factor of a branch or stream, unless it is 1."""
     number = getattr(residual, field, 1.0)
     if isinstance(number, PerBranch):
         number = number[name]

@@ -1,4 +1,4 @@
-"""Numbers of parameters in closed form, for verbs that wait for nothing: no model is built."""
+"""Parameter counts in closed form, computed without building a model."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -11,59 +11,56 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of parameters: of each part, and how many one token meets, which of experts are few."""
+    """Number of parameters by part, and number active for one token."""
 
     parts: dict[str, int]
     active: int
 
     @property
     def total(self) -> int:
-        """The number of all parameters."""
+        """Total number of parameters."""
         return sum(self.parts.values())
 
 
 def parameter_counts(spec: ModelSpec) -> Counts | None:
-    """Return a model's numbers of parameters, those of each part with any; None where a choice is from outside
-    the package, and its part alone knows.
+    """Return parameter counts by part, or None for models with plug-ins.
 
     Raises:
-        UserError: what rules between axes forbid, one line each.
+        UserError: rules between axes are violated.
     """
     spec = spec.resolved()
     if not _is_ours(spec):
         return None
     dim, vocab_size, encoder = spec.dim, int(spec.vocab_size), spec.encoder_model
-    own, idle = _of_stack(spec, dim if encoder is None else encoder.output_dim)
-    found = {"embedding": _table(spec), **own}
+    stack, idle = _of_stack(spec, dim if encoder is None else encoder.output_dim)
+    parts = {"embedding": _table(spec), **stack}
     if encoder is not None:
-        below, more = _of_stack(encoder, encoder.dim)
+        stack, stack_idle = _of_stack(encoder, encoder.dim)
         table = _table(encoder)
-        if spec.encoder.shares_embedding:  # but for a map behind the norm, which each stack has
-            behind = encoder.embedding.project == "normed"
-            table = encoder.embedding.num_projection_parameters(encoder.dim) if behind else 0
-        found["encoder"], idle = sum(below.values()) + table, idle + more
+        if spec.encoder.shares_embedding:  # only a projection after the norm is separate
+            normed = encoder.embedding.project == "normed"
+            table = encoder.embedding.num_projection_parameters(encoder.dim) if normed else 0
+        parts["encoder"], idle = sum(stack.values()) + table, idle + stack_idle
     generator = spec.generator_model
-    if generator is not None:  # behind the embedding of the other, with its positions and norm
-        below, more = _of_stack(generator, generator.dim)
-        within = {
-            part: n for part, n in below.items() if part not in ("position", "embedding_norm")
-        }
+    if generator is not None:  # it shares the detector's embedding, positions and norm
+        stack, stack_idle = _of_stack(generator, generator.dim)
+        inner = {part: n for part, n in stack.items() if part not in ("position", "embedding_norm")}
         width = generator.embedding.num_projection_parameters(generator.dim)
         head = generator.head.num_parameters(generator.output_dim, generator.head_width, vocab_size)
-        found["generator"], idle = sum(within.values()) + width + head, idle + more
-    found["head"] = spec.head.num_parameters(spec.output_dim, spec.head_width, vocab_size)
-    found["sequence_head"] = spec.sequence_head.num_parameters(spec.output_dim)
-    found = {part: number for part, number in found.items() if number}
-    return Counts(found, sum(found.values()) - idle)
+        parts["generator"], idle = sum(inner.values()) + width + head, idle + stack_idle
+    parts["head"] = spec.head.num_parameters(spec.output_dim, spec.head_width, vocab_size)
+    parts["sequence_head"] = spec.sequence_head.num_parameters(spec.output_dim)
+    parts = {part: number for part, number in parts.items() if number}
+    return Counts(parts, sum(parts.values()) - idle)
 
 
 def _table(spec: ModelSpec) -> int:
-    """Return the number of parameters of a table of embeddings and of what maps it into the stream."""
+    """Return the parameter count of the embedding table and its projection."""
     return spec.embedding.num_parameters(spec.dim, int(spec.vocab_size))
 
 
 def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
-    """Return the numbers of parameters of a stack by part, and of those that a token does not meet."""
+    """Return parameter counts by part, and parameters inactive for one token."""
     dim, vocab_size, kinds = spec.dim, int(spec.vocab_size), spec.layers.names(spec.num_layers)
     layers, sum_width = [spec.layers_by_kind[name] for name in kinds], spec.embedding.sum_width(dim)
     parts = {
@@ -103,21 +100,21 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
 
 
 def _relatives(layers: list[LayerSpec], dim: int) -> int:
-    """Return the number of parameters of positions that attentions of the same sizes share."""
-    found: dict[Hashable, int] = {}
+    """Return the parameter count of positions shared by attentions of equal size."""
+    counts: dict[Hashable, int] = {}
     for layer in layers:
         attention = layer.attention
-        found.update(attention.num_shared_parameters(dim))
+        counts.update(attention.num_shared_parameters(dim))
         if layer.position.is_shared and isinstance(attention, MaskedAttention):
             sizes = attention.heads(dim)["num_heads"], attention.key_dim(dim)
-            found[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)
+            counts[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)
             if attention.further_positions:
-                found["further", layer.position, *sizes] = _position(layer, dim)
-    return sum(found.values())
+                counts["further", layer.position, *sizes] = _position(layer, dim)
+    return sum(counts.values())
 
 
 def _position(layer: LayerSpec, dim: int) -> int:
-    """Return the number of parameters of positions inside the attention of a layer."""
+    """Return the parameter count of positions within a layer's attention."""
     if not isinstance(layer.attention, MaskedAttention):
         return 0
     num_heads = layer.attention.heads(dim)["num_heads"]
@@ -125,7 +122,7 @@ def _position(layer: LayerSpec, dim: int) -> int:
 
 
 def _is_ours(spec: Spec) -> bool:
-    """Tell whether all choices in a spec are the package's."""
+    """True if no choice in a spec comes from a plug-in."""
     inner = [value for _, value in spec if isinstance(value, Spec)]
     if isinstance(spec, ModelSpec):
         inner += spec.layers_by_kind.values()

@@ -1,4 +1,4 @@
-"""What readers call the parts of a model, where records have had other keys."""
+"""Displayed titles of a model's parts, by their keys in records."""
 
 TITLES = {
     "attention between tokens": "attention scores and mixing",
@@ -7,7 +7,7 @@ TITLES = {
     "norms and sums": "norms and residual sums",
     "relatives": "relative position bias",
 }
-"""By keys of `parameters_by_part`, `forward_flops_per_token_by_part` and `operators`."""
+"""Titles by key of `parameters_by_part`, `forward_flops_per_token_by_part` and `operators`."""
 MEMORY = {
     "weights": "weights",
     "gradients": "gradients",
@@ -17,10 +17,10 @@ MEMORY = {
     "activations": "activations",
     "logits": "logits",
 }
-"""Parts of the memory of a training, by key of `training_memory_bytes_by_part`."""
+"""Titles of the parts of training memory, by key of `training_memory_bytes_by_part`."""
 
 
 def part_title(part: str) -> str:
-    """Return what readers call a part, one of an encoder or a generator included."""
+    """Return the title of a part, after the prefix of its stack."""
     stack, colon, name = part.rpartition(": ")
     return f"{stack}{colon}{TITLES.get(name, name.replace('_', ' '))}"

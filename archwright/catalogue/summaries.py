@@ -1,4 +1,4 @@
-"""Specs in the words of the field: what a model chose, and what two models chose otherwise."""
+"""Short descriptions of specs, and differences between two models."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -44,7 +44,7 @@ WORDS = {
     "experts": "mixture of experts",
     "sqrt_dim": "√width",
 }
-"""How the field writes kinds and values, where that is not how a file writes them."""
+"""Common spelling of kinds and values, if it differs from the key."""
 
 NAMES = {
     "residual": "wiring",
@@ -54,7 +54,6 @@ NAMES = {
     "dim": "width",
     "vocab_size": "vocabulary",
     "context_length": "context",
-    "sequence_head": "head of rows",
     "hidden_dim": "d_ff",
     "ratio": "d_ff / width",
     "qk_norm": "QK-norm",
@@ -65,10 +64,10 @@ NAMES = {
     "num_global": "global tokens",
     "num_random": "random blocks",
 }
-"""Names of fields as they are shown, where these differ."""
+"""Displayed names of fields, if they differ from the key."""
 
 BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
-"""Options that mean nothing where another choice is "none"."""
+"""Options without effect if another choice is "none"."""
 ENDINGS = {"qk_norm_position": " positions"}
 SWITCHES = {("tied", False): "untied", ("normalize_weights", False): "not renormalised"}
 ALWAYS = {
@@ -81,7 +80,7 @@ ALWAYS = {
     "num_random",
     "block_size",
 }
-"""Numbers that are shown even where they are the default."""
+"""Numbers that are shown even at their default."""
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")
 OWN_HEADS = ("num_heads", "head_dim")
@@ -91,25 +90,25 @@ TOGETHER = {
     OWN_HEADS: "{num_heads} heads of {head_dim}",
     EXPERTS: "{top_k} of {num_experts}",
 }
-"""Fields that are shown as one."""
+"""Formats of fields that are shown together."""
 NOTHING = "-"
 
 Difference = tuple[str, str, str]
-"""Where, the old choice, the new one."""
+"""Axis or option, old choice, new choice."""
 
 
 def word(kind: str) -> str:
-    """Return how the field writes a kind or a value."""
+    """Return the common spelling of a kind or value."""
     return WORDS.get(kind, kind.replace("_", " "))
 
 
 def name_of(field: str) -> str:
-    """Return what a field is called."""
+    """Return the displayed name of a field."""
     return NAMES.get(field, field.replace("_", " "))
 
 
 def brief(spec: Spec) -> str:
-    """Return a choice by its kind and every option that is not at its default."""
+    """Return a choice's kind and its non-default options."""
     required = any(field.is_required() for field in type(spec).model_fields.values())
     usual = {} if required else phrases(type(spec)())
     options = [
@@ -122,29 +121,29 @@ def brief(spec: Spec) -> str:
 
 
 def _has_sizes(value: object) -> bool:
-    """Tell whether a choice has numbers that are shown even where they are the default."""
+    """True if a choice has a field listed in `ALWAYS`."""
     return isinstance(value, Choice) and bool(ALWAYS & type(value).model_fields.keys())
 
 
 def phrases(spec: Spec) -> dict[str, str]:
-    """Return every option in words, by field."""
+    """Return the description of each option, by field."""
     fields = [
         field
         for field in type(spec).model_fields
         if field != "kind"
         and getattr(getattr(spec, BELONGS.get(field, ""), None), "kind", "") != "none"
     ]
-    found = {field: _phrase(field, getattr(spec, field)) for field in fields}
-    for together, text in TOGETHER.items():
-        if {*together} <= found.keys():
+    texts = {field: _phrase(field, getattr(spec, field)) for field in fields}
+    for together, pattern in TOGETHER.items():
+        if {*together} <= texts.keys():
             values = {field: getattr(spec, field) for field in together}
-            found = {f: t for f, t in found.items() if f not in together[1:]}
-            found[together[0]] = text.format(**values)
-    return found
+            texts = {f: t for f, t in texts.items() if f not in together[1:]}
+            texts[together[0]] = pattern.format(**values)
+    return texts
 
 
 def model_words(spec: ModelSpec) -> dict[str, Any]:
-    """Return the choices around the layers: numbers as words, choices as they are."""
+    """Return the choices outside the layers: numbers, specs, summaries of stacks."""
     fields = (
         *(["global_tokens"] * (spec.global_tokens > 0)),
         *(["predicting_streams"] * (spec.predicting_streams > 0)),
@@ -157,97 +156,97 @@ def model_words(spec: ModelSpec) -> dict[str, Any]:
         "sequence_head",
         "init",
     )
-    beside = {
+    stacks = {
         "encoder": stack_words(spec, spec.encoder_model),
         "generator": stack_words(spec, spec.generator_model),
     }
-    return {field: getattr(spec, field) for field in fields} | beside
+    return {field: getattr(spec, field) for field in fields} | stacks
 
 
 def stack_words(spec: ModelSpec, stack: ModelSpec | None) -> str:
-    """Return what stands around the layers of an encoder or a generator, where it is not the model's."""
+    """Summarize how an encoder or generator differs from the model."""
     if stack is None:
         return "none"
-    own = [f for f in ("dim", "context_length") if getattr(stack, f) != getattr(spec, f)]
+    differing = [f for f in ("dim", "context_length") if getattr(stack, f) != getattr(spec, f)]
     parts = [f"{stack.num_layers} layer{'s' * (stack.num_layers != 1)}"]
-    parts += [f"{name_of(field)} {_value(getattr(stack, field))}" for field in own]
-    parts += [] if spec.encoder.shares_embedding else ["embedding of its own"]
+    parts += [f"{name_of(field)} {_value(getattr(stack, field))}" for field in differing]
+    parts += [] if spec.encoder.shares_embedding else ["separate embedding"]
     parts += [f"{stack.global_tokens} global tokens"] if stack.global_tokens else []
     parts += [] if spec.generator.is_none else [f"head {brief(stack.head)}"]
     return ", ".join(parts)
 
 
 def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
-    """Return each kind of layer that stands somewhere, with numbers for the widths of heads and hidden layers."""
-    resolved, standing = spec.resolved(), set(spec.layers.names(spec.num_layers))
+    """Return the used kinds of layers, with resolved head and hidden widths."""
+    resolved, used = spec.resolved(), set(spec.layers.names(spec.num_layers))
     return {
         name: _with_widths(layer, resolved.layers_by_kind[name])
         for name, layer in spec.layers_by_kind.items()
-        if name in standing or name == "default"
+        if name in used or name == "default"
     }
 
 
 def arrangement(layers: Arrangement) -> str:
-    """Return where kinds of layers stand: `2 dense, then 3 local + default, repeated`."""
+    """Return the order of layer kinds: `2 dense, then local + default, repeated`."""
     cycle = _runs(layers.cycle) + (", repeated" if len(set(layers.cycle)) > 1 else "")
     ends = ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
     return ends + (", parameters shared by kind" if layers.shared else "")
 
 
 def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
-    """Return what two models chose otherwise: where, the old choice, the new one."""
-    found: list[Difference] = []
-    if (standing := arrangement(old.layers)) != (standing_now := arrangement(new.layers)):
-        found.append(("arrangement", standing, standing_now))
-    around, around_now = model_words(old), model_words(new)
-    for field in dict.fromkeys([*around, *around_now]):
-        found += _choices(name_of(field), *(words.get(field, 0) for words in (around, around_now)))
+    """Return the choices in which two models differ."""
+    changes: list[Difference] = []
+    if (old_order := arrangement(old.layers)) != (new_order := arrangement(new.layers)):
+        changes.append(("arrangement", old_order, new_order))
+    old_choices, new_choices = model_words(old), model_words(new)
+    for field in dict.fromkeys([*old_choices, *new_choices]):
+        changes += _choices(name_of(field), old_choices.get(field, 0), new_choices.get(field, 0))
     of_decoder = _of_layers(old, new)
     if (old_encoder := old.encoder_model) is None or (new_encoder := new.encoder_model) is None:
         of_generator: list[Difference] = []
         if (before := old.generator_model) and (after := new.generator_model):
             of_generator = _of_layers(before, after)
-        return found + of_decoder + [(f"generator: {at}", a, b) for at, a, b in of_generator]
-    # What changed alike in both stacks is said once, and a branch that only one has, without its name.
+        return changes + of_decoder + [(f"generator: {at}", a, b) for at, a, b in of_generator]
+    # Name no stack for changes common to both, or for cross-attention, which only decoders have.
     of_encoder, reading = _of_layers(old_encoder, new_encoder), name_of("cross_attention")
     both = [d for d in of_decoder if d in of_encoder or d[0].endswith(reading)]
-    found += both
-    for stack, own in (("encoder", of_encoder), ("decoder", of_decoder)):
-        found += [(f"{stack}: {at}", a, b) for at, a, b in own if (at, a, b) not in both]
-    return found
+    changes += both
+    for stack, of_stack in (("encoder", of_encoder), ("decoder", of_decoder)):
+        changes += [(f"{stack}: {at}", a, b) for at, a, b in of_stack if (at, a, b) not in both]
+    return changes
 
 
 def _of_layers(old: ModelSpec, new: ModelSpec) -> list[Difference]:
-    """Return what the layers of two stacks do otherwise."""
-    found: list[Difference] = []
+    """Return the differences between the layers of two stacks."""
+    changes: list[Difference] = []
     before, after = layer_words(old), layer_words(new)
     everywhere = [*_between(before["default"], after["default"])]
     if any("default" in spec.layers.names(spec.num_layers) for spec in (old, new)):
-        found += everywhere
+        changes += everywhere
     for name in dict.fromkeys(n for n in (*before, *after) if n != "default"):
         if name in before and name in after:
-            found += [
+            changes += [
                 (f"{name}: {at}", a, b)
                 for at, a, b in _between(before[name], after[name])
                 if (at, a, b) not in everywhere
             ]
         elif name in after:
-            own = _between(after["default"], after[name])
-            found += [(f"{name}: {at}", NOTHING, b) for at, _, b in own]
+            added = _between(after["default"], after[name])
+            changes += [(f"{name}: {at}", NOTHING, b) for at, _, b in added]
         else:
-            own = _between(before["default"], before[name])
-            found += [(f"{name}: {at}", b, NOTHING) for at, _, b in own]
-    return found
+            removed = _between(before["default"], before[name])
+            changes += [(f"{name}: {at}", b, NOTHING) for at, _, b in removed]
+    return changes
 
 
 def _between(old: LayerSpec, new: LayerSpec) -> Iterator[Difference]:
-    """Yield what differs between two layers."""
+    """Yield the differences between two layers."""
     for axis in LayerSpec.model_fields:
         yield from _choices(name_of(axis), getattr(old, axis), getattr(new, axis))
 
 
 def _choices(name: str, old: Any, new: Any) -> Iterator[Difference]:
-    """Yield the options that differ, or, where another kind was chosen, both choices as a whole."""
+    """Yield differing options, or both choices if their kinds differ."""
     if not isinstance(old, Spec):
         if old != new:
             yield name, _value(old), _value(new)
@@ -262,7 +261,7 @@ def _choices(name: str, old: Any, new: Any) -> Iterator[Difference]:
 
 
 def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
-    """Return a layer whose "auto" widths are numbers, and nothing else is."""
+    """Resolve only the widths of a layer."""
     update: dict[str, Any] = {}
     for axis in ("attention", "cross_attention", "feedforward"):
         choice, full = getattr(layer, axis), getattr(resolved, axis)
@@ -276,7 +275,7 @@ def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
 
 
 def _phrase(field: str, value: object) -> str:
-    """Return one option in words."""
+    """Return the description of one option."""
     name = name_of(field)
     if isinstance(value, BoolGroup):
         on = [key for key, switch in value if switch]
@@ -311,12 +310,12 @@ def _runs(names: tuple[str, ...]) -> str:
 
 
 def one_line(spec: ModelSpec, num_parameters: int) -> str:
-    """Return in one line what a model chose; its spec is resolved."""
+    """Return a one-line summary of a resolved model."""
     head = "tied" if spec.head.tied else "untied"
     name = f"{spec.name}: " if spec.name else ""
     millions = num_parameters / 1e6
     size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
-    beside = [
+    stacks = [
         f"{name} of {_stack_line(stack)}; "
         for name, stack in (("encoder", spec.encoder_model), ("generator", spec.generator_model))
         if stack is not None
@@ -325,12 +324,12 @@ def one_line(spec: ModelSpec, num_parameters: int) -> str:
     if spec.head.predicts == "replaced":
         outputs = "head of replaced tokens"
     return (
-        f"{name}{size} parameters, dim {spec.dim}, {''.join(beside)}{_stack_line(spec)}, {outputs}"
+        f"{name}{size} parameters, dim {spec.dim}, {''.join(stacks)}{_stack_line(spec)}, {outputs}"
     )
 
 
 def _stack_line(spec: ModelSpec) -> str:
-    """Return the layers of a stack in one line."""
+    """Return a one-line summary of a stack."""
     kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
     layers = []
     for kind in kinds:
@@ -343,8 +342,8 @@ def _stack_line(spec: ModelSpec) -> str:
         parts += [layer.feedforward.one_line] * (not layer.feedforward.is_none)
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
     shared = " that share their parameters" if spec.layers.shared else ""
-    beside = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
+    extras = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
     if number := spec.predicting_streams:
-        beside += f", {number} predicting stream{'s' * (number > 1)}"
+        extras += f", {number} predicting stream{'s' * (number > 1)}"
     layer_count = f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
-    return f"{layer_count}{shared} of {'; '.join(layers)}{beside}"
+    return f"{layer_count}{shared} of {'; '.join(layers)}{extras}"

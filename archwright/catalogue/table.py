@@ -1,6 +1,6 @@
-"""The table of architectures: what each model chose, one row each, derived from its spec.
+"""The table of architectures: one row per model, derived from its spec.
 
-Columns read options by their names, so that a choice from outside with options of the same names fills them too.
+Columns read options by name, so that plug-ins with options of the same names fill them.
 """
 
 import re
@@ -27,36 +27,36 @@ class Row:
 
     name: str
     cells: dict[str, str]
-    """By column; empty where there is nothing, or nothing is known."""
+    """Text by column; empty if absent or unknown."""
     unpublished: str = ""
-    """The choice that a model lacks which cannot be built."""
+    """Unpublished details that prevent building the model."""
 
     def record(self) -> dict[str, str]:
-        """Return the row as CSV and JSON have it."""
+        """Return the row as a flat dictionary, for CSV and JSON."""
         return {"model": self.name, **self.cells, "unpublished": self.unpublished}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its meaning, and how a resolved spec fills its cell."""
+    """A column of the table, with the function that fills its cells."""
 
     meaning: str
     cell: Callable[[ModelSpec], str]
     brief: bool = False
-    """Whether it is in the table that fits a terminal."""
+    """Whether the terminal table includes it."""
 
 
 def rows() -> list[Row]:
-    """Return all models that come with the package, oldest first, and of one year by name and size."""
-    found = []
+    """Return all presets and unpublished models by year, family and size."""
+    entries = []
     for name in preset_names("models"):
         row = row_of(load(name))
         family, size = name.partition("-")[0], int(row.cells["parameters"])
-        found.append((row.cells["year"], family, size, row))
+        entries.append((row.cells["year"], family, size, row))
     for name, model in unpublished().items():
         cells = dict.fromkeys(COLUMNS, "") | {"year": year(model.source)} | model.known
-        found.append((year(model.source), name, 0, Row(name, cells, model.unpublished)))
-    return [row for *_, row in sorted(found, key=lambda entry: entry[:3])]
+        entries.append((year(model.source), name, 0, Row(name, cells, model.unpublished)))
+    return [row for *_, row in sorted(entries, key=lambda entry: entry[:3])]
 
 
 def row_of(spec: ModelSpec) -> Row:
@@ -66,13 +66,13 @@ def row_of(spec: ModelSpec) -> Row:
 
 
 def year(source: str) -> str:
-    """Return the year of a source: the first number of four digits that begins so."""
-    found = re.search(r"\b(19|20)\d\d\b", source)
-    return found.group() if found else ""
+    """Return the first year in a source, or an empty string."""
+    match = re.search(r"\b(19|20)\d\d\b", source)
+    return match.group() if match else ""
 
 
 def layers(spec: ModelSpec) -> list[LayerSpec]:
-    """Return every kind of layer that stands somewhere, in order of appearance."""
+    """Return the used kinds of layers in order of appearance."""
     return [spec.layers_by_kind[n] for n in dict.fromkeys(spec.layers.names(spec.num_layers))]
 
 
@@ -81,9 +81,9 @@ def _total(spec: ModelSpec) -> str:
     return str(counts.total) if counts else ""
 
 
-def _each(spec: ModelSpec, say: Callable[[LayerSpec], str]) -> str:
-    """Join what the kinds of layers have, each once."""
-    return " + ".join(dict.fromkeys(filter(None, map(say, layers(spec)))))
+def _joined(spec: ModelSpec, text_of: Callable[[LayerSpec], str]) -> str:
+    """Join the distinct texts of all kinds of layers."""
+    return " + ".join(dict.fromkeys(filter(None, map(text_of, layers(spec)))))
 
 
 def _position(layer: LayerSpec) -> str:
@@ -98,7 +98,7 @@ def _position(layer: LayerSpec) -> str:
 
 def _heads(attention: Attention) -> str:
     num_heads, num_kv_heads = (_option(attention, f"num_{name}heads") for name in ("", "kv_"))
-    if attention.knows_distances:  # its name stands for its positions
+    if attention.knows_distances:  # the position column names its kind
         num_kv_heads = num_kv_heads or num_heads
     if num_heads and num_kv_heads:
         return f"{num_heads}/{num_kv_heads}"
@@ -118,7 +118,7 @@ def _experts(feedforward: FeedForward) -> str:
 
 
 def _masks(spec: ModelSpec) -> str:
-    """Name the masks that hide more than the future, with the share of layers that have each."""
+    """Return the masks other than plain causal, with their share of layers."""
     names = spec.layers.names(spec.num_layers)
     cycle = spec.layers.cycle if len(names) >= len(spec.layers.cycle) else names
     masks = [_option(spec.layers_by_kind[name].attention, "mask") for name in cycle]
@@ -129,7 +129,7 @@ def _masks(spec: ModelSpec) -> str:
         share = (
             "" if len(masks) == masks.count(mask) else f" in {masks.count(mask)} of {len(masks)}"
         )
-        numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # no switches
+        numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # no booleans
         parts.append(" ".join([word(mask.kind), *numbers]) + share)
     return ", ".join(parts)
 
@@ -145,14 +145,14 @@ def _stacks(spec: ModelSpec) -> str:
 
 
 def _biases(spec: ModelSpec) -> str:
-    """Name the linear maps that have a bias: all, none, or which."""
-    found: dict[str, set[bool]] = {}
+    """Return the linear maps with a bias, or `all` or `none`."""
+    switches: dict[str, set[bool]] = {}
     for layer in layers(spec):
         for name, has in _bias_switches(layer):
-            found.setdefault(name, set()).add(has)
-    having = [name for name, has in found.items() if True in has]
-    linear = [name for name in found if name != "router"]
-    parts = ["all"] if having and {*linear} <= {*having} else having
+            switches.setdefault(name, set()).add(has)
+    biased = [name for name, has in switches.items() if True in has]
+    linear = [name for name in switches if name != "router"]
+    parts = ["all"] if biased and {*linear} <= {*biased} else biased
     parts += ["head"] if spec.head.bias else []
     return ", ".join(parts) or "none"
 
@@ -193,7 +193,7 @@ def _wiring(residual: Residual) -> str:
 
 
 def _tricks(spec: ModelSpec) -> str:
-    """Name what keeps numbers in bounds."""
+    """Return the techniques that keep activations bounded."""
     parts = [
         spec.residual.stability,
         "QK-norm" if any(_qk_norm(layer.attention) for layer in layers(spec)) else "",
@@ -207,69 +207,65 @@ def _tricks(spec: ModelSpec) -> str:
 
 
 def _number(text: str, spec: ModelSpec, option: str) -> str:
-    """Return a text with an option of the first attention where it is a number."""
+    """Format the first numeric value of an attention option."""
     values = (_option(layer.attention, option, "none") for layer in layers(spec))
-    given = [value for value in values if value != "none"]
-    return text.format(given[0]) if given else ""
+    numbers = [value for value in values if value != "none"]
+    return text.format(numbers[0]) if numbers else ""
 
 
 def _option(choice: Spec, name: str, default: Any = None) -> Any:
-    """Return the option of a choice that has this name, the field's standard one."""
+    """Return the option of a choice with this name, or a default."""
     return dict(choice).get(name, default)
 
 
 COLUMNS = {
-    "year": Column("Of the source.", lambda spec: year(spec.source), brief=True),
-    "parameters": Column("All of them, shared and idle experts included.", _total, brief=True),
-    "norm": Column("Of the branches.", lambda spec: word(spec.norm.kind), brief=True),
+    "year": Column("Year of the source.", lambda spec: year(spec.source), brief=True),
+    "parameters": Column("Total, including shared and inactive experts.", _total, brief=True),
+    "norm": Column("Norm of the branches.", lambda spec: word(spec.norm.kind), brief=True),
     "wiring": Column(
-        "Where norms stand: before a branch (pre), behind the sum (post), on both sides of the branch "
-        "(pre+post), behind the branch (output); parallel: both branches read the same, normed before, "
-        "(2) by a norm each.",
-        lambda spec: _each(spec, lambda layer: _wiring(layer.residual)),
+        "Place of the norms: before a branch (pre), after the sum (post), before and after a branch "
+        "(pre+post), after a branch (output). Parallel: both branches read the same normed input; (2): "
+        "each branch has its own norm.",
+        lambda spec: _joined(spec, lambda layer: _wiring(layer.residual)),
         brief=True,
     ),
     "position": Column(
-        "How a token knows its place, with the share of each head that RoPE turns; NoPE: layers with none.",
-        lambda spec: _each(spec, _position),
+        "Position encoding, with the share of each head that RoPE rotates; NoPE: layers without positions.",
+        lambda spec: _joined(spec, _position),
         brief=True,
     ),
     "heads": Column(
-        "Query heads / key-value heads; MLA: heads whose keys and values are made from one latent.",
-        lambda spec: _each(spec, lambda layer: _heads(layer.attention)),
+        "Query heads / key-value heads; MLA: keys and values are projected from one latent vector.",
+        lambda spec: _joined(spec, lambda layer: _heads(layer.attention)),
         brief=True,
     ),
     "activation": Column(
-        "Of the feed-forward, or of each expert.",
-        lambda spec: _each(spec, lambda layer: _activation(layer.feedforward)),
+        "Activation of the feed-forward, or of each expert.",
+        lambda spec: _joined(spec, lambda layer: _activation(layer.feedforward)),
         brief=True,
     ),
-    "norm_weight": Column(
-        "What a normed value is multiplied by, and whether a bias follows.", _norm_weight
-    ),
+    "norm_weight": Column("Factor of a normed value, and whether a bias is added.", _norm_weight),
     "experts": Column(
-        "Those that a token goes through, of those there are.",
-        lambda spec: _each(spec, lambda layer: _experts(layer.feedforward)),
+        "Active experts per token of all routed experts, and shared experts.",
+        lambda spec: _joined(spec, lambda layer: _experts(layer.feedforward)),
     ),
-    "mask": Column(
-        "What attention sees less than all before, and in which share of layers.", _masks
-    ),
+    "mask": Column("Attention masks other than plain causal, with their share of layers.", _masks),
     "qk_norm": Column(
-        "Norm of queries and keys: over what, and before or after positions.",
-        lambda spec: _each(spec, lambda layer: _qk_norm(layer.attention)),
+        "Norm of queries and keys: its extent, and its place before or after positions.",
+        lambda spec: _joined(spec, lambda layer: _qk_norm(layer.attention)),
     ),
     "biases": Column("Linear maps with a bias.", _biases),
     "tied": Column(
         "Whether embedding and head share a table.", lambda spec: "yes" if spec.head.tied else "no"
     ),
-    "stability": Column("What keeps numbers in bounds.", _tricks),
+    "stability": Column("Techniques that keep activations bounded.", _tricks),
     "stacks": Column(
-        "A decoder, an encoder, whose tokens see both sides, or both, where all columns are of the decoder.",
+        "Decoder, encoder (bidirectional), or both; then all columns describe the decoder.",
         _stacks,
     ),
     "layers": Column("Number of layers.", lambda spec: str(spec.num_layers)),
     "dim": Column("Width of the residual stream.", lambda spec: str(spec.dim)),
     "vocabulary": Column("Rows of the embedding.", lambda spec: str(spec.vocab_size)),
-    "context": Column("Longest text, in tokens.", lambda spec: str(spec.context_length)),
+    "context": Column("Longest sequence, in tokens.", lambda spec: str(spec.context_length)),
 }
-"""Every column after the name."""
+"""Columns after the name of the model."""

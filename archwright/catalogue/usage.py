@@ -1,4 +1,4 @@
-"""Which presets made which choices."""
+"""Usage of choices by presets."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +11,11 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.read import load, load_run, preset_names
 
 MOST_NAMES = 6
-"""Presets that are named; of more, the rest is counted."""
+"""Largest number of presets to name; the rest are counted."""
 
 
 class Usage:
-    """Which presets made which choices, counting the layers that they really have."""
+    """Presets by kind and by option, counting only layers in use."""
 
     def __init__(self) -> None:
         self.presets = preset_names("models")
@@ -29,11 +29,11 @@ class Usage:
             self._add(name, chain(*chosen))
 
     def presets_with_kind(self, path: str, cls: type[Spec]) -> list[str]:
-        """Return the presets that have this choice at a path."""
+        """Return the presets with a choice at a path."""
         return self._kinds.get((path, cls), [])
 
     def presets_with_option(self, option: Option) -> list[str]:
-        """Return the presets that have another value than the default, wherever that is."""
+        """Return the presets with a non-default value of an option."""
         names = [
             name
             for (cls, key), names in self._options.items()
@@ -43,15 +43,15 @@ class Usage:
         return sorted(set(names))
 
     def _add(self, preset: str, chosen: Iterable[tuple[str, Spec]]) -> None:
-        found = [*chosen]
-        for path, cls in {(path, type(spec)) for path, spec in found}:
+        choices = [*chosen]
+        for path, cls in {(path, type(spec)) for path, spec in choices}:
             self._kinds[path, cls].append(preset)
-        for cls, name in {(type(spec), name) for _, spec in found for name in _differences(spec)}:
+        for cls, name in {(type(spec), name) for _, spec in choices for name in _differences(spec)}:
             self._options[cls, name].append(preset)
 
 
 def named(presets: Sequence[str]) -> str:
-    """Name a few presets, of different families where there are enough, and count the rest."""
+    """Name a few presets, preferably of different families, and count the rest."""
     if len(presets) <= MOST_NAMES:
         return listed([*presets])
     families = {preset.partition("-")[0]: preset for preset in reversed(presets)}
@@ -60,7 +60,7 @@ def named(presets: Sequence[str]) -> str:
 
 
 def used_by(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
-    """Yield who made a choice: first where its section is, then wherever else one may ask for it."""
+    """Yield a sentence with the presets of a kind, for each path."""
     for place in section.places:
         presets = usage.presets_with_kind(place, kind.cls)
         if presets and place == section.path:
@@ -87,7 +87,7 @@ def _chosen(path: str, spec: Spec) -> Iterator[tuple[str, Spec]]:
 
 
 def _differences(spec: Spec) -> Iterator[str]:
-    """Yield the options that are not at their defaults, those of tables by dotted path."""
+    """Yield the names of non-default options, dotted within tables."""
     for name, field in type(spec).model_fields.items():
         value, default = getattr(spec, name), field.get_default(call_default_factory=True)
         if value != default:

@@ -7,7 +7,7 @@ import torch
 
 from archwright.hf.families import FAMILIES
 from archwright.hf.families.common import ROPE
-from archwright.hf.families.granite import GRANITE_SWA, ThetaOfEach
+from archwright.hf.families.granite import GRANITE_SWA, ThetaByLayer
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.others import NEMOTRON
 from archwright.hf.families.qwen import QWEN2
@@ -90,7 +90,7 @@ def test_patterns_of_layers() -> None:
 
 
 def test_each_layer_has_a_base_of_its_own_or_none() -> None:
-    group = ThetaOfEach("thetas", ROPE)
+    group = ThetaByLayer("thetas", ROPE)
     config = {"rope_theta": 50.0, "thetas": [0, 100.0, 2e6], "num_hidden_layers": 3}
     names = group.names(config, 3)
     found = [group.of(name, config)["position"] for name in names]

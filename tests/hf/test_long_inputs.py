@@ -155,7 +155,7 @@ class TestPegasusX:
             exportable(spec.override("encoder.attention.mask.shift=2"), "pegasus_x")
 
     def test_blocks_that_cannot_be_halved_are_refused(self) -> None:
-        with pytest.raises(UserError, match="block_size: found 7 beside"):
+        with pytest.raises(UserError, match="block_size: found 7 with"):
             FAMILIES["pegasus_x"].spec({"block_size": 7})
 
 

@@ -1,4 +1,4 @@
-"""All families, by the `model_type` of their config.json."""
+"""Registry of families by the `model_type` of config.json."""
 
 from archwright.hf.families import (
     arcee,
@@ -156,4 +156,4 @@ FAMILIES: dict[str, Family] = {
         reformer.REFORMER,
     )
 }
-"""A model is written as the first family that can hold it."""
+"""Families by `model_type`. Export uses the first family that can represent the model."""

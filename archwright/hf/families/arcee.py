@@ -1,4 +1,4 @@
-"""Arcee: feed-forwards of two matrices, and Trinity with experts."""
+"""Arcee: AFM with ungated feed-forwards, and Trinity (AFMoE) with experts."""
 
 from archwright.hf.families.common import (
     ROPE,

@@ -1,4 +1,4 @@
-"""BART and its kin: two stacks that grew in fairseq, Marian and ParlAI, and the first translators among them."""
+"""BART and other encoder-decoders from fairseq, Marian and ParlAI."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAYERS: dict[str, Any] = {
     "encoder_layer_keys": LAYER_KEYS,
 }
 LOGITS_BIAS = "final_logits_bias"
-"""What is added to logits: a buffer, which the library never trains, and which most files have at zero."""
+"""Name of the logits bias, an untrained and usually zero buffer in transformers."""
 BIASES: dict[str, Mapped] = {
     LOGITS_BIAS: (
         When("head.bias", True, Fused(("head.bias",), View(lambda bias: bias[None]))),
@@ -54,13 +54,13 @@ FINAL_NORMS: dict[str, Mapped] = {
 }
 SHARED: dict[str, Mapped] = {"model.shared": "embedding", "lm_head.weight": "head.weight"}
 REPEATED = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")}
-"""Names under which old files have the shared table again."""
+"""Duplicate names of the shared table in old files."""
 TABLES_OF_SINES = (r"model\.(en|de)coder\.embed_positions\.weights?",)
 
 
 def _table_of_sines(spec: ModelSpec) -> Tensor:
-    """Return the table that some classes save: of all positions from 0, where the row of padding is zero."""
-    import torch  # configs are read without it
+    """Return the saved sinusoidal table, with zeros in the padding row."""
+    import torch  # not needed to read configs
 
     from archwright.parts.positions import Sinusoidal
     from archwright.parts.token_layout import TokenLayout
@@ -94,7 +94,7 @@ STACKS: tuple[Lens, ...] = (
         DROPOUT,
     ),
 )
-"""Lenses that ProphetNet shares, too."""
+"""Lenses shared with ProphetNet."""
 KIN: tuple[Lens, ...] = (
     *STACKS,
     Field("max_position_embeddings", "context_length"),
@@ -105,7 +105,7 @@ KIN: tuple[Lens, ...] = (
     Field("decoder_attention_heads", ("attention.num_heads", "cross_attention.num_heads")),
     EMBEDDING_SCALE,
 )
-"""Lenses that all of them share; each adds its tables, its wiring, the norm of its embedding, and its positions."""
+"""Lenses common to these families; vocabulary, norms and positions differ."""
 
 ONE_VOCABULARY = (Field("vocab_size", "vocab_size"), TIED)
 
@@ -192,7 +192,7 @@ MARIAN = Family(
         **BIASES,
     },
     logits_bias=LOGITS_BIAS,
-    # The shared table again, under the names that those of each stack would have.
+    # Duplicates of the shared table, under the names of each stack's table.
     ignored=(*TABLES_OF_SINES, r"model\.(en|de)coder\.embed_tokens\.weight"),
 )
 
@@ -206,22 +206,22 @@ def _write_padding(get: Get) -> dict[str, Any]:
     return {"pad_token_id": offset - 1} if type(offset) is int and offset > 0 else {}
 
 
-BEHIND_PADDING = in_both(
+AFTER_PADDING = in_both(
     Set({"position.kind": "sinusoidal", "position.layout": "half", "position.spacing": "fairseq"}),
     Computed(_read_offset, _write_padding, "pad_token_id"),
 )
-"""Sines as fairseq spaces them. The first token stands behind the row of the token of padding."""
+"""Sinusoidal positions with fairseq's spacing; the first token follows the padding row."""
 
 M2M_100 = Family(
     "m2m_100",
     "M2M100ForConditionalGeneration",
-    lenses=(*KIN, *ONE_VOCABULARY, *PRE_NORM, *BEHIND_PADDING),
+    lenses=(*KIN, *ONE_VOCABULARY, *PRE_NORM, *AFTER_PADDING),
     **LAYERS,
     model_keys={**SHARED, **FINAL_NORMS},
     ignored=TABLES_OF_SINES,
     endings=REPEATED,
 )
-"""M2M-100, and the NLLB models without experts."""
+"""M2M-100, and NLLB models without experts."""
 
 
 FSMT = Family(
@@ -230,7 +230,7 @@ FSMT = Family(
     lenses=(
         *KIN,
         *POST_NORM,
-        *BEHIND_PADDING,
+        *AFTER_PADDING,
         Field("tgt_vocab_size", "vocab_size"),
         Field("src_vocab_size", "encoder.vocab_size"),
         Switch(
@@ -248,6 +248,6 @@ FSMT = Family(
         "model.decoder.output_projection": "head",
         **SAVED_SINES,
     },
-    # The table that both stacks share, again.
+    # A duplicate of the shared table.
     ignored=(r"model\.encoder\.embed_tokens\.weight",),
 )

@@ -1,7 +1,7 @@
-"""BERT and its kin, as encoders and as decoders, and XLNet: post-norm layers; BERT's head maps the vector once more.
+"""BERT, its relatives and XLNet, as encoders and decoders.
 
-Where a file of BERT or ALBERT has the classifier of their second objective, it is read with its pooler; without it, the
-pooler is left out.
+If a file of BERT or ALBERT has the classifier of the sequence objective, the classifier and its pooler are read.
+Otherwise the pooler is ignored.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ HEAD_ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Functions of a head that maps the vector once more."""
+"""Activations of heads with a dense transform."""
 
 
 def _read_transform(config: Config) -> Table:
-    """Read the function of the head, which is that of the layers."""
+    """Read the head's activation from the activation of the layers."""
     name = HEAD_ACTIVATIONS.get(config["hidden_act"])
     return {"head": {"transform": {"activation": name}}}
 
 
 def _read_types(config: Config) -> Table:
-    """Read the table of token types, of which one row alone is a vector that all tokens get."""
+    """Read the token-type table; a single row becomes the embedding bias."""
     number = config["type_vocab_size"]
     if not number:
         raise UserError(refused("type_vocab_size", number, ("1 and more",)))
@@ -84,7 +84,7 @@ TOKEN_TYPES = (
     When("embedding.bias", True, Fused(("embedding.bias",), FirstRow())),
     When("embedding.bias", False, "embedding.token_types.weight"),
 )
-"""What a table of token types holds."""
+"""Contents of the token-type table."""
 
 BERT = Family(
     "bert",
@@ -160,7 +160,7 @@ BIG_BIRD = BERT.derive(
 
 
 def _read_positions(config: Config) -> Table:
-    """Read the positions of RoBERTa, which begin behind that of padding."""
+    """Read RoBERTa's positions, offset by the padding row."""
     first = config["pad_token_id"] + 1
     length = config["max_position_embeddings"] - first
     return {"position": {"offset": first}, "context_length": length}
@@ -213,7 +213,7 @@ DISTILBERT = BERT.derive(
     Set({f"{norm}.eps": 1e-12 for norm in ("norm", "embedding.norm", "head.transform.norm")}),
     Field("dropout", ("residual.dropout", "embedding.dropout")),
     Field("attention_dropout", "attention.dropout"),
-    # Sines are what the table of positions begins as.
+    # The key only determines the initial values of the position table.
     Refuse("sinusoidal_pos_embds", (False, True)),
     masked_architecture="",
     layers="distilbert.transformer.layer.{i}.",
@@ -250,7 +250,7 @@ LONGFORMER = ROBERTA.derive(
 
 
 def _read_factors(config: Config) -> Table:
-    """Read a table narrower than the model, which a map behind the norm widens."""
+    """Read a factorized embedding, projected to the model width after its norm."""
     width, dim = config["embedding_size"], config["hidden_size"]
     if width == dim:
         return {}
@@ -262,11 +262,11 @@ FACTORS = Computed(
 )
 
 
-def _read_own_width(config: Config) -> Table:
-    """Refuse a table as wide as the model, which a map would not widen."""
+def _read_narrow_embedding(config: Config) -> Table:
+    """Read ALBERT's factorized embedding; refuse one as wide as the model."""
     if config["embedding_size"] == config["hidden_size"]:
         width = config["embedding_size"]
-        line = f"config.json: embedding_size: found {width}, that of hidden_size; expected another"
+        line = f"config.json: embedding_size: found {width}, equal to hidden_size; expected another width"
         raise UserError(line)
     return _read_factors(config)
 
@@ -274,7 +274,7 @@ def _read_own_width(config: Config) -> Table:
 ALBERT = BERT.derive(
     "albert",
     "AlbertForMaskedLM",
-    Computed(_read_own_width, FACTORS.write, "embedding_size"),
+    Computed(_read_narrow_embedding, FACTORS.write, "embedding_size"),
     Set({"attention.mask.kind": "full", "layers.shared": True}),
     Refuse("num_hidden_groups", (1,)),
     Refuse("inner_group_num", (1,)),
@@ -307,11 +307,11 @@ ALBERT = BERT.derive(
 )
 
 OF_TOKENS, OF_REPLACED = ("head.predicts", "tokens"), ("head.predicts", "replaced")
-"""Which of the two heads of ELECTRA's classes a file has, of a generator or of what finds its tokens."""
+"""Conditions for the heads of ELECTRA's generator and discriminator."""
 
 
 def _read_replaced_head(config: Config) -> Head:
-    """Read the head that finds replaced tokens, whose function is that of the layers."""
+    """Read the discriminator head, with the activation of the layers."""
     act = config["hidden_act"]
     if act not in HEAD_ACTIVATIONS:
         raise UserError(refused("hidden_act", act, tuple(HEAD_ACTIVATIONS)))
@@ -342,7 +342,7 @@ ELECTRA = BERT.derive(
 
 
 def _read_width(config: Config) -> Table:
-    """Refuse an embedding of another width, which goes through a map with a bias."""
+    """Refuse a factorized embedding."""
     width = config["embedding_size"]
     if width not in (None, config["hidden_size"]):
         raise UserError(refused("embedding_size", width, (config["hidden_size"],)))
@@ -350,8 +350,8 @@ def _read_width(config: Config) -> Table:
 
 
 def _sines(spec: ModelSpec) -> Tensor:
-    """Return the table of sines and cosines that RoFormer's files hold, [context_length, head_dim]."""
-    import torch  # configs are read without it
+    """Return RoFormer's saved sine and cosine table, [context_length, head_dim]."""
+    import torch  # not needed to read configs
 
     width = attention_size(spec, "head_dim")
     pairs = torch.arange(0, width, 2, dtype=torch.float64)
@@ -372,12 +372,12 @@ ROFORMER = BERT.derive(
 
 
 def _reading(layer: LayerSpec) -> View:
-    """Return the layout [dim, heads, head_dim] of a map from the stream."""
+    """Return the layout [dim, heads, head_dim] of an input projection."""
     return View(lambda weight: weight.mT.unflatten(1, (-1, attention_size(layer, "head_dim"))))
 
 
 def _writing(layer: LayerSpec) -> View:
-    """Return the same layout of a map to the stream."""
+    """Return the layout [dim, heads, head_dim] of an output projection."""
     return View(lambda weight: weight.unflatten(1, (-1, attention_size(layer, "head_dim"))))
 
 
@@ -386,7 +386,7 @@ def _by_heads(layer: LayerSpec) -> View:
 
 
 def _unread(*before: int) -> Constant:
-    """Return what only texts of several segments read."""
+    """Return zeros [*before, heads, head_dim] for unused segment parameters."""
 
     def shape(spec: ModelSpec) -> tuple[int, ...]:
         return (*before, *(attention_size(spec, option) for option in ("num_heads", "head_dim")))

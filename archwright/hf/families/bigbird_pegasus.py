@@ -1,4 +1,4 @@
-"""BigBird-Pegasus: pre-norm layers as those of Blenderbot, and an encoder whose attention is BigBird's."""
+"""BigBird-Pegasus: Blenderbot's pre-norm layers with BigBird attention in the encoder."""
 
 from archwright.hf.families.bart import BLENDERBOT
 from archwright.hf.families.blocks import has_sparse_blocks, sparse_blocks

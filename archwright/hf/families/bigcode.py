@@ -34,7 +34,7 @@ GPT_BIGCODE = GPT2.derive(
         (Write({"multi_query": False}),),
     ),
     layer_keys={
-        # One key-value head: queries, key, value; otherwise the three of each head together.
+        # With one key-value head: all queries, key, value; otherwise query, key, value per head.
         "attn.c_attn": Fused(QKV, _one_or_by_head),
         "attn.c_proj": "attention.out",
         "mlp.c_fc": "feedforward.up",

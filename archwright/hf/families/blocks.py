@@ -1,4 +1,4 @@
-"""BigBird's attention in configs: blocks, of which the classes of the library see random ones in training alone."""
+"""BigBird's block-sparse attention in configs."""
 
 from archwright.hf.lenses import Computed, Config, Field, Lens, Set, Switch, nested
 
@@ -6,11 +6,11 @@ TYPE, SPARSE = "attention_type", "block_sparse"
 
 
 def sparse_blocks(at: str, *lenses: Lens, full: Lens | None = None) -> Switch:
-    """Return the lens of whether attention at this path is in blocks.
+    """Return the lens of `attention_type` for the attention at a path.
 
     Args:
-        lenses: what else holds where it is.
-        full: what holds where it is not.
+        lenses: Further lenses of block-sparse attention.
+        full: Lens of full attention; by default it sets nothing.
     """
     return Switch(
         TYPE,
@@ -18,7 +18,7 @@ def sparse_blocks(at: str, *lenses: Lens, full: Lens | None = None) -> Switch:
             SPARSE: (
                 *lenses,
                 Set({f"{at}.mask.kind": "big_bird"}),
-                # In training the class draws blocks.
+                # The class draws random blocks only in training.
                 Computed(lambda config: nested(f"{at}.mask.random", "first")),
                 Field("block_size", f"{at}.mask.block_size"),
                 Field("num_random_blocks", f"{at}.mask.num_random"),
@@ -29,5 +29,5 @@ def sparse_blocks(at: str, *lenses: Lens, full: Lens | None = None) -> Switch:
 
 
 def has_sparse_blocks(config: Config) -> bool:
-    """Tell whether a config's attention is in blocks, the last of which is that of a text with its padding."""
+    """True if attention is block-sparse, so that padding changes the last block."""
     return bool(config[TYPE] == SPARSE)

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, and norms of embeddings."""
+"""BLOOM: ALiBi positions and an embedding norm."""
 
 from archwright.hf.families.common import (
     ALL_BIASES,

@@ -1,4 +1,4 @@
-"""Command R: attention and feed-forward side by side behind one norm, and logits times a number."""
+"""Cohere Command: parallel branches after one norm, and scaled logits."""
 
 from typing import Any
 
@@ -45,19 +45,19 @@ COHERE2 = COHERE.derive(
 
 
 def _read_types(config: Config, n: int) -> list[str]:
-    """Return how far each layer sees, and whether it has experts; the first may be dense."""
+    """Return each layer's role, from its mask and feed-forward types."""
     first = config["first_k_dense_replace"]
     step = config["prefix_dense_sliding_window_pattern"]
     kinds = config["mlp_layer_types"] or ["dense" if i < first else "sparse" for i in range(n)]
-    sees = config["layer_types"] or [
+    masks = config["layer_types"] or [
         *every(step)(config, first),
         *every_by("sliding_window_pattern")(config, n - first),
     ]
-    if len(kinds) != len(sees):
+    if len(kinds) != len(masks):
         raise UserError(
-            f"config.json: mlp_layer_types: found {len(kinds)} layers; expected {len(sees)}"
+            f"config.json: mlp_layer_types: found {len(kinds)} layers; expected {len(masks)}"
         )
-    roles = [f"{see}_{kind}" for see, kind in zip(sees, kinds, strict=True)]
+    roles = [f"{mask}_{kind}" for mask, kind in zip(masks, kinds, strict=True)]
     turned = {FULL_DENSE: f"turned_{FULL_DENSE}"} if step == 1 else {}
     return [turned.get(role, role) for role in roles]
 
@@ -65,7 +65,7 @@ def _read_types(config: Config, n: int) -> list[str]:
 def _write_types(roles: list[str]) -> dict[str, Any]:
     pairs = [role.removeprefix("turned_").rpartition("_") for role in roles]
     return {
-        "layer_types": [see for see, _, _ in pairs],
+        "layer_types": [mask for mask, _, _ in pairs],
         "mlp_layer_types": [kind for _, _, kind in pairs],
         "prefix_dense_sliding_window_pattern": 4 if FULL_DENSE in roles else 1,
     }
@@ -107,7 +107,7 @@ DENSE = (
 
 
 def _roles() -> dict[str, Role]:
-    """Return all types: what sees a window knows positions, and dense layers that see all may."""
+    """Return the roles; RoPE is in windows, and optional in dense full layers."""
     mixed, turned, still = (
         {"feedforward.kind": "experts"},
         {"position.kind": "rope"},

@@ -1,4 +1,4 @@
-"""Lenses, patterns of layers and names of tensors that families of several vendors share."""
+"""Lenses, layer patterns and tensor names shared by several families."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,18 +31,18 @@ SIZES = (
     Field("max_position_embeddings", "context_length"),
     Field("num_attention_heads", "attention.num_heads"),
 )
-"""Lenses of the keys that almost all families share."""
+"""Lenses of size keys common to most families."""
 
 ROPE = Rope(fraction="")
 
 
 def rope_in_some(without: str) -> CustomPattern:
-    """Return the pattern of layers without positions: 0 in a list, or each `no_rope_layer_interval`-th."""
+    """Return the pattern of `rope` layers and layers without positions, named `without`."""
 
     def read(config: Config, n: int) -> list[str]:
         listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]
         turned = listed[:n] if listed else [(i + 1) % interval for i in range(n)]
-        return ["rope" if one else without for one in turned]
+        return ["rope" if turns else without for turns in turned]
 
     return CustomPattern(
         read, lambda roles: {"no_rope_layers": [int(role == "rope") for role in roles]}
@@ -56,7 +56,7 @@ ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
 
 
 def llama3(theta: float, factor: float) -> dict[str, Any]:
-    """Return RoPE that is stretched from 8,192 tokens as that of Llama 3."""
+    """Return Llama 3's RoPE scaling from 8,192 tokens."""
     keys = {"rope_type": "llama3", "rope_theta": theta, "factor": factor}
     lengths = {"original_max_position_embeddings": 8192}
     return keys | lengths | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -75,7 +75,7 @@ ROLES = {"full_attention": CAUSAL, "sliding_attention": WINDOW}
 def by_type(
     full: Sequence[Lens], sliding: Sequence[Lens], window: Sequence[Lens] = WINDOW.lenses
 ) -> dict[str, Role]:
-    """Return full attention and windows with lenses of their own each; `window` are those of its size."""
+    """Return the roles of full and sliding layers, with their lenses."""
     return {
         "full_attention": Role(CAUSAL.values, full),
         "sliding_attention": Role(WINDOW.values, (*window, *sliding)),
@@ -88,11 +88,11 @@ ALL_OR_NONE = CustomPattern(
     ),
     lambda roles: {} if "sliding_attention" in roles else {"sliding_window": None},
 )
-"""A window in all layers, or in none."""
+"""Pattern with sliding windows in all layers or in none."""
 
 
 def flag(key: str, yes: Mapping[str, Any], no: Mapping[str, Any] | None = None) -> Switch:
-    """Return the lens of a key that is true or false; where `no` is not given, it is that nothing of `yes` is true."""
+    """Return the lens of a boolean key; by default `no` negates `yes`."""
     return Switch(
         key, {True: Set(yes), False: Set(dict.fromkeys(yes, False) if no is None else no)}
     )
@@ -105,7 +105,7 @@ MLP_BIAS = flag("mlp_bias", FEEDFORWARD_BIASES)
 def qk_norm(
     over: str = "head", scale_in: str = "input_dtype", place: str = "before"
 ) -> tuple[Lens, ...]:
-    """Return the lenses of an RMS norm of queries and keys with the eps of all norms."""
+    """Return the lenses of RMS QK-norm with the eps of all norms."""
     values = {"kind": "rms", "scale_in": scale_in}
     return (
         Set({f"attention.qk_norm.{key}": value for key, value in values.items()}),
@@ -115,19 +115,19 @@ def qk_norm(
 
 
 def layer_qk_norm(key: str, over: str, *, bias: bool = False) -> Switch:
-    """Return the lens of a key that says whether queries and keys go through a LayerNorm."""
-    norm = {"attention.qk_norm.kind": "layer", "attention.qk_norm.bias": bias}
-    found = Set({**norm, "attention.qk_norm_over": over})
+    """Return the lens of a boolean key for QK-norm by LayerNorm."""
+    values = {"attention.qk_norm.kind": "layer", "attention.qk_norm.bias": bias}
+    norm = Set({**values, "attention.qk_norm_over": over})
     without = Set({"attention.qk_norm.kind": "none"})
     return Switch(
-        key, {True: (found, Field("layer_norm_eps", "attention.qk_norm.eps")), False: without}
+        key, {True: (norm, Field("layer_norm_eps", "attention.qk_norm.eps")), False: without}
     )
 
 
 def experts(
     number: str, hidden: str, top_k: str = "num_experts_per_tok", routing: str = "", **fixed: Any
 ) -> tuple[Lens, ...]:
-    """Return the lenses of a mixture, by the keys of the number of experts, their width and the top k."""
+    """Return a mixture's lenses by config key; `fixed` sets further spec values."""
     fixed |= {"routing.kind": routing} if routing else {}
     return (
         Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
@@ -139,7 +139,9 @@ def experts(
 
 
 def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok") -> Lens:
-    """Return the lens of the balance loss of all layers, whose f_e add up to top_k there and to 1 here."""
+    """Return the lens of the model-wide balance loss.
+
+    The fractions f_e sum to top_k in transformers and to 1 here, so coefficients differ by that factor."""
 
     def read(config: Config) -> Table:
         loss = lookup(config, key) * lookup(config, top_k)
@@ -153,12 +155,12 @@ def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok
 
 
 def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
-    """Return the role of layers without experts; the last of its group, as nothing tells it."""
+    """Return the role of dense layers. It matches every layer, so it must come last."""
     return Role({}, (GATED, Field(hidden, "feedforward.hidden_dim"), *lenses))
 
 
 def sparse(pattern: MaskPattern, *lenses: Lens, other: Role | None = None) -> Layers:
-    """Return the group of layers with experts and without."""
+    """Return the group of sparse and dense layers."""
     roles = {"sparse": Role({"feedforward.kind": "experts"}, lenses), "dense": other or dense()}
     return Layers(pattern, roles)
 
@@ -169,7 +171,7 @@ def listed(
     up: str = "up_proj",
     down: str = "down_proj",
 ) -> dict[str, Mapped]:
-    """Return the names of experts that have tensors of their own."""
+    """Return the tensor names of experts stored separately."""
     names = {gate: "gate", up: "up", down: "down"}
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
 
@@ -179,18 +181,18 @@ def attention_names(
     ours: str = "attention",
     maps: Sequence[str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
 ) -> dict[str, Mapped]:
-    """Return the names of the maps of queries, keys, values and output."""
-    own = ("query", "key", "value", "out")
-    return {f"{prefix}.{name}": f"{ours}.{o}" for name, o in zip(maps, own, strict=True)}
+    """Return the tensor names of the query, key, value and output projections."""
+    parts = ("query", "key", "value", "out")
+    return {f"{prefix}.{name}": f"{ours}.{part}" for name, part in zip(maps, parts, strict=True)}
 
 
 def gated(prefix: str, ours: str) -> dict[str, Mapped]:
-    """Return the names of one gated feed-forward."""
+    """Return the tensor names of a gated feed-forward."""
     return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
 
 
 def switched(read: Callable[[Config, int], list[str]]) -> CustomPattern:
-    """Return a pattern that says in a key of its own whether there is any window."""
+    """Return a pattern that also writes the key `use_sliding_window`."""
     return CustomPattern(
         read,
         lambda roles: {"layer_types": roles, "use_sliding_window": "sliding_attention" in roles},
@@ -201,7 +203,7 @@ GATE_UP = Fused(("feedforward.gate", "feedforward.up"), Rows())
 
 
 def embedding_scale(key: str) -> Computed:
-    """Return the lens of a number that embeddings are multiplied by; 1 is none."""
+    """Return the lens of the embedding multiplier; 1 becomes `none`."""
 
     def write(get: Get) -> dict[str, Any]:
         scale = get("embedding.scale")
@@ -232,23 +234,23 @@ GPT_DROPOUTS = (
 
 
 def conv1d(*ours: str) -> Fused:
-    """Return maps side by side in one matrix of [in, out]."""
+    """Return projections fused into one Conv1D matrix, [in, out]."""
     return Fused(ours, Transposed(Rows()))
 
 
 def attention_size(layer: LayerSpec, option: str) -> int:
-    """Return an option of a resolved attention, such as the number of its heads."""
+    """Return a size of a resolved attention, such as `num_heads`."""
     size: int = dict(layer.attention)[option]
     return size
 
 
 def by_head(layer: LayerSpec) -> ByGroup:
-    """Return the layout of a matrix in which each key-value head has its queries, key and value together."""
+    """Return the layout with queries, key and value grouped by key-value head."""
     return ByGroup(head_dim=attention_size(layer, "head_dim"))
 
 
 def hidden(key: str, dim: str) -> Either:
-    """Return the lens of a hidden width that is 4 times the model's where the key is null."""
+    """Return the lens of the hidden width; null means 4 * dim."""
     return Either(
         lambda config: config[key] is not None,
         lambda get: True,
@@ -264,10 +266,10 @@ QKV_BIAS = flag("attention_bias", QKV_BIASES)
 
 
 def shared(key: str, hidden: str = "moe_intermediate_size", *, optional: bool = False) -> Lens:
-    """Return the lens of shared experts, which are as wide as so many others.
+    """Return the lens of shared experts, read as one wide feed-forward.
 
     Args:
-        optional: there may be none.
+        optional: Allow layers without shared experts.
     """
 
     def read(config: Config) -> Table:
@@ -300,11 +302,11 @@ GROUPS = Computed(
         "topk_group": get("feedforward.top_groups"),
     },
 )
-"""Groups of experts by their best two, of which there is none where there is one group."""
+"""Lens of group-limited routing: groups are scored by their two best experts."""
 
 
 def routed(number: str, *lenses: Lens) -> tuple[Lens, ...]:
-    """Return the lenses of a router of DeepSeek V3."""
+    """Return the lenses of DeepSeek V3's router."""
     return (
         *experts(number, "moe_intermediate_size", **SIGMOID),
         Field("norm_topk_prob", "feedforward.normalize_weights"),
@@ -318,7 +320,7 @@ ROUTED = routed("n_routed_experts", shared("n_shared_experts"))
 
 
 def first_dense(key: str) -> CustomPattern:
-    """Return the pattern in which config[key] layers come before those with experts."""
+    """Return the pattern with config[key] dense layers before the sparse ones."""
     return CustomPattern(
         lambda config, n: ["dense" if i < config[key] else "sparse" for i in range(n)],
         lambda roles: {key: [*roles, "sparse"].index("sparse")},
@@ -331,24 +333,24 @@ FIRST_OF_LIST = Listed(
 )
 
 W_EXPERTS = listed("block_sparse_moe.experts", "w1", "w3", "w2")
-"""Names as Mixtral has them."""
+"""Tensor names of Mixtral's experts."""
 EXPERTS = {"mlp.gate": "feedforward.router", **listed()}
 UNBIASED_EXPERT_NAMES = {**EXPERTS, **gated("mlp.shared_experts", "feedforward.shared")}
 EXPERT_NAMES = {
     **UNBIASED_EXPERT_NAMES,
     "mlp.gate.e_score_correction_bias": "feedforward.selection_bias",
 }
-"""Names of a mixture's tensors in files of most of these families."""
+"""Usual tensor names of a mixture."""
 
 FURTHER = r"model\.layers\.(?P<layer>\d+)\..*"
-"""Layers behind the last, which predict further tokens."""
+"""Pattern of multi-token prediction layers, stored after the last layer."""
 
 EXPERTS_GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
 EXPERTS_GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in EXPERTS_GATE_UP)
 
 
 def rope_in_windows(rope: Rope) -> dict[str, Role]:
-    """Return windows with positions, and full attention without."""
+    """Return the roles of windows with RoPE, and full attention without positions."""
     return {
         "sliding_attention": Role(
             {**WINDOW.values, "position.kind": "rope"}, (*WINDOW.lenses, rope)

@@ -23,14 +23,14 @@ from archwright.hf.weight_map import Fused
 
 
 def _read_theta(config: Config) -> Table:
-    """Return the base of the frequencies: old files have it inside `attn_config`."""
+    """Read RoPE's theta; old files store it in `attn_config`."""
     base = (config.get("rope_parameters") or {}).get("rope_theta")
     inside = (config.get("attn_config") or {}).get("rope_theta")
     return nested("position.theta", float(base or inside or config["rope_theta"]))
 
 
 def _read_power(config: Config) -> Table:
-    """Return what the norm of the chosen weights is, if they are divided by it."""
+    """Read the order of the norm that divides router weights, if any."""
     power = lookup(config, "ffn_config.moe_normalize_expert_weights")
     table: Table = {"normalize_weights": power is not None}
     return {"feedforward": table if power is None else table | {"normalize_power": float(power)}}
@@ -117,9 +117,7 @@ MPT = Family(
         Refuse("attn_config.prefix_lm", (False,)),
         Refuse("attn_config.qk_ln", (False,)),
         Refuse("attn_config.alibi", (True,)),
-        Field(
-            "attn_config.alibi_bias_max", "position.bias_max"
-        ),  # transformers takes 8 whatever it says
+        Field("attn_config.alibi_bias_max", "position.bias_max"),  # transformers always uses 8
         Refuse("logit_scale", (None,)),
         Refuse("no_bias", (True,)),
         Set({"feedforward.kind": "gelu"}),

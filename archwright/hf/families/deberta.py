@@ -1,6 +1,6 @@
-"""DeBERTa, version 1, and versions 2 and 3: content and distances have projections of their own, or share them.
+"""DeBERTa versions 1 to 3: disentangled attention.
 
-The published classes end with the last layer; the layers that read absolute positions in pre-training are not in them.
+The published classes omit the pre-training layers that read absolute positions.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,9 +30,9 @@ TERMS = {("c2p", "p2c"): "both", ("c2p",): "content_to_position", ("p2c",): "pos
 
 
 def _terms(config: Config) -> tuple[str, ...]:
-    """Return which terms of distances a config names, in a list or joined by bars."""
-    found = config["pos_att_type"] or []
-    listed = found.lower().split("|") if isinstance(found, str) else found
+    """Return a config's distance terms, from a list or |-separated string."""
+    value = config["pos_att_type"] or []
+    listed = value.lower().split("|") if isinstance(value, str) else value
     return tuple(sorted(str(term).strip() for term in listed))
 
 
@@ -43,13 +43,13 @@ def _read_terms(config: Config) -> Table:
 
 
 def _write_terms(get: Get) -> dict[str, Any]:
-    found = get("attention.terms")
-    named = next(keys for keys, terms in TERMS.items() if terms == found)
+    terms = get("attention.terms")
+    named = next(keys for keys, name in TERMS.items() if name == terms)
     return {"pos_att_type": [*named]}
 
 
 def _read_scale(config: Config) -> Table:
-    """Read the divisor of scores, which counts terms of distances also where there are none."""
+    """Read the score scale; `pos_att_type` counts even without relative attention."""
     width = config["hidden_size"] // config["num_attention_heads"]
     return {"attention": {"scale": {"kind": "sqrt", "dim": width * (1 + len(_terms(config)))}}}
 
@@ -60,13 +60,13 @@ def _write_scale(get: Get) -> dict[str, Any]:
 
 
 def _read_distances(config: Config) -> Table:
-    """Read how far distances reach; where no number is given, as far as texts."""
+    """Read the largest distance; by default the maximum number of positions."""
     far = config["max_relative_positions"]
     return {"attention": {"max_distance": far if far > 0 else config["max_position_embeddings"]}}
 
 
 def _only(key: str, derived: Callable[[Config], int]) -> Computed:
-    """Return the lens of a key that, where it is given, says again what follows from others."""
+    """Return the lens of a redundant key: null, or equal to `derived`."""
 
     def read(config: Config) -> Table:
         if config[key] not in (None, derived(config)):
@@ -114,7 +114,7 @@ LEGACY = {
     },
     "cls.predictions.bias": "lm_predictions.lm_head.bias",
 }
-"""Names of the same head in files of an older class."""
+"""Names of the head's tensors in older files."""
 TABLE = "relatives.distances_0"
 
 

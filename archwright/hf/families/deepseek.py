@@ -26,12 +26,12 @@ BIASES = tuple(f"attention.bias.{part}" for part in ("query_down", "latent", "ro
 
 
 def _heads_apart(layer: LayerSpec) -> ByGroup:
-    """Return the layout of keys and values that take turns by head."""
+    """Return the layout with keys and values alternating by head."""
     return ByGroup(groups=attention_size(layer, "num_heads"))
 
 
 def _read_scale(config: Config) -> Table:
-    """Return the scale of scores, which grows with what RoPE is stretched by."""
+    """Read the score scale; it increases with RoPE's scaling factor."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     weight = scaling.get("mscale_all_dim")
@@ -48,7 +48,7 @@ def _write_scale(get: Get) -> dict[str, Any]:
     if MISSING in (value, factor, *widths) or factor <= 1:
         return {}
     growth = math.sqrt(value * math.sqrt(sum(widths)))
-    # Rounded, so that the number that a file had is found again to the last digit.
+    # Rounded to recover the exact number of the original file.
     weight = float(f"{(growth - 1) / (0.1 * math.log(factor)):.10g}")
     return {"rope_parameters": {"mscale_all_dim": weight}}
 
@@ -68,7 +68,7 @@ LATENT = (
     Computed(_read_scale, _write_scale),
     DROPOUT,
 )
-"""Latent attention; the norms of its latents have an eps of their own."""
+"""Lenses of latent attention; the latent norms have a fixed eps."""
 
 PAIRING = flag("rope_interleave", {"position.pairing": "interleaved"}, {"position.pairing": "half"})
 

@@ -1,4 +1,4 @@
-"""EleutherAI and its code: GPT-Neo, GPT-J, GPT-NeoX."""
+"""EleutherAI: GPT-Neo, GPT-J, and GPT-NeoX with its Japanese variant."""
 
 from archwright.hf.families.common import (
     ALL_BIASES,
@@ -162,8 +162,8 @@ def _read_multiple(config: Config) -> Table:
 
 def _write_multiple(get: Get) -> dict[str, object]:
     width, dim = get("feedforward.hidden_dim"), get("dim")
-    whole = width is not MISSING and width % dim == 0
-    return {"intermediate_multiple_size": width // dim} if whole else {}
+    divisible = width is not MISSING and width % dim == 0
+    return {"intermediate_multiple_size": width // dim} if divisible else {}
 
 
 OUT_BIAS = "attention.bias.out"
@@ -172,7 +172,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     "GPTNeoXJapaneseForCausalLM",
     Set({"residual.kind": "pre", **dict.fromkeys(ALL_BIASES, False)}),
     Computed(_read_multiple, _write_multiple),
-    # The last layer alone has a bias, that of its attention's output.
+    # Only the last layer has a bias, on the attention output.
     groups=(
         Layers(
             CustomPattern(lambda config, n: ["plain"] * (n - 1) + ["biased"], lambda roles: {}),

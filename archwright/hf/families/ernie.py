@@ -1,4 +1,4 @@
-"""ERNIE 4.5 of Baidu: RoPE in neighbouring coordinates, dense and with experts."""
+"""Baidu ERNIE 4.5: interleaved RoPE, dense and with experts."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ ERNIE4_5 = LLAMA.derive(
 
 
 def _stretch(config: Config, n: int) -> list[str]:
-    """Return which layers have experts: each `moe_layer_interval`-th of a stretch."""
+    """Return the feed-forward types: every `moe_layer_interval`-th layer of a range is sparse."""
     first, last, step = (
         config[f"moe_layer_{key}"] for key in ("start_index", "end_index", "interval")
     )
@@ -37,7 +37,7 @@ def _stretch(config: Config, n: int) -> list[str]:
 
 
 def _write_stretch(roles: list[str]) -> dict[str, Any]:
-    """Return the stretch from the first layer with experts to the last, of the step that fits."""
+    """Return the range and interval of sparse layers, if one fits."""
     places = [i for i, role in enumerate(roles) if role == "sparse"] or [len(roles)]
     for step in range(1, len(roles) + 1):
         keys = {

@@ -1,4 +1,4 @@
-"""EXAONE of LG: norms of what branches add, and positions in windows alone."""
+"""LG EXAONE: norms of branch outputs, and RoPE only in sliding windows."""
 
 from archwright.hf.families.common import (
     FIRST_DENSE,
@@ -18,10 +18,10 @@ from archwright.hf.lenses import Config, Set
 
 
 def _exaone_layers(config: Config, num_layers: int) -> list[str]:
-    """Full layers have positions where no layer has a window, and none otherwise."""
+    """Return the layer types; without windows, full layers have RoPE."""
     pattern = config["sliding_window_pattern"]
-    whole = config["sliding_window"] is None or not pattern
-    derived = every(num_layers + 1 if whole else pattern)
+    all_sliding = config["sliding_window"] is None or not pattern
+    derived = every(num_layers + 1 if all_sliding else pattern)
     names = config.get("layer_types") or derived(config, num_layers)
     turns = config["sliding_window"] is None
     return ["full_rope" if turns and name == "full_attention" else name for name in names]

@@ -1,4 +1,4 @@
-"""Families that grew in fairseq: OPT and XGLM of Meta, BioGPT of Microsoft."""
+"""Families from fairseq: Meta's OPT and XGLM, Microsoft's BioGPT."""
 
 from archwright.hf.families.common import (
     ALL_BIASES,

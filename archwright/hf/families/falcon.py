@@ -94,7 +94,7 @@ FALCON = Family(
 
 
 def _is_new(get: Get) -> bool:
-    """Tell whether only the newer layout has these choices: norms for each branch, or a few key-value heads."""
+    """True if a spec requires the new layout (two norms or grouped heads)."""
     parallel = get("residual.kind") == "parallel"
     grouped = get("attention.num_kv_heads") not in (1, get("attention.num_heads"))
     return bool(parallel and (get("residual.num_norms") == 2 or grouped))

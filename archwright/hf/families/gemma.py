@@ -1,5 +1,4 @@
-"""Gemma: norms that multiply by 1 + w, embeddings times sqrt(dim), GEGLU, and from Gemma 2 on windows, soft-caps
-and four norms in a layer."""
+"""Google Gemma 1 to 3 and VaultGemma."""
 
 from archwright.hf.families.common import ROLES, by_type, qk_norm
 from archwright.hf.families.llama import LLAMA
@@ -15,7 +14,7 @@ GEMMA = LLAMA.derive(
     "gemma",
     "GemmaForCausalLM",
     Set({**NORM, "embedding.scale": "sqrt_dim"}),
-    # Early files say "gelu" and mean its approximation.
+    # In early files, "gelu" means the tanh approximation.
     Activation("hidden_act", gated=True, names={"gelu_pytorch_tanh": TANH, "gelu": TANH}),
     TWO_WAY,
 )
@@ -49,7 +48,7 @@ GEMMA3 = GEMMA2.derive(
     "Gemma3ForCausalLM",
     *qk_norm(scale_in="float32"),
     Set({"attention.qk_norm.weight": "unit_offset"}),
-    Refuse("attn_logit_softcapping", (None,)),  # the class has the key, and leaves it aside
+    Refuse("attn_logit_softcapping", (None,)),  # declared by the class, but unused
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),

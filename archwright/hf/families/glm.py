@@ -1,4 +1,4 @@
-"""GLM: half of each head turns; from GLM 4 on there are four norms in a layer, then mixtures of experts."""
+"""GLM with partial RoPE, GLM 4, and GLM 4 with experts."""
 
 from archwright.hf.families.common import (
     EXPERT_NAMES,

@@ -1,8 +1,8 @@
-"""Longformer's attention in configs: a window for each layer, and tokens at the start that see all and are seen by all.
+"""Longformer attention in configs: per-layer windows, and global tokens at the start.
 
-No config of the library says which tokens are global: its models are told so with every text, by an input called
-`global_attention_mask`. Published use makes the first token global. A spec has their number; it is written under a key
-of its own, which the library keeps and does not read.
+A transformers config does not record global tokens; the models receive them as the input `global_attention_mask`.
+In published use the first token is global. A spec stores their number, exported as `num_global_tokens`.
+transformers preserves this key but does not read it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from archwright.spec.model_spec import ModelSpec
 
 PARTS = ("query", "key", "value")
-"""Maps of which global tokens have some of their own."""
+"""Projections with separate weights for global tokens."""
 NUM_GLOBAL = "num_global_tokens"
 WINDOW = "attention_window"
 
 
 def longformer_attention(at: str) -> tuple[Lens, ...]:
-    """Return the lenses of attention at this path: its kind, its biases, and how many tokens are global."""
+    """Return the lenses of Longformer attention at a path."""
     biases = {f"{at}.bias.{part}": True for part in (*PARTS, "out")}
     return (
         Set({f"{at}.kind": "longformer", f"{at}.mask.kind": "longformer", **biases}),
@@ -35,24 +35,24 @@ def longformer_attention(at: str) -> tuple[Lens, ...]:
 
 
 def windows(num_layers: str, stack: str = "") -> Computed:
-    """Return the lens of how wide the window of each layer is, half of which lies on either side of a token.
+    """Return the lens of window widths per layer, twice a spec's radius.
 
     Args:
-        num_layers: the key of how many layers there are.
-        stack: the path of a stack that is no decoder.
+        num_layers: Config key of the number of layers.
+        stack: Path of the stack in a spec; empty for the decoder.
     """
 
     def read(config: Config) -> Table:
-        found, number = config[WINDOW], config[num_layers]
-        sizes = found if isinstance(found, list) else [found]
+        value, number = config[WINDOW], config[num_layers]
+        sizes = value if isinstance(value, list) else [value]
         wrong = [size for size in sizes if not isinstance(size, int) or size < 2 or size % 2]
         if wrong:
             raise UserError(
                 f"config.json: {WINDOW}: found {wrong[0]!r}; expected an even number from 2 on"
             )
-        if isinstance(found, list) and len(found) != number:
+        if isinstance(value, list) and len(value) != number:
             raise UserError(
-                f"config.json: {WINDOW}: found {len(found)} windows; expected {number}, one for each layer"
+                f"config.json: {WINDOW}: found {len(value)} windows; expected {number}, one for each layer"
             )
         table: Table = {}
         radii = [nested("attention.mask.radius", size // 2) for size in sizes]
@@ -73,8 +73,8 @@ def windows(num_layers: str, stack: str = "") -> Computed:
 
 
 def global_attention_mask(spec: ModelSpec, tokens: Tensor) -> dict[str, Tensor]:
-    """Return what the library's models are told about a text [batch, length]: 1 where a token is global."""
-    import torch  # configs are read without it
+    """Return the input `global_attention_mask`, [batch, length]: 1 for global tokens."""
+    import torch  # not needed to read configs
 
     stack = spec.encoder_model or spec
     mask = getattr(stack.layer(0).attention, "mask", None)

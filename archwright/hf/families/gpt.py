@@ -92,7 +92,7 @@ STRETCHED = Either(
         Set({"position.scaling.original_length": 4096, "position.scaling.truncate": False}),
     ),
 )
-"""RoPE of a config that says nothing of it."""
+"""Default YaRN scaling if a config has no RoPE parameters."""
 
 GPT_OSS = LLAMA.derive(
     "gpt_oss",

@@ -1,4 +1,4 @@
-"""Granite: Llama with four multipliers; later windows, sinks, a base of RoPE for each layer, and experts."""
+"""IBM Granite: Llama with four multipliers, and variants with windows or experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ GRANITE = LLAMA.derive(
 
 
 @dataclass(frozen=True)
-class ThetaOfEach:
-    """A group of layers by the base of their RoPE, which `key` lists; 0 is a layer without positions."""
+class ThetaByLayer:
+    """Layers grouped by RoPE theta, listed in config[key]; 0 means no positions."""
 
     key: str
     rope: Rope
@@ -52,8 +52,8 @@ class ThetaOfEach:
         for theta in self._thetas(config, config["num_hidden_layers"]):
             if theta and _turns(theta) == role:
                 scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-                own = {**scaling, "rope_theta": theta}
-                return self.rope.read({**config, "rope_scaling": None, "rope_parameters": own})
+                rope = {**scaling, "rope_theta": theta}
+                return self.rope.read({**config, "rope_scaling": None, "rope_parameters": rope})
         return nested("position.kind", "none")
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _turns(theta: float) -> str:
 
 
 def _first(thetas: Sequence[float]) -> list[int]:
-    """Return the first layer with positions, if there is one."""
+    """Return the first layer with RoPE in a list, by default layer 0."""
     return [i for i, theta in enumerate(thetas) if theta][:1] or [0]
 
 
@@ -84,7 +84,7 @@ GRANITE_SWA = GRANITE.derive(
     "GraniteSWAForCausalLM",
     Set({"attention.sinks": True}),
     layer_keys={"self_attn.sinks": "attention.sinks"},
-    groups=(Layers(Listed(otherwise=first_of(4)), ROLES), ThetaOfEach("layer_rope_theta", ROPE)),
+    groups=(Layers(Listed(otherwise=first_of(4)), ROLES), ThetaByLayer("layer_rope_theta", ROPE)),
 )
 
 GRANITEMOE = GRANITE.derive(

@@ -19,7 +19,7 @@ from archwright.spec.errors import UserError
 
 
 def _read_rope(config: Config) -> Table:
-    """Return RoPE whose base a fixed alpha stretches: theta alpha^(d / (d - 2)); these files call it "dynamic"."""
+    """Read RoPE; a fixed alpha scales theta by alpha^(d / (d - 2))."""
     keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
     alpha, kind = keys.get("alpha"), keys.get("rope_type") or keys.get("type")
     if kind != "dynamic" or not alpha:
@@ -68,19 +68,19 @@ YOUTU = LLAMA.derive("youtu", "YoutuForCausalLM", *LATENT, PAIRING, layer_keys=L
 
 
 def _one(key: str, path: str) -> Computed:
-    """Return the lens of a number that may be given for each layer, if all are equal."""
+    """Return the lens of a number or a list of equal numbers."""
 
     def read(config: Config) -> Table:
         numbers = config[key] if isinstance(config[key], list) else [config[key]]
         if len(set(numbers)) != 1:
-            raise UserError(f"config.json: {key}: found {numbers}; this package knows equal ones")
+            raise UserError(f"config.json: {key}: found {numbers}; expected equal numbers")
         return nested(path, numbers[0])
 
     return Computed(read, lambda get: {key: get(path)})
 
 
 def _read_shared(config: Config) -> Table:
-    """Refuse what is not one shared expert in each layer."""
+    """Refuse layers with more or fewer than one shared expert."""
     keys = config["num_shared_expert"]
     if set(keys if isinstance(keys, list) else [keys]) != {1}:
         raise UserError(refused("num_shared_expert", keys, (1,)))

@@ -1,4 +1,4 @@
-"""LED: BART whose encoder has Longformer's attention, for long sources."""
+"""LED: BART with Longformer attention in the encoder."""
 
 from archwright.hf.families.bart import BART
 from archwright.hf.families.fairseq import LAYER_KEYS

@@ -1,4 +1,4 @@
-"""Meta: Llama, from which others differ, and Llama 4 and CWM."""
+"""Meta: Llama (the base of most other families), Llama 4 and CWM."""
 
 from archwright.hf.families.common import (
     ATTENTION_BIAS,
@@ -34,7 +34,7 @@ HEAD_DIM = Either(
     lambda get: True,
     (Field("head_dim", "attention.head_dim"),),
 )
-"""The width of heads; null leaves it to dim / num_heads."""
+"""Lens of the head width; null means dim / num_heads."""
 
 LLAMA = Family(
     "llama",
@@ -73,7 +73,7 @@ LLAMA = Family(
 CWM = LLAMA.derive(
     "cwm",
     "CwmForCausalLM",
-    Write({"bos_token_id": 0}),  # the class demands one
+    Write({"bos_token_id": 0}),  # required by the class
     groups=(Layers(Listed(otherwise=first_of(4)), ROLES),),
     undeclared={"rope_parameters": llama3(1e6, 16.0)},
 )
@@ -83,13 +83,13 @@ ROPE_LAYERS = rope_in_some("none")
 
 
 def _near(config: Config, n: int) -> list[str]:
-    """Return which layers see their own chunk alone: those with positions, where no list says it."""
+    """Return the default mask types: RoPE layers are chunked, other layers full."""
     chunked = {"rope": "chunked_attention", "none": "full_attention"}
     return [chunked[role] for role in ROPE_LAYERS.read(config, n)]
 
 
 def _mixed(config: Config, n: int) -> list[str]:
-    """Return which layers have experts: a list of them, or each `interleave_moe_layer_step`-th."""
+    """Return the feed-forward types, from `moe_layers` or `interleave_moe_layer_step`."""
     step = config["interleave_moe_layer_step"]
     listed = config["moe_layers"]
     places = range(step - 1, n, step) if listed is None else listed

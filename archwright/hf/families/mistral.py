@@ -1,4 +1,4 @@
-"""Mistral: Llama with windows in some layers or queries that grow with their position; and Mixtral."""
+"""Mistral AI: Mistral, Mixtral, Ministral and Ministral 3."""
 
 from typing import Any
 

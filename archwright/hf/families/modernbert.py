@@ -1,4 +1,4 @@
-"""ModernBERT and its decoder: LayerNorm, a head with a map of its own, and RoPE of another base in windows."""
+"""ModernBERT and its decoder variant, with a separate RoPE theta in windows."""
 
 from archwright.hf.families.bert import HEAD_ACTIVATIONS
 from archwright.hf.families.common import (
@@ -39,7 +39,7 @@ LOCAL_ROPE = Rope(fraction="", theta="local_rope_theta", layer_type="sliding_att
 
 
 def _local(option: str) -> Computed:
-    """Return the lens of how far a window reaches, half of what the key says, as an option of its mask."""
+    """Return the lens of a mask option equal to half of `local_attention`."""
     path = f"attention.mask.{option}"
     return converted("local_attention", path, lambda width: width // 2, lambda reach: reach * 2)
 
@@ -68,7 +68,7 @@ MODERNBERT_DECODER = Family(
         Field("classifier_bias", "head.transform.bias"),
         Field("decoder_bias", "head.bias"),
         TIED,
-        # The class demands them.
+        # Required by the class.
         Write({"bos_token_id": 0, "pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}),
     ),
     layers="model.layers.{i}.",

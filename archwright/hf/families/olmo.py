@@ -1,4 +1,4 @@
-"""OLMo: norms without weights at first, then norms of what branches add; and mixtures of experts."""
+"""Ai2 OLMo 1 to 3, and OLMoE and FlexOlmo with experts."""
 
 from archwright.hf.families.common import EXPERTS, balance, by_type, experts, qk_norm
 from archwright.hf.families.llama import LLAMA
@@ -15,7 +15,7 @@ OUTPUT_NORM_NAMES: dict[str, Mapped] = {
 OLMOE = LLAMA.derive(
     "olmoe",
     "OlmoeForCausalLM",
-    # The norm of all queries has dim weights, so that heads share out dim.
+    # The norm over all queries has dim weights, so head_dim must be dim / num_heads.
     Set({"attention.head_dim": "auto"}),
     *qk_norm("projection"),
     Refuse("clip_qkv", (None,)),

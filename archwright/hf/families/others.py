@@ -1,4 +1,4 @@
-"""Vendors of one family each."""
+"""Families of vendors with few models."""
 
 import math
 from collections.abc import Callable
@@ -139,7 +139,7 @@ STABLELM = LLAMA.derive(
 
 
 def _far(config: Config, n: int) -> list[str]:
-    """Return which layers see a window: those from `max_window_layers` on."""
+    """Return the mask types: sliding windows from layer `max_window_layers`."""
     first = n if config["sliding_window"] is None else config["max_window_layers"]
     return ["full_attention" if i < first else "sliding_attention" for i in range(n)]
 
@@ -181,21 +181,21 @@ MINIMAX_M2 = LLAMA.derive(
 
 def _read_depth(config: Config) -> Table:
     depth, number = config["scale_depth"], config["num_hidden_layers"]
-    each = 1.0 if depth is None else depth / math.sqrt(number)
-    return nested("residual.multiplier", {"attention": each, "feedforward": each})
+    factor = 1.0 if depth is None else depth / math.sqrt(number)
+    return nested("residual.multiplier", {"attention": factor, "feedforward": factor})
 
 
 def _write_depth(get: Get) -> dict[str, Any]:
-    each, root = get("residual.multiplier.attention"), math.sqrt(get("num_layers"))
-    return (
-        {} if each is MISSING else {"scale_depth": _shortest(each * root, each, lambda x: x / root)}
-    )
+    factor, root = get("residual.multiplier.attention"), math.sqrt(get("num_layers"))
+    if factor is MISSING:
+        return {}
+    return {"scale_depth": _shortest(factor * root, factor, lambda x: x / root)}
 
 
-def _shortest(near: float, wanted: float, read: Callable[[float], float]) -> float:
-    """Return the number with the fewest digits that is read as the one that is wanted."""
-    tried = (float(f"{near:.{digits}g}") for digits in range(1, 18))
-    return next((number for number in tried if read(number) == wanted), near)
+def _shortest(near: float, target: float, read: Callable[[float], float]) -> float:
+    """Return the shortest decimal close to `near` that reads as `target`."""
+    candidates = (float(f"{near:.{digits}g}") for digits in range(1, 18))
+    return next((number for number in candidates if read(number) == target), near)
 
 
 def _read_base(config: Config) -> Table:
@@ -226,14 +226,14 @@ MINICPM3 = LLAMA.derive(
 
 
 def _window(config: Config) -> Table:
-    """Return the window, which old files count without the query's own key."""
-    others = config["sliding_window_size"]
-    size = config["sliding_window"] if others is None else others + 1
+    """Read the window size; old files exclude the query's position."""
+    old_size = config["sliding_window_size"]
+    size = config["sliding_window"] if old_size is None else old_size + 1
     return nested("attention.mask.size", size)
 
 
 def _mimo_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
-    """Return what differs between windows and full attention."""
+    """Return the lenses that differ between window and full layers."""
     return (
         Rope(layer_type=layer_type, scaled=False),
         Set({"attention.sinks": sinks}),

@@ -1,4 +1,4 @@
-"""Pegasus-X: layers of pre-norm without biases in attention, and an encoder of blocks and global tokens."""
+"""Pegasus-X: pre-norm, unbiased attention, and a block-local encoder with global tokens."""
 
 from typing import Any
 
@@ -25,14 +25,14 @@ SIZE, STAGGERED = "block_size", "stagger_local_blocks"
 
 
 def _read_blocks(config: Config) -> Table:
-    """Return the blocks of an encoder's layers, of which every other one moves its borders by half a block."""
+    """Read the encoder's blocks; staggered layers shift them by half a block."""
     size = config[SIZE]
     blocks = nested("attention.mask", {"kind": "block_local", SIZE: size})
     if not config[STAGGERED]:
         return {"encoder": blocks}
     if size % 2:
         raise UserError(
-            f"config.json: {SIZE}: found {size} beside {STAGGERED} = true; expected an even number"
+            f"config.json: {SIZE}: found {size} with {STAGGERED} = true; expected an even number"
         )
     moved = nested("attention.mask.shift", size // 2)
     layers = {"cycle": ["default", "staggered"]}

@@ -87,15 +87,15 @@ PHI = LLAMA.derive(
 
 
 def _read_mscale(config: Config) -> Table:
-    """Return what LongRoPE multiplies cosines and sines by, which are given for short and long texts."""
+    """Read LongRoPE's attention factor; short and long factors must agree."""
     keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
     short, long = keys.get("short_mscale"), keys.get("long_mscale")
     if (keys.get("rope_type") or keys.get("type") or "default") == "default":
         return {}
     if short is None or short != long:
         raise UserError(
-            f"config.json: rope_parameters.long_mscale: found {long}; this package knows that of "
-            f"short_mscale, {short}, alone"
+            f"config.json: rope_parameters.long_mscale: found {long}; expected the value of "
+            f"short_mscale, {short}"
         )
     return nested("position.scaling.attention_factor", float(short))
 

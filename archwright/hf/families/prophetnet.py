@@ -1,4 +1,4 @@
-"""ProphetNet: an encoder of BART's kind, and a decoder with streams that predict."""
+"""ProphetNet: a BART encoder, and a decoder with predicting streams."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ STREAMS, ROWS = "ngram", "max_position_embeddings"
 
 def _read_streams(config: Config) -> Table:
     if (number := config[STREAMS]) < 1:
-        raise UserError(
-            f"config.json: {STREAMS}: found {number}; expected 1 or more streams, of which the first predicts"
-        )
+        raise UserError(f"config.json: {STREAMS}: found {number}; expected 1 or more streams")
     return {"predicting_streams": number}
 
 
@@ -30,7 +28,7 @@ def _write_streams(get: Get) -> dict[str, Any]:
 
 
 def _read_positions(config: Config) -> Table:
-    """Both tables are as long. Text stands behind the row of padding, and streams a place behind the text."""
+    """Read the positions after padding; decoder streams need one more row."""
     offset = config["pad_token_id"] + 1
     longest = config[ROWS] - offset
     position = {"position": {"offset": offset}}
@@ -49,7 +47,7 @@ def _write_positions(get: Get) -> dict[str, Any]:
 
 
 def _buckets_first(layer: LayerSpec) -> TurnsSwapped:
-    """Return the layout of a map whose numbers for each bucket stand together, and here those for each head."""
+    """Return the layout by bucket, then head, instead of head, then bucket."""
     return TurnsSwapped(groups=attention_size(layer, "num_heads"))
 
 
@@ -102,14 +100,14 @@ PROPHETNET = Family(
         "prophetnet.encoder.embeddings_layer_norm": "encoder.embedding_norm",
         "prophetnet.decoder.position_embeddings": "position.table",
         "prophetnet.decoder.embeddings_layer_norm": "embedding_norm",
-        # The published code looks up row i - 1 for the stream i = 0, 1, ...: the last one for the first.
+        # The published code reads row i - 1 for stream i = 0, 1, ..., so stream 0 reads the last row.
         "prophetnet.decoder.ngram_embeddings": Fused(("predicting_streams",), FirstRowLast()),
         "lm_head.weight": "head.weight",
     },
     prefix="prophetnet.",
-    # The shared table, again.
+    # Duplicates of the shared table.
     ignored=(r"prophetnet\.(en|de)coder\.word_embeddings\.weight",),
-    # Of more tokens at once, the class adds to a stream's scores what other tokens and heads say of distances; the
-    # published code, and the class behind a cache, do not.
+    # For several tokens at once, the class mixes distance scores of other tokens and heads into a stream's scores. The
+    # published code does not, and neither does the class with a cache.
     in_steps=True,
 )

@@ -1,4 +1,4 @@
-"""Qwen: Llama with biases of queries, keys and values, or with their norms, and windows in the upper layers."""
+"""Alibaba Qwen 2 and Qwen 3, dense and with experts."""
 
 from archwright.hf.families.common import (
     EXPERTS,
@@ -18,7 +18,7 @@ from archwright.hf.lenses import Config, Field, Set
 
 
 def _stepped(config: Config, n: int) -> list[str]:
-    """Return which layers have experts: each `decoder_sparse_step`-th but for some."""
+    """Return the feed-forward types, from `decoder_sparse_step` and `mlp_only_layers`."""
     left_out, step = config["mlp_only_layers"] or (), config["decoder_sparse_step"]
     return ["dense" if i in left_out or (i + 1) % step else "sparse" for i in range(n)]
 
@@ -89,7 +89,7 @@ QWEN3_MOE = LLAMA.derive(
         ),
     ),
     layer_keys={**EXPERTS},
-    # Files say num_experts, which the class calls num_local_experts.
+    # Files use num_experts, the class num_local_experts.
     further_aliases={"num_local_experts": "num_experts"},
 )
 
@@ -101,7 +101,7 @@ def _upper_layers(config: Config, num_layers: int) -> list[str]:
 
 
 UPPER_LAYERS = switched(Listed(otherwise=_upper_layers).read)
-"""Windows from layer `max_window_layers` on, if they are switched on."""
+"""Pattern with windows from layer `max_window_layers`, if `use_sliding_window` is true."""
 
 QWEN2 = LLAMA.derive(
     "qwen2", "Qwen2ForCausalLM", Set(QKV_BIASES), groups=(Layers(UPPER_LAYERS, ROLES),)

@@ -1,8 +1,8 @@
-"""Reformer: reversible layers of attention by hashes and in chunks, with positions of a grid.
+"""Reformer: reversible layers with LSH and chunked attention, and axial positions.
 
-In training, the library drops values of the embedding before positions are added, of the latter whole rows, and some
-behind the last norm; here they are dropped from the sum, and none at the end. It leaves the bias of logits of older
-files unread.
+Dropout differs from transformers, which drops embedding values, entire rows of positions, and values after the last
+norm; here dropout applies only to the sum of embedding and positions. transformers ignores the logits bias of older
+files.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from archwright.hf.weight_map import Fused, filled
 
 
 def _read_buckets(number: Any) -> Any:
-    """Return a number of buckets, a list of factors as a tuple; null follows from the length."""
+    """Convert a number of buckets or its factors; null becomes `auto`."""
     return "auto" if number is None else tuple(number) if isinstance(number, list) else number
 
 
@@ -32,7 +32,7 @@ LOCAL = Role(
     {"attention.kind": "softmax", "attention.mask.kind": "chunked"},
     (
         *HEADS,
-        # Without a causal mask, the library shows the first chunk the last one.
+        # Without a causal mask, the first chunk attends to the last one in transformers.
         Refuse("is_decoder", (True,)),
         Field("local_attn_chunk_length", "attention.mask.size"),
         Field("local_num_chunks_before", "attention.mask.chunks_before"),
@@ -51,7 +51,7 @@ LSH = Role(
         Field("lsh_attention_probs_dropout_prob", "attention.dropout"),
         Field("num_hashes", "attention.num_hashes"),
         converted("num_buckets", "attention.num_buckets", _read_buckets, _write_buckets),
-        # Rotations that the library draws anew in each pass are drawn once here.
+        # transformers draws rotations in every pass; here they are drawn once.
         converted("hash_seed", "attention.hash_seed", lambda seed: seed or 0, int),
     ),
 )

@@ -1,4 +1,4 @@
-"""Salesforce: CTRL with positions of its kind, and CodeGen."""
+"""Salesforce: CTRL with sinusoidal positions, and CodeGen."""
 
 from archwright.hf.families.common import ALL_BIASES, GPT_SIZES, LAYER_NORM, TIED, attention_names
 from archwright.hf.families.eleuther import GPT_J
@@ -11,7 +11,7 @@ CODEGEN = GPT_J.derive(
     "codegen",
     "CodeGenForCausalLM",
     layer_keys={
-        # Four shards, as it was trained on four devices each.
+        # Rows are grouped in four shards, one per training device.
         "attn.qkv_proj": Fused(
             ("attention.query", "attention.value", "attention.key"), ByGroup(groups=4)
         )

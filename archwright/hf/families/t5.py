@@ -1,4 +1,4 @@
-"""T5 and its line, of Google: two stacks with relative positions and no scale of scores."""
+"""Google T5 and its successors: relative positions, unscaled attention scores."""
 
 from typing import Any
 
@@ -31,12 +31,11 @@ GATED = {
 FEEDFORWARD = Activation(
     "feed_forward_proj", gated=False, names={"gated-gelu": GATED_ACTIVATIONS["gelu_new"], **GATED}
 )
-"""The function of a feed-forward, and whether it is gated, in one word."""
+"""Lens of the activation, including its gating."""
 
 
 def _read_head(config: Config) -> Table:
-    """Return the head: T5's has the embedding's table, and logits over sqrt(dim). A config that denies the first means
-    the second too, unless it says so itself, as newer files do."""
+    """Read the head; by default, logits scale by 1 / sqrt(dim) if tied."""
     tied = config["tie_word_embeddings"] is not False
     scaled = config.get("scale_decoder_outputs", tied)
     return {"head": {"tied": tied} | (_scaled(config) if scaled else {})}
@@ -48,22 +47,22 @@ def _scaled(config: Config) -> Table:
 
 def _write_head(get: Get) -> dict[str, Any]:
     tied, scaled = get("head.tied"), get("head.logit_scale") != 1
-    more = {} if tied == scaled else {"scale_decoder_outputs": scaled}
-    return {"tie_word_embeddings": tied, **more}
+    scale = {} if tied == scaled else {"scale_decoder_outputs": scaled}
+    return {"tie_word_embeddings": tied, **scale}
 
 
 SELF = "SelfAttention"
 
 
 def _bias(attention: str = SELF) -> str:
-    """Return the name of the table of a layer of its own (umT5), or the first layer's for all (T5)."""
+    """Return the name of a layer's bias table (T5: only layer 0)."""
     return f"layer.0.{attention}.relative_attention_bias"
 
 
 def _layer(
     feedforward: str, attention: str = SELF, inner: str = "DenseReluDense"
 ) -> dict[str, Mapped]:
-    """Return the names within a layer whose feed-forward and attention are called so."""
+    """Return the tensor names of a layer with these module names."""
     inner = f"{feedforward}.{inner}"
     return {
         "layer.0.layer_norm": "residual.norms.attention",
@@ -150,7 +149,7 @@ UMT5 = T5.derive(
 
 
 def _sparse(number: str) -> CustomPattern:
-    """Return the pattern of config[number] layers with experts: the second of each group of layers."""
+    """Return the pattern of config[number] sparse layers, the second per group."""
 
     def read(config: Config, num_layers: int) -> list[str]:
         return _roles(num_layers, config[number])
@@ -168,7 +167,7 @@ def _roles(num_layers: int, sparse: int) -> list[str]:
 
 
 def _mixed(number: str) -> Layers:
-    """Return the group of layers with experts and without, of which config[number] have some."""
+    """Return the group of dense layers and config[number] sparse layers."""
     dense = (
         Activation("dense_act_fn", gated=False),
         Field("d_ff", "feedforward.hidden_dim"),
@@ -215,16 +214,15 @@ SWITCH_TRANSFORMERS = T5.derive(
     layer_keys={**_switch_layer("layer.2"), **CROSS_ATTENTION},
     encoder_layer_keys=_switch_layer("layer.1"),
 )
-"""Routers' losses are those of the paper, of each layer over all texts; the class takes means over layers instead, and
-text by text, where it is asked for them."""
+"""Router losses follow the paper: per layer, over all sequences. transformers averages over layers, per sequence."""
 
 
 LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
 
 
 def _read_scale(config: Config) -> Table:
-    """Return a tied head. Published files deny that, but the key only tells whether logits are scaled. Tensors decide
-    whether the head is tied; the library ties it unless a file has both tables."""
+    """Read LongT5's head; `tie_word_embeddings` only determines the logit scale."""
+    # Tensors determine tying: transformers unties a head only if a file has both tables.
     return {"head": _read_head(config)["head"] | {"tied": True}}
 
 
@@ -247,15 +245,14 @@ _SUMS: tuple[Lens, ...] = (
 
 
 def _long_encoder(ours: str, theirs: str) -> dict[str, Mapped]:
-    """Return the names within a layer where attention is of a kind; others stand in either."""
-    names = _layer("layer.1", theirs)
+    """Return the attention's tensor names, valid for one kind of attention."""
     norm = {f"layer.0.{theirs}.global_input_layer_norm": "attention.norm"}
-    own = {name: held for name, held in (names | norm).items() if theirs in name}
-    return {name: When("attention.kind", ours, str(held)) for name, held in own.items()}
+    names = (_layer("layer.1", theirs) | norm).items()
+    return {k: When("attention.kind", ours, str(held)) for k, held in names if theirs in k}
 
 
 def _tables(ours: str, **held: str) -> dict[str, Mapped]:
-    """Return the names of the first layer's tables, where attention is of a kind."""
+    """Return the names of layer 0's bias tables, by attention kind."""
     return {
         f"encoder.block.0.layer.0.{name}": When("encoder.attention.kind", ours, f"encoder.{table}")
         for name, table in held.items()

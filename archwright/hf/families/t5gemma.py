@@ -1,4 +1,4 @@
-"""T5Gemma of Google: two stacks of Gemma 2, each of sizes of its own."""
+"""Google T5Gemma: an encoder and a decoder of Gemma 2 layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STACK: tuple[Lens, ...] = (
     Activation("hidden_activation", gated=True),
     Field("intermediate_size", "feedforward.hidden_dim"),
 )
-"""What the table of each stack says of it."""
+"""Lenses of each stack's nested config."""
 
 CROSS: tuple[Lens, ...] = (
     Field("num_attention_heads", "cross_attention.num_heads"),
@@ -50,7 +50,7 @@ CROSS: tuple[Lens, ...] = (
     ),
     Field("final_logit_softcapping", "head.softcap", or_none=True),
 )
-"""What the decoder's table says besides."""
+"""Further lenses of the decoder's config."""
 
 TYPES = Listed(otherwise=every(2))
 BOTH_WAYS = {
@@ -94,7 +94,7 @@ T5GEMMA = Family(
         Field("attention_dropout", "cross_attention.dropout"),
         InPart("encoder", STACK, at="encoder"),
         InPart("decoder", (*STACK, *CROSS)),
-        # Beside the tables, where the class has it too, and reads it from the decoder's.
+        # The top level repeats the decoder's vocab_size.
         Computed(lambda config: {}, lambda get: {"vocab_size": get("vocab_size")}),
         TIED,
     ),
