@@ -96,4 +96,4 @@ def check_ids(table: Mapping[str, Any], path: Path) -> None:
         values = value if isinstance(value, list) else [value]
         if not all(type(i) is int and 0 <= i < 1 << 31 for i in values):
             shown = json.dumps(value)[:80]
-            raise UserError(f"{path}: {key}: found {shown}; expected the id of a token, or several")
+            raise UserError(f"{path}: {key}: found {shown}; expected a token id or a list of ids")

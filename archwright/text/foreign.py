@@ -67,7 +67,7 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
     ids = [*(vocab.items() if isinstance(vocab, dict) else of_list)]
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
+        raise UserError(f"{name} is not a tokenizer.json: added_tokens is not a list of tokens.")
     check_ids([*ids, *((str(token.get("content")), token.get("id")) for token in added)], name)
     with library_errors(f"{name} is not a tokenizer.json"), quiet():
         _check_settings(content, name)
@@ -91,7 +91,7 @@ def _check_settings(content: Mapping[str, Any], name: str) -> None:
             raise UserError(f"{name}: {what}: found {size:,} characters; expected at most {most:,}")
     for steps in (("normalizer", "pre_tokenizer"), ("decoder",)):
         if _growth([*map(content.get, steps)]) > GROWTH:
-            raise UserError(f"{name}: the {steps[0]} lets a text grow more than {GROWTH} times.")
+            raise UserError(f"{name}: the {steps[0]} may lengthen a text more than {GROWTH} times.")
     if (chance := model.get("dropout")) or (chance := model.get("alpha")):
         raise UserError(f"{name}: model: found dropout or alpha = {chance}; expected no random ids")
 

@@ -70,7 +70,7 @@ def sample(documents: Readable, limit: int) -> Iterator[str]:
                 taken += len(piece)
                 if not warned and has_long_run(piece):
                     warnings.warn(
-                        f"data.text: {document.name} has more than {LONGEST:,} letters, signs or blanks "
+                        f"data.text: {document.name} has more than {LONGEST:,} letters, signs or spaces "
                         "in a row; training splits them into words of that length",
                         stacklevel=2,
                     )

@@ -325,7 +325,7 @@ def _without_surrogates(text: str, place: str, errors: str) -> str:
         if errors == "strict":
             raise UserError(
                 f"{place}: half a character (a lone surrogate) at position {error.start} of the "
-                "text. Mend it, or set data.errors=replace."
+                "text. Fix it, or set data.errors=replace."
             ) from None
         return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
     return text

@@ -128,7 +128,7 @@ class Tokenizer:
         files = read_companions(folder)
         config = table(files, CONFIG)
         if "eos_token" not in config:
-            raise UserError(f'"{folder}" holds no tokenizer: no {CONFIG} there names an eos_token.')
+            raise UserError(f'"{folder}" holds no tokenizer: its {CONFIG} has no eos_token.')
         begin = content(config.get("bos_token")) if config.get("add_bos_token") else ""
         return cls(read_json(folder / FILE), content(config["eos_token"]), begin, files)
 

@@ -225,7 +225,7 @@ def test_what_is_no_id_is_refused(name: str, wrong: Any, original: Path, tmp_pat
     table = json.loads((original / name).read_text("utf-8")) | {"eos_token_id": wrong}
     (folder / name).unlink()
     (folder / name).write_text(json.dumps(table), "utf-8")
-    with pytest.raises(UserError, match=r"eos_token_id: found .*; expected the id of a token"):
+    with pytest.raises(UserError, match=r"eos_token_id: found .*; expected a token id"):
         hf.load(folder)
 
 
