@@ -20,11 +20,11 @@ from archwright.spec.errors import UserError
 
 
 class DamagedError(UserError):
-    """A file that is truncated, changed or missing; an older copy may be intact."""
+    """A truncated, changed or missing file. An older copy may be intact."""
 
 
 def check_replaceable(path: Path, is_ours: Callable[[Path], bool] = lambda _: True) -> None:
-    """Refuse to overwrite a folder, a link or a file that `is_ours` rejects."""
+    """Refuse to overwrite a folder, a link or a foreign file (`is_ours`)."""
     try:
         mode = path.lstat().st_mode
     except OSError:  # it is missing, or writing raises the same
@@ -173,26 +173,26 @@ def abandoned(folder: Path, *names: str) -> Iterator[Path]:
 
 
 def stamp(path: str | Path) -> tuple[int, int, int]:
-    """Return inode, size and modification time (ns), which change with the file or its content."""
+    """Return inode, size and modification time (ns) of a file, to detect changes."""
     status = os.stat(path)  # noqa: PTH116  (three times as fast as Path.stat)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:
-    """Return sizes, times and inodes of files by name, and the machine's boot ID, to detect changes."""
+    """Return sizes, times and inodes of files, and the machine's boot ID."""
     stats = {name: path.stat() for name, path in paths.items()}
     files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in stats.items()}
     return {"boot": _boot(), "files": files}
 
 
 def machine_file(folder: Path, name: str, state: Mapping[str, Any]) -> Path:
-    """Return a path specific to the boot in `state`, a result of `state_of`."""
+    """Return a path specific to the boot in `state` (see `state_of`)."""
     boot = hashlib.blake2b(state["boot"].encode(), digest_size=8).hexdigest()
     return folder / f"{name}-{boot}.json"
 
 
 def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> None:
-    """Write `values` to a `machine_file` and remove files of the machine's earlier boots.
+    """Write `values` to a `machine_file`; remove files of earlier boots.
 
     Raises:
         UserError: See `atomic_write`.
@@ -208,7 +208,7 @@ def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> Non
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if missing or damaged."""
+    """Return the object in a JSON file. Empty if the file is missing or damaged."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -217,7 +217,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def is_abandoned(path: Path, pid: int) -> bool:
-    """True if the writing process is dead on this machine, or the file is a day old."""
+    """True if the writer is dead on this machine, or the file is a day old."""
     import psutil
 
     with contextlib.suppress(OSError):
@@ -230,7 +230,7 @@ _DAY = 86_400.0  # seconds
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not its target) or a folder, ignoring errors."""
+    """Remove a file, link (not its target) or folder, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -239,7 +239,7 @@ def remove(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Rename `folder` to a hidden name, then remove it, so that no partial folder remains visible."""
+    """Hide a folder, then remove it. An interruption leaves no partial folder visible."""
     hidden = folder.with_name(f".tmp-removed-{folder.name.lstrip('.')}")
     shutil.rmtree(hidden, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -274,7 +274,7 @@ def _reason(error: OSError, path: Path, setting: str) -> str:
 
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of a process out of descriptors or memory; its files are intact."""
+"""Errors of a process out of descriptors or memory. Its files are intact."""
 
 
 def _free(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Choices from outside the package: the registries of all axes, and files with choices (`--parts`)."""
+"""Choices from outside the package: registries of all axes, and `--parts` files."""
 
 import hashlib
 import importlib.util
@@ -124,7 +124,7 @@ def load_parts_file(path: Path) -> str:
 
 
 def have_joined() -> bool:
-    """True if a choice from outside the package is registered in this process."""
+    """True if a choice from outside the package is registered."""
     choices = (choice for axis in Choice.axes() for choice in axis.kinds.values())
     return any(choice.__module__.partition(".")[0] != "archwright" for choice in choices)
 
@@ -159,7 +159,7 @@ def _check_registered(path: Path) -> None:
 
 
 def line_in(path: Path, error: BaseException) -> str:
-    """Return ", line N" for the error's line in a file, or an empty string."""
+    """Return ", line N" for an error raised in the file, else ""."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
     frames = traceback.extract_tb(error.__traceback__)

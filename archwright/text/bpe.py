@@ -23,7 +23,7 @@ WORDS = (
     r"|\p{N}{1,3}"  # up to three digits, as in GPT-4
     r"|\s+(?!\S)|\s"  # whitespace, except for a last space, which belongs to the next word
 )
-"""Pre-tokenization pattern: GPT-2's without English contractions, which would split quoted strings in code.
+"""Pre-tokenization pattern: GPT-2's without English contractions, which split quoted strings in code.
 
 A word has the same token inside a line and at its start, because it takes the last space of the
 indentation. Patterns that keep the whole indentation together need 6 % fewer tokens, but a small
@@ -33,7 +33,7 @@ GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 """The split pattern of GPT-2 (Radford et al., 2019)."""
 
 LONGEST = 2048
-"""Maximum characters of a word in BPE training: the library's time is quadratic in the length.
+"""Maximum characters of a word in BPE training, since time grows quadratically.
 
 No ordinary word is longer. Long runs without a border, such as DNA or a line of spaces, are split
 into words of this length.
@@ -46,7 +46,7 @@ LONG_RUN = re.compile(
 def train_here(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
-    """Train a BPE as `train_bpe` does, in this process: Ctrl-C has no effect until the end."""
+    """Train as in `train_bpe`, in this process. Ctrl-C has no effect until the end."""
     if special_tokens:
         border = pattern_of(special_tokens)
         texts = (part for text in texts for part in border.split(text))
@@ -78,7 +78,7 @@ def bpe_of(
     special_tokens: Sequence[str],
     pattern: str = WORDS,
 ) -> tokenizers.Tokenizer:
-    """Build a byte-level BPE from a vocabulary and merges in order of priority.
+    """Build a byte-level BPE from a vocabulary and ordered merges.
 
     Special tokens missing from the vocabulary get the next ids, in order.
 
@@ -108,7 +108,7 @@ def bpe_of(
 
 
 def merges_of(tokenizer: tokenizers.Tokenizer) -> list[tuple[bytes, bytes]] | None:
-    """Return the merges of a byte-level BPE in order of priority; None for other tokenizers."""
+    """Return the ordered merges of a byte-level BPE, or None for other tokenizers."""
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     values = {name: byte for byte, name in byte_names().items()}
     pairs = [tuple(p if isinstance(p, list) else p.split(" ")) for p in model.get("merges", [])]
@@ -128,7 +128,7 @@ def raw_bytes(special_tokens: list[str]) -> tokenizers.Tokenizer:
 
 
 def fast_encoding(tokenizer: tokenizers.Tokenizer) -> Callable[[str], Ids] | None:
-    """Return a faster encoder with the same ids, or None if there is none.
+    """Return a faster encoder with the same ids, or None.
 
     Raw bytes are copied. A BPE is encoded by tiktoken, about ten times faster; the rank of a merge
     is the id of its result.
@@ -163,7 +163,7 @@ def _merges_by_id(tokenizer: tokenizers.Tokenizer, ranks: dict[bytes, int]) -> b
 
 
 def _ranks(vocab: dict[str, int], special: Collection[str]) -> dict[bytes, int] | None:
-    """Return ids by token bytes; None if a token is not bytes or a byte is missing."""
+    """Return ids by token bytes. None if a token is not bytes or a byte is missing."""
     values = {name: byte for byte, name in byte_names().items()}
     tokens = [token for token in vocab if token not in special]
     if any(char not in values for token in tokens for char in token):
@@ -175,7 +175,7 @@ def _ranks(vocab: dict[str, int], special: Collection[str]) -> dict[bytes, int] 
 def _same(
     content: dict[str, Any], other: tokenizers.Tokenizer, ignored: Collection[str] = ()
 ) -> bool:
-    """True if a serialised tokenizer equals `other`, except for `ignored` keys of the model."""
+    """True if a serialised tokenizer equals `other`. Keys of the model in `ignored` may differ."""
     expected = json.loads(other.to_str())
     parts = [(content[part], expected[part]) for part in ("normalizer", "pre_tokenizer")]
     keys = (content["model"].keys() | expected["model"].keys()) - set(ignored)

@@ -1,4 +1,4 @@
-"""BPE training, in a separate process if it takes long: the library ignores Ctrl-C, but a process can be killed."""
+"""BPE training. Long training uses a child process, because the library ignores Ctrl-C but a process can be killed."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ from archwright.spec.errors import UserError
 from archwright.text.bpe import train_here
 
 AT_ONCE = 1 << 18
-"""Maximum characters to train on in this process, which takes a second or two without Ctrl-C."""
+"""Maximum characters to train on in this process (a second or two without Ctrl-C)."""
 LENGTH = 8
-"""Bytes of a text's length prefix; a length of 0 ends the stream."""
+"""Bytes of a text's length prefix. A length of 0 ends the stream."""
 
 
 def train_bpe(
@@ -55,7 +55,7 @@ def train_bpe(
 def train_apart(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
-    """Train in a child process that ends if this process is interrupted or dies.
+    """Train in a child process, which never outlives this one.
 
     Raises:
         UserError: The child died, most likely out of memory.

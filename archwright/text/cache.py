@@ -19,9 +19,9 @@ SETTING = "ARCHWRIGHT_CACHE"
 """Environment variable for the cache folder."""
 
 UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+")
-"""Names of temporary files; their process holds the lock of the final name."""
+"""Names of temporary files. Their process holds the lock of the final name."""
 NAME = "[0-9a-f]{32}(?:-[0-9a-f]{16})?"
-"""Names of entries: a hash, followed by a hash of the boot ID if the entry is valid for one boot only."""
+"""Names of entries: a hash. A hash of the boot ID follows if an entry is valid for one boot only."""
 LOCK = re.compile(rf"\.(?P<name>{NAME}(?:\.json)?)\.lock")
 
 
@@ -79,7 +79,7 @@ def sweep() -> None:
 
 
 def listed(folder: Path) -> list[Path]:
-    """Return the sorted paths in a folder; empty if it is missing or a link."""
+    """Return the sorted paths in a folder. Empty if it is missing or a link."""
     try:
         return [] if folder.is_symlink() else sorted(folder.iterdir())
     except OSError:

@@ -17,11 +17,11 @@ KINDS = {
     "measured": re.compile(rf"{HASH}\.json"),
     "surveys": re.compile(rf"{NAME}\.json"),
 }
-"""Cache folders and the names of their entries; other files are neither counted nor removed."""
+"""Cache folders and the names of their entries. Other files are neither counted nor removed."""
 
 
 class Entry(NamedTuple):
-    """A cache entry: kind, path, size in bytes and time of last use (seconds since 1970)."""
+    """A cache entry. `size` is in bytes, `used` the time of last use in seconds since 1970."""
 
     kind: str
     path: Path
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """Removed entries, entries in use, and entries that the system refused to remove."""
+    """Entries by result: removed, in use, or not removable."""
 
     removed: list[Entry]
     busy: list[Entry]

@@ -1,4 +1,4 @@
-"""Splitting long texts at borders of pre-tokenizers, so that pieces have the tokens of the full text."""
+"""Splitting long texts at borders of pre-tokenizers, so that the tokens stay the same."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -8,7 +8,7 @@ from operator import itemgetter
 TARGET = 1 << 18
 """Approximate characters of a piece."""
 LIMIT = 1 << 20
-"""Maximum characters without a border (space, newline, punctuation) before text is cut anywhere."""
+"""Maximum characters without a border. Longer runs are cut anywhere."""
 
 BORDER = (
     r"(?:(?<=[!-~\w]\n)(?=[!-~\w])"  # a newline between visible characters
@@ -20,7 +20,7 @@ LAST = re.compile(r".*" + BORDER, re.DOTALL)
 
 
 def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> Iterator[str]:
-    """Yield the joined `blocks` in pieces that do not depend on the blocks.
+    """Yield the joined `blocks` in pieces, independently of the blocks' borders.
 
     Pre-tokenizers of the GPT-2 family (also GPT-4's, Llama 3's, Qwen's and archwright's) never join
     the text on both sides of a `BORDER` and look at most one character ahead. The pieces therefore
@@ -63,7 +63,7 @@ def pattern_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _marked(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, "") for names and ("", text) for other text, in order."""
+    """Yield (name, "") for names and ("", text) between them."""
     pattern, longest = pattern_of(names), max(map(len, names))
     buffer = ""
     for text in chain(texts, [None]):

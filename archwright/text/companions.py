@@ -15,12 +15,12 @@ from archwright.text.json_table import Table, parse_table, read_text
 CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 TOKEN_IDS = "token_ids.json"
-"""File for the token ids of config.json; the model determines the rest of config.json."""
+"""File for the token ids of config.json. The model determines the rest of config.json."""
 TABLES = (CONFIG, GENERATION, TOKEN_IDS, "special_tokens_map.json", "chat_template.json")
 TEXTS = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 DECODER_START, FORCED_FIRST = "decoder_start_token_id", "forced_bos_token_id"
-"""Encoder-decoder models: first id that the decoder reads, and first id that it must generate."""
+"""Encoder-decoder models: first input of the decoder, and its forced first output."""
 ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START, FORCED_FIRST)
 
 
@@ -50,12 +50,12 @@ def write_companions(files: Mapping[str, str], folder: Path) -> None:
 
 
 def table(files: Mapping[str, str], name: str) -> Table:
-    """Return the JSON object of a companion file, or an empty one if it is missing."""
+    """Return the JSON object of a companion file. Empty if the file is missing."""
     return parse_table(files[name], Path(name)) if name in files else {}
 
 
 def content(token: object) -> str:
-    """Return the text of a token, which configs store as a string or as a table with "content"."""
+    """Return the text of a token. Configs store a string or an object with "content"."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""
 
@@ -87,7 +87,7 @@ def as_text(table: Mapping[str, object]) -> str:
 
 
 def check_ids(table: Mapping[str, Any], path: Path) -> None:
-    """Refuse values that are neither a token id nor a list of token ids.
+    """Refuse values other than a token id or a list of them.
 
     Raises:
         UserError: On the first such value.

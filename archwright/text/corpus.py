@@ -1,4 +1,4 @@
-"""Text as a stream of documents, split into a training and a held-out part."""
+"""Text as a stream of documents, split into training and held-out documents."""
 
 import hashlib
 import warnings
@@ -23,11 +23,11 @@ FORMAT = 1
 DIGITS = 16
 """Hexadecimal digits of a document in `Surveyed.contents`."""
 Choose = Callable[[Surveyed, Span], Span | None]
-"""Function that returns the part of a document on one side of a split, or None."""
+"""Function from a document to its part on one side of a split, or None."""
 
 
 class Document(NamedTuple):
-    """A document: its name, and its text in pieces (a stream: iterate once)."""
+    """A document with a name and a stream of text pieces (iterate once)."""
 
     name: str
     pieces: Iterator[str]
@@ -70,7 +70,7 @@ class Documents:
                     yield Document(chosen.name, read(file, chosen, self.data))
 
     def parts(self, least: int) -> tuple["Documents", ...]:
-        """Split into parts of at least `least` bytes; the last part may be smaller.
+        """Split into parts of at least `least` bytes. The last may be smaller.
 
         Parts are runs of whole files, and depend only on the files. Sizes of parts are estimated from sizes of files.
         """
@@ -86,7 +86,7 @@ class Documents:
         return tuple(self._part(first, stop, share) for first, stop in pairwise(borders))
 
     def _part(self, first: int, stop: int, share: float) -> "Documents":
-        """Return the documents in `files[first:stop]`; `share`: documents' bytes per byte of the files."""
+        """Return the documents in `files[first:stop]`. `share` is their share of the bytes, to estimate the size."""
         files = self.files[first:stop]
         size = round(share * sum(file.size for file in files))
         fingerprint = _hash(self.fingerprint, "files", str(first), str(stop))
@@ -95,7 +95,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training documents, held-out documents, and names of files skipped because they are not text."""
+    """Training documents, held-out documents, and names of skipped binary files."""
 
     train: Documents
     held_out: Documents
@@ -108,7 +108,7 @@ class Corpus:
 
 
 def open_corpus(data: DataSpec) -> Corpus:
-    """Open the text of `data`, split into a training and a held-out part.
+    """Open the text of `data`, split into training and held-out documents.
 
     Held out are the files of `data.held_out`; by default, the documents with names that hash to 0 modulo 10, or, if
     that leaves a side empty, the last tenth of the text. Exact duplicates are on the side of their first copy.
@@ -147,7 +147,7 @@ def open_corpus(data: DataSpec) -> Corpus:
 
 
 def open_texts(texts: tuple[str, ...], data: DataSpec) -> Documents:
-    """Open all documents of `texts` without a split, with the options of `data`.
+    """Open all documents of `texts`, with the options of `data`.
 
     Raises:
         UserError: Missing, binary, empty or undecodable files, one per line.
@@ -157,7 +157,7 @@ def open_texts(texts: tuple[str, ...], data: DataSpec) -> Documents:
 
 
 def _given_split(data: DataSpec) -> Corpus:
-    """Hold out the files of `data.held_out`, and never train on one of them."""
+    """Hold out the files of `data.held_out`. Training never reads them."""
     held_out = find_files(data.held_out, "data.held_out")
     paths = {file.path.resolve() for file in held_out}
     train = tuple(f for f in find_files(data.text) if f.path.resolve() not in paths)
@@ -189,7 +189,7 @@ def _codes(files: Sequence[Surveyed]) -> NDArray[np.uint64]:
 def _tail(
     files: tuple[Surveyed, ...], data: DataSpec, near: int, repeats: Set[int]
 ) -> tuple[int, int]:
-    """Return the start of the held-out tail, and the number of documents that start before it.
+    """Return the start of the held-out tail, and the number of earlier documents.
 
     The start is in bytes over all files. It is in or at the start of a document that duplicates no earlier one.
     """

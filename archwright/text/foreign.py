@@ -20,16 +20,16 @@ LARGEST = 1 << 26
 """Maximum bytes of a tokenizer.json; the largest published ones have 35 million."""
 LARGEST_ID = 1 << 24
 GROWTH = 1 << 8
-"""Maximum growth factor of a text by replacements; published tokenizers map a character to one or two."""
+"""Maximum growth factor of a text by replacements. Published tokenizers map a character to one or two."""
 SETTINGS, ADDED, LONGEST = 1 << 15, 1 << 20, 1 << 12
-"""Maximum characters of all settings, of all added tokens (the library compiles an automaton), and of one token."""
+"""Maximum characters of all settings, all added tokens, and one token. The library compiles added tokens."""
 CHARACTERS = re.compile(r'"precompiled_charsmap": "[^"]*"')
 STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 GAPS = 1 << 16
-"""Unused ids that a vocabulary may have beyond one per token: memory and time grow with the largest id."""
+"""Allowed unused ids beyond one per token. Memory and time grow with the largest id."""
 
 _STANDARD_ERROR = Lock()
-"""Held while standard error is redirected: a second thread would save the redirected descriptor."""
+"""Held while standard error is redirected. Otherwise a second thread would save the redirected descriptor."""
 
 
 def read_json(path: Path) -> tokenizers.Tokenizer:
@@ -97,9 +97,9 @@ def _check_settings(content: Mapping[str, Any], name: str) -> None:
 
 
 def hiding(inner: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.Tokenizer:
-    """Return a tokenizer with the same ids that never finds `names` in a text, except for the unknown token.
+    """Return a tokenizer that never encodes text to `names`, except the unknown token.
 
-    In its vocabulary, hidden names start with a null character and a space, as no pre-tokenized text does.
+    Ids stay the same. In the vocabulary, hidden names start with a null character and a space, unlike any pre-tokenized text.
     """
     content = json.loads(inner.to_str())
     model = content["model"]
@@ -115,7 +115,7 @@ def hiding(inner: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.To
 
 
 def check_ids(ids: Collection[tuple[str, object]], name: str) -> None:
-    """Refuse a vocabulary with invalid or widely spaced ids, or with a very long token.
+    """Refuse a vocabulary with invalid ids, wide gaps or very long tokens.
 
     Raises:
         UserError: On the first such token; the message starts with `name`.
@@ -134,7 +134,7 @@ def check_ids(ids: Collection[tuple[str, object]], name: str) -> None:
 
 
 def begin_of(inner: tokenizers.Tokenizer) -> str:
-    """Return the token that a tokenizer's file puts before a text, or an empty string.
+    """Return the token added before a text, or an empty string.
 
     Raises:
         UserError: The parts of the tokenizer contradict each other.
@@ -147,7 +147,7 @@ def begin_of(inner: tokenizers.Tokenizer) -> str:
 
 @contextmanager
 def library_errors(name: str) -> Iterator[None]:
-    """Turn errors of the tokenizers library into a one-line error that starts with `name`.
+    """Turn errors of the tokenizers library into one-line errors about `name`.
 
     Raises:
         UserError: The error of the library.

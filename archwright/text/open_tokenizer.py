@@ -1,4 +1,4 @@
-"""The tokenizer of a spec: trained on the text (once), raw bytes, or from a file."""
+"""The tokenizer of a spec: trained once, raw bytes, or a file's."""
 
 import hashlib
 import json
@@ -26,11 +26,11 @@ SAMPLE = 100_000_000
 
 
 CHECKED = 1 << 15
-"""Characters of the text on which the fast encoder is compared with the slow one."""
+"""Characters of text for comparing the fast and the slow encoder."""
 
 
 def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
-    """Return the tokenizer of `spec`; a BPE is trained on `documents` and cached.
+    """Return the tokenizer of `spec`. A BPE is trained on `documents` and cached.
 
     Raises:
         UserError: The file is missing, or the vocabulary is too small or lacks the special tokens.
@@ -59,7 +59,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
 
 
 def sample(documents: Readable, limit: int) -> Iterator[str]:
-    """Yield about `limit` bytes of pieces at most, spread evenly over the text."""
+    """Yield about `limit` bytes of pieces at most, evenly over the text."""
     share = min(1.0, limit / max(documents.size, 1))
     seen = taken = 0
     warned = False

@@ -1,4 +1,4 @@
-"""Source-target pairs from files or in two artificial languages, split into a training and a held-out part."""
+"""Source-target pairs for training and evaluation. They come from files or from two artificial languages."""
 
 import hashlib
 import json
@@ -46,10 +46,10 @@ class Pairs(Readable, Protocol):
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs; for drawn training pairs, the number for training a tokenizer."""
+        """Number of pairs. For drawn training pairs: the number for training a tokenizer."""
 
     def pair(self, seed: int, index: int) -> Pair:
-        """Return a pair by its number; the seed matters only for drawn pairs."""
+        """Return a pair by its number. The seed matters only for drawn pairs."""
 
 
 class PairCorpus(NamedTuple):
@@ -93,7 +93,7 @@ def open_pairs(data: DataSpec) -> PairCorpus:
 
 
 def read_pairs(name: str, key: str, errors: str = "strict") -> Pairs:
-    """Return all pairs of a file, a folder or a glob, or the synthetic pairs named in `JUDGED`.
+    """Return all pairs of a file, folder or glob, or synthetic pairs (`JUDGED`).
 
     Raises:
         UserError: Missing or malformed files; the message starts with `key`.
@@ -163,7 +163,7 @@ class SyntheticPairs:
         return _documents(self.pair(0, index) for index in range(self.num_pairs))
 
     def pair(self, seed: int, index: int) -> Pair:
-        """Return the pair of a seed and a number: a pure function of both."""
+        """Return the pair of a seed and a number, deterministically."""
         generator = np.random.default_rng((seed, index, STREAMS.index(self.side)))
         draw = synthetic_pairs.draw_longer if self.side == "longer" else synthetic_pairs.draw
         while True:
@@ -216,7 +216,7 @@ def _of_file(file: TextFile, key: str, errors: str) -> Iterator[Pair]:
 
 
 def _of_line(line: bytes, path: Path, number: int, errors: str) -> tuple[str, str] | None:
-    """Return source and target of a line, or None if it is blank."""
+    """Return source and target of a line, or None if blank."""
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8", errors).rstrip("\r\n")
     except UnicodeDecodeError as error:

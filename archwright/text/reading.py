@@ -25,11 +25,11 @@ NO_CONTROLS = bytes({*range(32, 256), *b"\t\n\r\f\b\x1b"})
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A file after its first reading: size, hash, and bytes on both sides of the hash split.
+    """A file after its first reading, with size, hash and split.
 
-    `base` is its offset in the concatenation of all files. `contents` has 8 bytes per document in hexadecimal: a hash
-    of its text, with the side of its name as the lowest bit. Documents with numbers in `moved` are on the opposite
-    side.
+    `kept_bytes` and `held_out_bytes` are the bytes on each side of the hash split. `base` is the offset in the
+    concatenation of all files. `contents` has 8 bytes per document in hexadecimal: a hash of its text, with the side of
+    its name as the lowest bit. Documents with numbers in `moved` are on the opposite side.
     """
 
     file: TextFile
@@ -50,7 +50,7 @@ class ChangedError(UserError):
 
 
 class Span(NamedTuple):
-    """A document as a byte range of its file; short documents include their text."""
+    """A document as a byte range of its file. Short documents include their text."""
 
     name: str
     start: int
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """True if the hash of the name selects the held-out side: one in ten."""
+        """True if the name's hash selects the held-out side (one in ten)."""
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).digest()
         return digest[0] % 10 == 0
 
@@ -67,7 +67,7 @@ class Span(NamedTuple):
 def survey(
     files: Iterable[TextFile], data: DataSpec, key: str
 ) -> tuple[tuple[Surveyed, ...], tuple[str, ...]]:
-    """Read all files once; return the text files, and the names of skipped binary files.
+    """Read all files once. Return text files, and names of skipped binary files.
 
     Raises:
         UserError: Binary, undecodable or unreadable files, or no text; one per line.
@@ -114,7 +114,7 @@ def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
 
 
 def read(file: Surveyed, span: Span, data: DataSpec) -> Iterator[str]:
-    """Yield a document's text in pieces that have the tokens of the full text.
+    """Yield a document's text in pieces, with the same tokens.
 
     Raises:
         ChangedError: The file changed after its survey.
@@ -125,7 +125,7 @@ def read(file: Surveyed, span: Span, data: DataSpec) -> Iterator[str]:
 
 
 def line_border(file: Surveyed, span: Span, near: int) -> int | None:
-    """Return the start of a line inside a plain-text span, at or near byte `near`.
+    """Return the start of a line inside a span, near byte `near`.
 
     Falls back to the start of any character; None if the span is too short to be cut.
     """
@@ -144,7 +144,7 @@ def line_border(file: Surveyed, span: Span, near: int) -> int | None:
 
 
 def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
-    """Survey a file; None if it is not text and the user did not name it."""
+    """Survey a file. None for a binary file that the user did not name."""
     options = {"name": file.name, "field": data.field, "separator": data.separator}
     options |= {"errors": data.errors, "skipped": f"{file.implicit} {file.library}"}
 
@@ -184,7 +184,7 @@ def _survey_table(file: TextFile, data: DataSpec) -> Surveyed:
 
 
 def _with_sides(surveyed: Surveyed, data: DataSpec) -> Surveyed:
-    """Add the bytes on both sides of the hash split, and the contents."""
+    """Add `kept_bytes`, `held_out_bytes` and `contents`."""
     num_bytes, contents = [0, 0], bytearray()
     for span in spans(surveyed, data):
         side = span.held_out
@@ -195,7 +195,7 @@ def _with_sides(surveyed: Surveyed, data: DataSpec) -> Surveyed:
 
 
 def _hash(file: Surveyed, span: Span, data: DataSpec) -> int:
-    """Return 64 bits of the hash of a document's UTF-8 bytes; for an undivided file, of the file's hash."""
+    """Return 64 bits of a document's hash. An undivided file uses the file's hash."""
     digest = bytes.fromhex(file.digest)
     if span.text is not None or span.stop - span.start < file.size:
         hasher = hashlib.blake2b(digest_size=16)
@@ -216,7 +216,7 @@ def _binary(head: bytes) -> str:
 
 
 def _checked(handle: BinaryIO, file: TextFile, errors: str) -> tuple[int, str]:
-    """Return size and hash of a file; validate UTF-8 if `errors` is "strict"."""
+    """Return size and hash of a file. Validate UTF-8 if `errors` is "strict"."""
     hasher, size = hashlib.blake2b(digest_size=16), 0
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     while True:
@@ -283,7 +283,7 @@ def _short(content: bytes, path: Path, errors: str) -> str:
 
 
 def _text_of(line: bytes, place: str, start: int, path: Path, data: DataSpec) -> str:
-    """Return the text of a JSONL line; empty if the line is blank."""
+    """Return the text of a JSONL line. Empty if the line is blank."""
     try:
         decoded = line.decode("utf-8-sig" if start == 0 else "utf-8", data.errors)
     except UnicodeDecodeError as error:

@@ -125,7 +125,7 @@ def _refuse(error: OSError) -> None:
 
 
 def _matches(pattern: str) -> list[TextFile]:
-    """Return the files of a glob; names are relative to the part before the first wildcard."""
+    """Return the files of a glob. Names are relative to the part before the first wildcard."""
     parts = Path(pattern).parts
     fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     root = Path(*parts[:fixed])

@@ -1,4 +1,4 @@
-"""Surveys of large files, cached per machine until the file changes or the machine restarts."""
+"""Surveys of large files, cached per machine. A change of the file or a reboot invalidates them."""
 
 import contextlib
 import hashlib
@@ -14,14 +14,14 @@ from archwright.spec.errors import UserError
 from archwright.text.cache import cache_folder, mark_used, only_one
 
 FORMAT = 2
-"""Version of the cache files, incremented also if a survey of the same file would differ."""
+"""Version of the cache files; incremented when their format or the results of surveys change."""
 LARGE = 1 << 26
 """Minimum bytes of a file for a cached survey."""
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class Survey(BaseModel):
-    """Size of a file or of its texts, their hash, bytes on both sides of the split, and a hash per document."""
+    """Fields of `Surveyed` that depend on the file's content."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

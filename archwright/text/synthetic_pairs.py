@@ -14,7 +14,7 @@ import numpy as np
 FORMAT = 1
 """Version of fingerprints, incremented if the same seeds would give other sentences."""
 HELD_OUT_SHARE = 8
-"""One in this many sentences is held out, by the hash of the source."""
+"""One in this many sentences is held out, by hash."""
 NOUNS, ADJECTIVES, VERBS, ADVERBS, PREPOSITIONS = 120, 60, 60, 20, 10
 """Number of words of each class in either language, without articles."""
 ADJECTIVES_OF_A_NOUN = range(3)
@@ -38,7 +38,7 @@ VERB_ENDINGS = ("t", "st", "lt", "n", "sn", "ln")
 
 
 class Phrase(NamedTuple):
-    """A noun with an article and adjectives; words are indices into the lexicon."""
+    """A noun with an article and adjectives. Words are indices into the lexicon."""
 
     noun: int
     adjectives: tuple[int, ...]
@@ -52,7 +52,7 @@ class Phrase(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """The meaning of a sentence; words are indices into the lexicon."""
+    """The meaning of a sentence. Words are indices into the lexicon."""
 
     subject: Phrase
     verb: int
@@ -74,7 +74,7 @@ def draw(generator: np.random.Generator) -> Sentence:
 
 
 def draw_longer(generator: np.random.Generator) -> Sentence:
-    """Draw a sentence of 16 to 21 words, longer than any from `draw`."""
+    """Draw a sentence of 16 to 21 words. Sentences of `draw` are shorter."""
     while True:
         subject, thing, there = (_phrase(generator, MORE_ADJECTIVES) for _ in range(3))
         verb, adverb = int(generator.integers(VERBS)), int(generator.integers(ADVERBS))
@@ -85,7 +85,7 @@ def draw_longer(generator: np.random.Generator) -> Sentence:
 
 
 def source_text(sentence: Sentence) -> str:
-    """Return a sentence in the source language (5 to 15 words if from `draw`)."""
+    """Return a sentence in the source language (5 to 15 words from `draw`)."""
     words = [*_source_phrase(sentence.subject), SOURCE.verbs[sentence.verb]]
     words += _source_phrase(sentence.object)
     if sentence.place:
@@ -96,7 +96,7 @@ def source_text(sentence: Sentence) -> str:
 
 
 def target_text(sentence: Sentence) -> str:
-    """Return a sentence in the target language, with the same number of words."""
+    """Return a sentence in the target language, with equally many words."""
     words = _target_phrase(sentence.subject)
     if sentence.place:
         words += [TARGET.prepositions[sentence.place[0]], *_target_phrase(sentence.place[1])]

@@ -1,4 +1,4 @@
-"""Documents from rows of a column: Parquet files, and Arrow files of Hugging Face datasets."""
+"""Documents from rows of a column, in Parquet files or Hugging Face datasets."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from archwright.spec.errors import UserError, nearest
 
 SUFFIXES = (".parquet", ".arrow")
 DATASET, SPLITS = "state.json", "dataset_dict.json"
-"""Files of `datasets.save_to_disk` that identify a folder: a single dataset, or a folder per split."""
+"""Files of `save_to_disk` in the folder of a dataset, and of several splits."""
 ABOUT = "dataset_info.json"
 """Second file in the folder of a single dataset."""
 BY_NAME = "datasets:"
@@ -21,7 +21,7 @@ ROWS = 1024
 
 
 def rows(path: Path, field: str) -> Iterator[str]:
-    """Yield the text of each row of a Parquet or Arrow file, in order; a null is an empty text.
+    """Yield the text of each row of a Parquet or Arrow file. Nulls become empty texts.
 
     Raises:
         UserError: pyarrow is not installed, the file is damaged, or the column is missing or has no strings.
@@ -66,7 +66,7 @@ def _columns(path: Path, field: str) -> Iterator[Any]:
 
 
 def _check(schema: Any, field: str, path: Path) -> int:
-    """Return the index of the column; refuse a column of other types than strings."""
+    """Return the index of the column. Refuse columns of other types than strings."""
     types = _pyarrow().types
     column = schema.get_field_index(field)
     if column < 0:
@@ -90,7 +90,7 @@ def _pyarrow() -> Any:
 
 
 def dataset_files(folder: Path) -> list[Path] | None:
-    """Return the files of a dataset from `save_to_disk`, in order of rows; None for other folders.
+    """Return the files of a `save_to_disk` dataset, or None for other folders.
 
     Raises:
         UserError: The dataset has several splits, its rows have another order than its files, or its list of files is

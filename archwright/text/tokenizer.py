@@ -41,11 +41,11 @@ OWN_KEYS = {"tokenizer_class", "eos_token", "bos_token", "add_bos_token"}
 UNKNOWN = "ᚠ𐏑𓀀𐭀"
 """Rare letters, which a vocabulary without bytes encodes to its unknown token."""
 JOINED = 1 << 24
-"""Maximum characters of a document in one piece, for tokenizers with tokens across borders."""
+"""Maximum characters per piece, for tokenizers with tokens across borders."""
 
 
 class Tokenizer:
-    """A vocabulary with an end-of-text token; text encodes to special tokens only on request.
+    """A vocabulary with an end-of-text token. Text encodes to special tokens only on request.
 
     `vocab_size` is the largest id plus 1. `end_of_text` is the id that ends a text. `begin_of_text` is the first id of
     every document: equal to `end_of_text`, except for foreign tokenizers with a separate token. `fingerprint` is a hash
@@ -100,7 +100,7 @@ class Tokenizer:
         special_tokens: Sequence[str] = ("<|endoftext|>",),
         pattern: str = WORDS,
     ) -> "Tokenizer":
-        """Build a byte-level BPE from a vocabulary and merges in order of priority.
+        """Build a byte-level BPE from a vocabulary and ordered merges.
 
         The first special token ends a text. Special tokens missing from the vocabulary get the next ids, in order.
 
@@ -178,7 +178,7 @@ class Tokenizer:
 
     @property
     def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids around a text of an encoder-decoder model: as in the file, with end-of-text as the default end."""
+        """Ids around a text of encoder-decoder models: `around`, with end-of-text as default end."""
         before, behind = self.around
         return before, behind or (self.end_of_text,)
 
@@ -187,7 +187,7 @@ class Tokenizer:
         return self.frame if has_source else ((self.begin_of_text,), ())
 
     def otherwise(self, around: tuple[Sequence[int], Sequence[int]], *, has_source: bool) -> str:
-        """Return the difference of `around` from the ids of training, or an empty string."""
+        """Return the difference of `around` from training, or an empty string."""
         theirs, ours = (
             " ".join((*self._names(before), "TEXT", *self._names(behind)))
             for before, behind in (around, self.trained_around(has_source=has_source))
@@ -227,13 +227,13 @@ class Tokenizer:
         return Tokenizer(inner, self.end_of_text_name, self.begin_of_text_name, files)
 
     def _names(self, ids: Iterable[int]) -> list[str]:
-        """Return the names of ids, or `id N` for ids outside the vocabulary."""
+        """Return the names of ids (`id N` if outside the vocabulary)."""
         names = {i: name for name, i in self._vocabulary.items()}
         return [names.get(i, f"id {i}") for i in ids]
 
     @cached_property
     def decoder_start(self) -> tuple[int, ...]:
-        """First inputs of an encoder-decoder model's decoder: start id, then the forced first id or `frame[0]`."""
+        """First inputs of the decoder after an encoder. A start id, then the forced first id or `frame[0]`."""
         start, first = (first_id(self.files, key) for key in (DECODER_START, FORCED_FIRST))
         return (
             self.begin_of_text if start is None else start,
@@ -255,7 +255,7 @@ class Tokenizer:
     def encode_iterable(
         self, texts: Iterable[str], *, allowed_special: AllowedSpecial = ()
     ) -> Iterator[int]:
-        """Yield the ids of the joined texts, as `encode` returns them, in bounded memory.
+        """Yield the ids of the joined texts as in `encode`, in bounded memory.
 
         Raises:
             UserError: As in `encode`.
@@ -288,7 +288,7 @@ class Tokenizer:
         return {name: special[name] for name in names}
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return the ids of each text by the fastest encoder; other threads run meanwhile."""
+        """Return the ids of each text by the fastest encoder. Other threads run meanwhile."""
         try:
             if self._fast is not None:
                 return [self._fast_or_not(self._fast, text) for text in texts]
@@ -322,7 +322,7 @@ class Tokenizer:
         return b"".join(names.get(i, content[i]) for i in wanted).decode("utf-8", "replace")
 
     def text_change(self, text: str, ids: ArrayLike) -> str:
-        """Return the first difference between a text and its decoded ids, or an empty string."""
+        """Return the first difference between a text and its decoded ids. Empty if there is none."""
         decoded = self.decode(ids)
         if decoded == text:
             return ""
@@ -335,7 +335,7 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...] | None:
-        """Bytes of each id (empty for special tokens), or None if the tokenizer normalises text.
+        """Bytes of each id, or None if the tokenizer normalises text. Empty for special tokens.
 
         If None, only complete documents have a known number of bytes.
         """
@@ -357,7 +357,7 @@ class Tokenizer:
 
     @property
     def vocab(self) -> dict[int, bytes]:
-        """Bytes of each id; for a special token, the bytes of its name.
+        """Bytes of each id. For a special token: the bytes of its name.
 
         Raises:
             UserError: The tokenizer normalises text, so its tokens have no fixed bytes.
@@ -369,7 +369,7 @@ class Tokenizer:
 
     @cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
-        """Merges of a byte-level BPE in order of priority; empty for raw bytes.
+        """Ordered merges of a byte-level BPE. Empty for raw bytes.
 
         Raises:
             UserError: The tokenizer is no byte-level BPE.
@@ -385,7 +385,7 @@ class Tokenizer:
         return None if self.token_bytes is None else np.array([len(b) for b in self.token_bytes])
 
     def whole(self, parts: Iterable[str]) -> Iterator[str]:
-        """Yield a document's pieces unchanged if its tokens never span two pieces; otherwise join them."""
+        """Yield a document's pieces, joined if tokens may span two pieces."""
         if self._cuts:
             yield from parts
             return
@@ -399,7 +399,7 @@ class Tokenizer:
             yield "".join(held)
 
     def check(self, text: str) -> None:
-        """Disable the fast encoder, or splitting, if it changes the ids of `text`."""
+        """Disable the fast encoder or splitting if it changes the ids."""
         expected = self._encoder.encode(text, add_special_tokens=False).ids
         if self._fast is not None and self._fast(text).tolist() != expected:
             self._fast = None
@@ -426,7 +426,7 @@ class Tokenizer:
 
     @cached_property
     def _plain_added(self) -> frozenset[str]:
-        """Added tokens that text can encode to, such as runs of spaces or markup."""
+        """Added tokens for ordinary text, such as runs of spaces or markup."""
         added = self._inner.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if not token.special)
 
@@ -449,7 +449,7 @@ class Tokenizer:
         return encoder
 
     def _spelled(self, encoder: tokenizers.Tokenizer, text: str = "") -> set[str]:
-        """Return the special tokens in the encoding of `text`, by default of their own names."""
+        """Return the special tokens in the encoding of `text`, or of their names."""
         return {
             name
             for name, i in self.special_ids.items()

@@ -11,7 +11,7 @@ END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 
 
 def word_tokenizer(words: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer of space-separated `words`: ids are indices, then the unknown token and end-of-text."""
+    """Return a tokenizer of space-separated words. Ids are indices; the unknown token and end-of-text follow."""
     names = (*words, UNKNOWN)
     vocabulary = {name: i for i, name in enumerate(names)}
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
