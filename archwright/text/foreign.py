@@ -99,7 +99,7 @@ def _check_settings(content: Mapping[str, Any], name: str) -> None:
 def hiding(inner: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.Tokenizer:
     """Return a tokenizer that never encodes text to `names`, except the unknown token.
 
-    Ids stay the same. In the vocabulary, hidden names start with a null character and a space, unlike any pre-tokenized text.
+    Ids stay the same. Hidden names start with a null character and a space, unlike any pre-tokenized text.
     """
     content = json.loads(inner.to_str())
     model = content["model"]
