@@ -178,7 +178,7 @@ def _survey_text(file: TextFile, data: DataSpec) -> Surveyed | None:
 def _survey_table(file: TextFile, data: DataSpec) -> Surveyed:
     """Survey a table; its size is the bytes of its texts."""
     with _opened(file.path) as handle:
-        _, digest = _checked(handle, file, errors="replace")  # of bytes, which are no text
+        _, digest = _checked(handle, file, errors="replace")  # a table is not UTF-8
     surveyed = _with_sides(Surveyed(file, 0, digest), data)
     return replace(surveyed, size=surveyed.kept_bytes + surveyed.held_out_bytes)
 
@@ -313,7 +313,7 @@ def _loaded(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError:
         raise
-    except ValueError:  # an integer of more digits than Python turns into one; no text is a number
+    except ValueError:  # an integer with too many digits for Python; texts are no numbers
         return json.loads(line, parse_int=float)
 
 
