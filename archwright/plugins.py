@@ -75,7 +75,7 @@ def register(choice: type[Choice], part: Any) -> None:
     registry = registry_of(choice)
     if registry is not None and choice.is_axis() and choice not in (r.base for r in REGISTRIES):
         raise ValueError(
-            f'{choice.__name__}: has no kind to select it by; declare one: kind: Literal["mine"] = "mine"'
+            f'{choice.__name__}: has no kind, which selects it; declare one: kind: Literal["mine"] = "mine"'
         )
     if registry is None or choice.is_axis():
         axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES)

@@ -363,7 +363,7 @@ class Tokenizer:
             UserError: The tokenizer normalises text, so its tokens have no fixed bytes.
         """
         if self.token_bytes is None:
-            raise UserError("vocab: this tokenizer normalises text; its tokens have no fixed bytes.")
+            raise UserError("vocab: the tokenizer normalises its text; tokens have no fixed bytes.")
         used = set(self._vocabulary.values())
         return {i: self._special_names.get(i, self.token_bytes[i]) for i in sorted(used)}
 
