@@ -1,4 +1,4 @@
-"""All or nothing: writing files and folders so that no reader ever meets half of one."""
+"""Atomic writes of files and folders: readers never see a partial one."""
 
 import contextlib
 import errno
@@ -20,11 +20,11 @@ from archwright.spec.errors import UserError
 
 
 class DamagedError(UserError):
-    """A file that is cut short, changed or missing: an older copy may still be good."""
+    """A truncated, changed or missing file. An older copy may be intact."""
 
 
 def check_replaceable(path: Path, is_ours: Callable[[Path], bool] = lambda _: True) -> None:
-    """Refuse to write over anything but a regular file of ours; by default its place in a folder of ours is enough."""
+    """Refuse to overwrite a folder, a link or a foreign file (`is_ours`)."""
     try:
         mode = path.lstat().st_mode
     except OSError:  # it is missing, or writing raises the same
@@ -43,30 +43,30 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", **files.KINDS}
 
 
 def open_to_append(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
-    """Open a file of ours at its end, and never what a link in its place leads to."""
+    """Open a regular file for appending, never through a link."""
     check_replaceable(path)
-    no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+    no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows lacks it
     return open(path, mode, opener=lambda p, flags: os.open(p, flags | no_link, 0o666), **options)
 
 
 def check_folders(folder: Path, *names: str) -> None:
-    """Refuse links in place of folders inside `folder`, which may be a stranger's."""
+    """Refuse symbolic links as subfolders, since `folder` may be untrusted."""
     files.check_utf8(folder)
     for path in (folder / name for name in names):
         if path.is_symlink():
             raise UserError(
-                f"{path}: found a link to {path.readlink()}; expected a folder. Put what it leads to in its place."
+                f"{path}: found a link to {path.readlink()}; expected a folder. Replace the link with its target."
             )
 
 
 def atomic_write(path: str | Path, content: bytes | str, *, setting: str = "") -> None:
-    """Put `content` at `path`: at any instant a reader sees the old file or the new one, whole.
+    """Replace a file atomically: readers see the old or the new content.
 
     Args:
-        setting: as of `clear_errors`.
+        setting: See `clear_errors`.
 
     Raises:
-        UserError: the disk is full or the folder read-only; the old file is then untouched.
+        UserError: The disk is full or the folder is read-only; the old file then stays.
     """
     data = content.encode() if isinstance(content, str) else content
     with replacing(path, setting=setting) as temporary, temporary.open("xb") as file:
@@ -74,7 +74,7 @@ def atomic_write(path: str | Path, content: bytes | str, *, setting: str = "") -
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a hidden name next to `path` that nobody can guess."""
+    """Return a hidden, unpredictable name in the folder of `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
@@ -83,7 +83,7 @@ TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d{1,10})\.[0-9a-f]{8}\.tmp")
 
 @contextlib.contextmanager
 def replacing(path: str | Path, *, setting: str = "") -> Iterator[Path]:
-    """Yield a new path, to be created; the file there takes the place of `path` when the block is done."""
+    """Yield a temporary path to create; it is renamed to `path` afterwards."""
     path = Path(path)
     check_replaceable(path)
     with clear_errors(path, setting):
@@ -102,16 +102,16 @@ def replacing(path: str | Path, *, setting: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def publishing(draft: Path, folder: Path) -> Iterator[None]:
-    """Make the folder `draft`; when the block is done it takes the place of `folder`, which is missing or empty.
+    """Create the folder `draft`; rename it to `folder` when the block ends.
 
-    All in it is then on the disk. Nothing is left of it if the block fails.
+    `folder` must be missing or empty. All files are on disk before the rename. If the block fails, `draft` is removed.
     """
     draft.mkdir()
     try:
         yield
         for path in (*draft.rglob("*"), draft):
             sync(path)
-        if os.name == "nt" and folder.exists():  # elsewhere an empty folder makes place
+        if os.name == "nt" and folder.exists():  # elsewhere the rename replaces an empty folder
             folder.rmdir()
         draft.replace(folder)
         sync(folder.parent)
@@ -122,13 +122,13 @@ def publishing(draft: Path, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clear_errors(path: Path, setting: str = "") -> Iterator[None]:
-    """Turn the operating system's refusal to write `path` into one line for the user.
+    """Turn operating-system errors of writing `path` into a UserError.
 
     Args:
-        setting: variable of the environment that says where `path` is; by default the user has named it.
+        setting: Environment variable that determines `path`; empty if the user named the path.
 
     Raises:
-        UserError: that line; or as `check_utf8`, before anything is done.
+        UserError: `path` cannot be written, or its name is not UTF-8 (checked before the block).
     """
     files.check_utf8(path)
     try:
@@ -138,7 +138,7 @@ def clear_errors(path: Path, setting: str = "") -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Return when the file or folder at `path` would survive a power cut."""
+    """Flush the file or folder at `path` to disk."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":  # Windows cannot open a folder; its renames are journalled
         return
@@ -147,7 +147,7 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network and user-space file systems do not know the call for folders.
+        # Some network and user-space file systems cannot flush folders.
         if not is_folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -155,48 +155,47 @@ def sync(path: Path) -> None:
 
 
 def sweep(folder: Path, *names: str) -> None:
-    """Remove what `replacing` left in `folder` where its process died; `names` are patterns, by default of all."""
+    """Remove `abandoned` files. `names`: patterns of final names (default: all)."""
     for path in abandoned(folder, *names):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def abandoned(folder: Path, *names: str) -> Iterator[Path]:
-    """Yield what `sweep` removes; in a folder that machines share, a process of another one may be writing it."""
-    wanted = re.compile("|".join(names) or ".+")
+    """Yield temporary files of dead processes. Live processes of other machines count as dead."""
+    pattern = re.compile("|".join(names) or ".+")
     for path in folder.glob(".*.tmp"):
         match = TEMPORARY.fullmatch(path.name)
-        if match is None or not wanted.fullmatch(match["name"]) or path.is_symlink():
+        if match is None or not pattern.fullmatch(match["name"]) or path.is_symlink():
             continue
         if is_abandoned(path, int(match["pid"])):
             yield path
 
 
 def stamp(path: str | Path) -> tuple[int, int, int]:
-    """Return inode, size and time of a file, which differ once another is in its place or its content changes."""
-    found = os.stat(path)  # noqa: PTH116  (of a string, in a third of the time)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    """Return inode, size and modification time (ns) of a file, to detect changes."""
+    status = os.stat(path)  # noqa: PTH116  (three times as fast as Path.stat)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def state_of(paths: Mapping[str, Path]) -> dict[str, Any]:
-    """Return what changes when the content of some files may have, or the machine is started again: sizes, times and
-    inodes by the names that are given."""
-    found = {name: path.stat() for name, path in paths.items()}
-    files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in found.items()}
+    """Return sizes, times and inodes of files, and the machine's boot ID."""
+    stats = {name: path.stat() for name, path in paths.items()}
+    files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in stats.items()}
     return {"boot": _boot(), "files": files}
 
 
 def machine_file(folder: Path, name: str, state: Mapping[str, Any]) -> Path:
-    """Return where this machine keeps what holds for a `state_of` files; other machines keep theirs beside it."""
+    """Return a path specific to the boot in `state` (see `state_of`)."""
     boot = hashlib.blake2b(state["boot"].encode(), digest_size=8).hexdigest()
     return folder / f"{name}-{boot}.json"
 
 
 def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> None:
-    """Write `values` to a `machine_file`, and remove those of former starts of this machine.
+    """Write `values` to a `machine_file`; remove files of earlier boots.
 
     Raises:
-        UserError: as `atomic_write`.
+        UserError: See `atomic_write`.
     """
     host = socket.gethostname()
     sweep(place.parent, re.escape(place.name))
@@ -209,16 +208,16 @@ def write_machine_file(place: Path, values: Mapping[str, Any], name: str) -> Non
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file; an empty one where there is none."""
+    """Return the object in a JSON file. Empty if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def is_abandoned(path: Path, pid: int) -> bool:
-    """Return whether nobody writes `path` any more: its process is dead on this machine, or it is a day old."""
+    """True if the writer is dead on this machine, or the file is a day old."""
     import psutil
 
     with contextlib.suppress(OSError):
@@ -231,7 +230,7 @@ _DAY = 86_400.0  # seconds
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not what it leads to) or a folder, as far as that is allowed."""
+    """Remove a file, link (not its target) or folder, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -240,7 +239,7 @@ def remove(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove `folder`, hidden first, so that dying half-way leaves nothing that looks whole."""
+    """Hide a folder, then remove it. An interruption leaves no partial folder visible."""
     hidden = folder.with_name(f".tmp-removed-{folder.name.lstrip('.')}")
     shutil.rmtree(hidden, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -249,18 +248,18 @@ def remove_folder(folder: Path) -> None:
 
 
 def _boot() -> str:
-    """Return what differs after each start of the machine, and from that of any other."""
+    """Return an ID of the machine's current boot, unique across machines."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, ValueError):
         import psutil
 
-        # Two machines may have been started at one time.
+        # Two machines may boot at the same time.
         return f"{socket.gethostname()} {psutil.boot_time()}"
 
 
 def _reason(error: OSError, path: Path, setting: str) -> str:
-    """Say what went wrong and what to do, ending in a full stop."""
+    """Return the cause and a remedy, ending in a full stop."""
     what = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         elsewhere = (
@@ -275,7 +274,7 @@ def _reason(error: OSError, path: Path, setting: str) -> str:
 
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of a process without descriptors or memory; nothing is wrong with its files."""
+"""Errors of a process out of descriptors or memory. Its files are intact."""
 
 
 def _free(path: Path) -> str:

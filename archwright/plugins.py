@@ -1,4 +1,4 @@
-"""Choices from outside the package: every axis that takes them, and the files that hold them."""
+"""Choices from outside the package: registries of all axes, and `--parts` files."""
 
 import hashlib
 import importlib.util
@@ -60,22 +60,22 @@ REGISTRIES: tuple[Registry, ...] = (
     OPTIMIZERS,
     SCHEDULES,
 )
-"""Every axis that takes choices from outside; a new one is a line here."""
+"""Registries of all axes; a new axis is added here."""
 
 
 def register(choice: type[Choice], part: Any) -> None:
-    """Let a choice from outside the package join its axis: files and command lines may name it from now on.
+    """Register a choice from outside the package with its axis.
 
-    `part` is a class or a function; what it is called with and what it returns is written in the registry of
-    the axis, and by CONTRIBUTING.md.
+    Specs and command lines can then name it. `part` is a class or a function; the axis's registry and CONTRIBUTING.md
+    document its arguments and result.
 
     Raises:
-        ValueError: the choice is no choice of an axis, lacks what these declare, or has another part already.
+        ValueError: `choice` belongs to no axis, lacks a required declaration, or already has another part.
     """
     registry = registry_of(choice)
     if registry is not None and choice.is_axis() and choice not in (r.base for r in REGISTRIES):
         raise ValueError(
-            f'{choice.__name__}: has no kind, by which it is asked for; give it one: kind: Literal["mine"] = "mine"'
+            f'{choice.__name__}: has no kind, which selects it; declare one: kind: Literal["mine"] = "mine"'
         )
     if registry is None or choice.is_axis():
         axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES)
@@ -87,18 +87,18 @@ def register(choice: type[Choice], part: Any) -> None:
 
 
 def registry_of(choice: type) -> Registry | None:
-    """Return where the parts of a choice stand: in the registry of the nearest class above it that has one."""
+    """Return the registry of the nearest base class with one, or None."""
     by_base = {registry.base: registry for registry in REGISTRIES}
     return next((by_base[base] for base in choice.__mro__ if base in by_base), None)
 
 
 def load_parts_file(path: Path) -> str:
-    """Run a file, whose choices thereby join the package's; return its SHA-256.
+    """Run a file that defines choices; return its SHA-256.
 
-    It becomes a module, as specs look up the names in their annotations in the module they are from.
+    The file becomes a module, because specs resolve annotations in the module that defines them.
 
     Raises:
-        UserError: no such file, or whatever goes wrong in it, in one line.
+        UserError: The file is missing, or its code raises an error.
     """
     check_utf8(path)
     try:
@@ -124,26 +124,26 @@ def load_parts_file(path: Path) -> str:
 
 
 def have_joined() -> bool:
-    """Return whether a choice from outside the package has joined an axis in this process."""
+    """True if a choice from outside the package is registered."""
     choices = (choice for axis in Choice.axes() for choice in axis.kinds.values())
     return any(choice.__module__.partition(".")[0] != "archwright" for choice in choices)
 
 
 def choices_of(path: Path) -> list[type[Choice]]:
-    """Return the choices that joined from a file, which was run by `load_parts_file`."""
+    """Return the choices defined in a file that `load_parts_file` ran."""
     module = _module_of(path)
     joined = (choice for axis in Choice.axes() for choice in axis.kinds.values())
     return [choice for choice in joined if choice.__module__ == module]
 
 
 def _module_of(path: Path) -> str:
-    """Return the name of the module that a file becomes, another one for each place."""
+    """Return the module name of a file, unique per path."""
     place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     return f"{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
 
 
 def _check_registered(path: Path) -> None:
-    """Refuse a choice without a part: it could be named, but not built."""
+    """Refuse choices without a part: specs could name but not build them."""
     joined = choices_of(path)
     if not joined:
         raise UserError(
@@ -159,7 +159,7 @@ def _check_registered(path: Path) -> None:
 
 
 def line_in(path: Path, error: BaseException) -> str:
-    """Say in which line of a file an error arose; nothing where it did not arise there."""
+    """Return ", line N" for an error raised in the file, else ""."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
     frames = traceback.extract_tb(error.__traceback__)
@@ -168,6 +168,6 @@ def line_in(path: Path, error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error's kind and its message in one line."""
+    """Return an error's type and message on a single line."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(message.split())}".rstrip(": ")

@@ -1,1 +1,1 @@
-"""Where text comes from, and how it becomes tokens."""
+"""Reading text and turning it into tokens."""

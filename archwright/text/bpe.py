@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding: training it on text, and a faster way to compute the same ids."""
+"""Byte-level byte-pair encoding: training, and a faster encoder with the same ids."""
 
 import json
 import re
@@ -19,25 +19,24 @@ from archwright.text.foreign import check_ids
 Ids = NDArray[np.uint32]
 
 WORDS = (
-    r" ?(?:[\p{L}\p{M}]+|[^\s\p{L}\p{M}\p{N}]+)"  # a word or signs, and the blank before them
-    r"|\p{N}{1,3}"  # digits by threes, as GPT-4 has them
-    r"|\s+(?!\S)|\s"  # blanks and line ends, but for the last blank, which is the next word's
+    r" ?(?:[\p{L}\p{M}]+|[^\s\p{L}\p{M}\p{N}]+)"  # a word or punctuation, with the space before it
+    r"|\p{N}{1,3}"  # up to three digits, as in GPT-4
+    r"|\s+(?!\S)|\s"  # whitespace, except for a last space, which belongs to the next word
 )
-"""How text is split before pairs are merged: GPT-2's way, less its English contractions, which
-would tear quoted strings apart in code.
+"""Pre-tokenization pattern: GPT-2's without English contractions, which split quoted strings in code.
 
-A word is the same token within a line and at its start, as its blank may be the last one of the
-indentation. Splits that keep the whole indentation together make 6 % fewer tokens, but a small
-model on Python's source then needs 2 % more bits per byte at an equal number of tokens.
+A word has the same token inside a line and at its start, because it takes the last space of the
+indentation. Patterns that keep the whole indentation together need 6 % fewer tokens, but a small
+model of Python source then needs 2 % more bits per byte at an equal number of tokens.
 """
 GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The split pattern of GPT-2 (Radford et al., 2019)."""
 
 LONGEST = 2048
-"""Characters of a word when a BPE is trained: the library's time grows with the square of them.
+"""Maximum characters of a word in BPE training, since time grows quadratically.
 
-No ordinary text has a word of as many; long runs without any border, such as DNA or a line of blanks,
-are trained on as words of this length.
+No ordinary word is longer. Long runs without a border, such as DNA or a line of spaces, are split
+into words of this length.
 """
 LONG_RUN = re.compile(
     "|".join(f"(?<!{kind}){kind}{{{LONGEST + 1}}}" for kind in (r"[^\W\d_]", r"[^\w\s]", r"\s"))
@@ -47,7 +46,7 @@ LONG_RUN = re.compile(
 def train_here(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
-    """Train in this process, which hears no Ctrl-C meanwhile; see `train_bpe` in `bpe_training`."""
+    """Train as in `train_bpe`, in this process. Ctrl-C has no effect until the end."""
     if special_tokens:
         border = pattern_of(special_tokens)
         texts = (part for text in texts for part in border.split(text))
@@ -64,10 +63,10 @@ def train_here(
 
 
 def has_long_run(text: str) -> bool:
-    """Tell whether some word of a text is longer than those that a BPE is trained on."""
+    """True if a word is longer than BPE training allows (`LONGEST`)."""
     words = text.split()
     longest = max(map(len, words), default=0)
-    # Cheap bounds first: ordinary text has neither.
+    # Cheap bounds first: they clear ordinary text.
     if max(longest, len(text) - sum(map(len, words))) <= LONGEST:
         return False
     return LONG_RUN.search(text) is not None
@@ -79,12 +78,12 @@ def bpe_of(
     special_tokens: Sequence[str],
     pattern: str = WORDS,
 ) -> tokenizers.Tokenizer:
-    """Return the byte-level BPE of a vocabulary and its merges, the first merged first.
+    """Build a byte-level BPE from a vocabulary and ordered merges.
 
-    Special tokens that the vocabulary lacks follow it, in order.
+    Special tokens missing from the vocabulary get the next ids, in order.
 
     Raises:
-        UserError: a merge of tokens, or into one, that the vocabulary lacks, or a byte it lacks.
+        UserError: The vocabulary lacks a byte, or the parts or the result of a merge.
     """
     special = {name.encode() for name in special_tokens}
     tokens = {content for i, content in vocab.items() if content not in special}
@@ -109,7 +108,7 @@ def bpe_of(
 
 
 def merges_of(tokenizer: tokenizers.Tokenizer) -> list[tuple[bytes, bytes]] | None:
-    """Return the merges of a byte-level BPE, the first merged first; None of any other tokenizer."""
+    """Return the ordered merges of a byte-level BPE, or None for other tokenizers."""
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     values = {name: byte for byte, name in byte_names().items()}
     pairs = [tuple(p if isinstance(p, list) else p.split(" ")) for p in model.get("merges", [])]
@@ -121,7 +120,7 @@ def merges_of(tokenizer: tokenizers.Tokenizer) -> list[tuple[bytes, bytes]] | No
 
 
 def raw_bytes(special_tokens: list[str]) -> tokenizers.Tokenizer:
-    """Return the tokenizer whose ids are the bytes of UTF-8; special tokens follow them."""
+    """Return a tokenizer with UTF-8 bytes as ids, followed by special tokens."""
     names = byte_names()
     tokenizer = _byte_level(models.BPE(vocab={names[b]: b for b in range(256)}, merges=[]))
     tokenizer.add_special_tokens(special_tokens)
@@ -129,10 +128,10 @@ def raw_bytes(special_tokens: list[str]) -> tokenizers.Tokenizer:
 
 
 def fast_encoding(tokenizer: tokenizers.Tokenizer) -> Callable[[str], Ids] | None:
-    """Return a faster way to the ids of a tokenizer that was made here, or None for any other.
+    """Return a faster encoder with the same ids, or None.
 
-    For BPE it is tiktoken with a merge's rank being the id of its result, which gives equal ids
-    about ten times faster.
+    Raw bytes are copied. A BPE is encoded by tiktoken, about ten times faster; the rank of a merge
+    is the id of its result.
     """
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     special = {token["content"] for token in content["added_tokens"] if token["special"]}
@@ -140,22 +139,22 @@ def fast_encoding(tokenizer: tokenizers.Tokenizer) -> Callable[[str], Ids] | Non
         return None
     if _same(content, raw_bytes([])):
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
-    if not _same(content, _byte_level(models.BPE(), _words()), besides={"vocab", "merges"}):
+    if not _same(content, _byte_level(models.BPE(), _words()), ignored={"vocab", "merges"}):
         return None
     ranks = _ranks(content["model"]["vocab"], special)
     if ranks is None or not _merges_by_id(tokenizer, ranks):
         return None
-    # One special token that is never allowed: with none at all tiktoken is half as fast.
+    # A special token that never occurs: without any, tiktoken is half as fast.
     never = {"\0" * 8: max(content["model"]["vocab"].values()) + 1}
     fast = tiktoken.Encoding("own", pat_str=WORDS, mergeable_ranks=ranks, special_tokens=never)
     return lambda text: fast.encode_to_numpy(text, disallowed_special=())
 
 
 def _merges_by_id(tokenizer: tokenizers.Tokenizer, ranks: dict[bytes, int]) -> bool:
-    """Tell whether merging what gives the lowest id is the same as merging in the order of the merges.
+    """True if merging by lowest resulting id equals merging in order.
 
-    So it is if ids rise with the merges and each token is what its own bytes are merged to, which holds
-    of every BPE that was trained; a vocabulary made by hand may have neither.
+    This holds if ids rise with the merges and each token's bytes merge into that token. Every
+    trained BPE has both properties; a vocabulary made by hand may lack them.
     """
     ids = [ranks.get(left + right, -1) for left, right in merges_of(tokenizer) or []]
     rise = all(before < after for before, after in pairwise(ids))
@@ -164,7 +163,7 @@ def _merges_by_id(tokenizer: tokenizers.Tokenizer, ranks: dict[bytes, int]) -> b
 
 
 def _ranks(vocab: dict[str, int], special: Collection[str]) -> dict[bytes, int] | None:
-    """Return the bytes of each token with its id; None where some are no bytes, or bytes are missing."""
+    """Return ids by token bytes. None if a token is not bytes or a byte is missing."""
     values = {name: byte for byte, name in byte_names().items()}
     tokens = [token for token in vocab if token not in special]
     if any(char not in values for token in tokens for char in token):
@@ -174,29 +173,29 @@ def _ranks(vocab: dict[str, int], special: Collection[str]) -> dict[bytes, int] 
 
 
 def _same(
-    content: dict[str, Any], other: tokenizers.Tokenizer, besides: Collection[str] = ()
+    content: dict[str, Any], other: tokenizers.Tokenizer, ignored: Collection[str] = ()
 ) -> bool:
-    """Tell whether a serialised tokenizer is made like another one."""
+    """True if a serialised tokenizer equals `other`. Keys of the model in `ignored` may differ."""
     expected = json.loads(other.to_str())
     parts = [(content[part], expected[part]) for part in ("normalizer", "pre_tokenizer")]
-    keys = (content["model"].keys() | expected["model"].keys()) - set(besides)
+    keys = (content["model"].keys() | expected["model"].keys()) - set(ignored)
     parts += [(content["model"].get(key), expected["model"].get(key)) for key in keys]
-    return all(found == wanted for found, wanted in parts)
+    return all(value == reference for value, reference in parts)
 
 
 def byte_names() -> dict[int, str]:
-    """Return the printable character that stands for each byte in a byte-level vocabulary.
+    """Return the printable character of each byte in a byte-level vocabulary.
 
     Source: `bytes_to_unicode` of GPT-2 (Radford et al., 2019).
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names = {byte: chr(byte) for byte in printable}
-    others = (byte for byte in range(256) if byte not in names)
-    return names | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    unprintable = (byte for byte in range(256) if byte not in names)
+    return names | {byte: chr(256 + i) for i, byte in enumerate(unprintable)}
 
 
 def spelled(content: bytes, names: Mapping[int, str]) -> str:
-    """Return bytes as a byte-level vocabulary spells them."""
+    """Return bytes in the spelling of a byte-level vocabulary."""
     return "".join(names[byte] for byte in content)
 
 

@@ -1,5 +1,4 @@
-"""Training a BPE, in a process of its own where that takes long: the library hears no Ctrl-C, but a process can be
-ended."""
+"""BPE training. Long training uses a child process, because the library ignores Ctrl-C but a process can be killed."""
 
 import contextlib
 import json
@@ -18,23 +17,23 @@ from archwright.spec.errors import UserError
 from archwright.text.bpe import train_here
 
 AT_ONCE = 1 << 18
-"""Characters that are trained on in a second or two; with more, Ctrl-C must be heard meanwhile."""
+"""Maximum characters to train on in this process (a second or two without Ctrl-C)."""
 LENGTH = 8
-"""Bytes that say how long a text is; a length of 0 ends them."""
+"""Bytes of a text's length prefix. A length of 0 ends the stream."""
 
 
 def train_bpe(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
-    """Return a byte-level BPE of at most `vocab_size` tokens: special ones, bytes, then merges.
+    """Train a byte-level BPE of at most `vocab_size` tokens.
 
-    Texts are split at special tokens first. Of pairs that are equally frequent, the one of the lower ids is merged
-    first.
+    Ids: special tokens, bytes, then merges. Texts are split at special tokens first. Of equally frequent pairs, the
+    pair with the lower ids is merged first.
 
-    Source: Sennrich et al., 2016; on bytes as in Radford et al., 2019.
+    Source: Sennrich et al. (2016); on bytes: Radford et al. (2019).
 
     Raises:
-        UserError: the vocabulary has no room for the bytes.
+        UserError: `vocab_size` is too small for the bytes and special tokens.
     """
     smallest = 256 + len(special_tokens)
     if vocab_size < smallest:
@@ -56,25 +55,25 @@ def train_bpe(
 def train_apart(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
-    """Train as `train_here` does, in a process that ends when this one is interrupted or dies.
+    """Train in a child process, which never outlives this one.
 
     Raises:
-        UserError: it died, most likely for want of memory.
+        UserError: The child died, most likely out of memory.
     """
-    # The package comes from where this process has it, and nothing from the current folder (-P).
+    # Import the package from where this process has it, and nothing from the current folder (-P).
     root = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.append({root!r}); from archwright.text.bpe_training import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in a terminal is for this process alone
+        start_new_session=True,  # Ctrl-C in a terminal reaches only this process
     )
     assert process.stdin
     assert process.stdout
     try:
         _send(process.stdin, texts, {"vocab_size": vocab_size, "special_tokens": special_tokens})
-        content = process.stdout.read()  # its standard input stays open: its end would end it
+        content = process.stdout.read()  # the child exits when its standard input closes
         exit_code = process.wait()
     except BaseException:
         process.kill()
@@ -86,14 +85,14 @@ def train_apart(
             process.stdin.close()
     if exit_code:
         raise UserError(
-            f"data.tokenizer: the process that trains it ended with code {exit_code}, perhaps for "
-            "want of memory. Train on less text, or free some memory."
+            f"data.tokenizer: the training process ended with exit code {exit_code}, perhaps "
+            "out of memory. Train on less text, or free some memory."
         )
     return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
 
 
 def main() -> None:
-    """Train on what standard input brings, and write the tokenizer.json to standard output."""
+    """Train on texts from standard input; write the tokenizer.json to standard output."""
     stdin = sys.stdin.buffer
     settings = json.loads(stdin.readline())
     trained = train_here(_received(stdin), **settings)
@@ -111,7 +110,7 @@ def _send(stdin: IO[bytes], texts: Iterable[str], settings: dict[str, object]) -
         stdin.write(bytes(LENGTH))
         stdin.flush()
     except BrokenPipeError:
-        pass  # it died; how, its exit code says
+        pass  # it died; its exit code follows
 
 
 def _received(stdin: IO[bytes]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The folder that keeps what can be made again."""
+"""The cache folder, for files that can be recreated."""
 
 import contextlib
 import os
@@ -16,20 +16,20 @@ from archwright.spec.errors import UserError
 from archwright.spec.files import expanded
 
 SETTING = "ARCHWRIGHT_CACHE"
-"""Variable of the environment that says where the cache is."""
+"""Environment variable for the cache folder."""
 
 UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+")
-"""Temporary names, which a process uses while it holds the lock of the final name."""
+"""Names of temporary files. Their process holds the lock of the final name."""
 NAME = "[0-9a-f]{32}(?:-[0-9a-f]{16})?"
-"""A hash, with that of the boot of the one machine that it holds for."""
+"""Names of entries: a hash. A hash of the boot ID follows if an entry is valid for one boot only."""
 LOCK = re.compile(rf"\.(?P<name>{NAME}(?:\.json)?)\.lock")
 
 
 def cache_folder(*parts: str) -> Path:
-    """Return a folder below the cache: $ARCHWRIGHT_CACHE, or the platform's usual place.
+    """Return a folder below $ARCHWRIGHT_CACHE or the platform's user cache.
 
     Raises:
-        UserError: the variable names the home folder of nobody.
+        UserError: The variable starts with the home folder of an unknown user.
     """
     chosen = os.environ.get(SETTING)
     try:
@@ -41,9 +41,9 @@ def cache_folder(*parts: str) -> Path:
 
 @contextmanager
 def only_one(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Let one process at a time make `path`; the others wait until it is done.
+    """Lock `path`, so that one process at a time creates it.
 
-    Yields whether this process may: always, unless it does not want to wait for another one.
+    Yields True when locked, or False if `wait` is false and another process holds the lock.
     """
     place = path.parent / f".{path.name}.lock"
     lock = FileLock(place)
@@ -59,27 +59,27 @@ def only_one(path: Path, *, wait: bool = True) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # Whoever waits for a file that is removed looks for a new one: see UnixFileLock.
+        # Processes waiting for a removed lock file open a new one: see UnixFileLock.
         with contextlib.suppress(OSError):
             place.unlink(missing_ok=True)
         lock.release()
 
 
 def sweep() -> None:
-    """Remove what processes that died have left in the cache."""
+    """Remove leftovers of dead processes from the cache."""
     for kind in ("tokens", "tokenizers", "measured", "surveys"):
         folder = cache_folder(kind)
         for path in listed(folder):
-            if found := UNFINISHED.fullmatch(path.name) or LOCK.fullmatch(path.name):
-                _remove_unless_busy(path, folder / found["name"])
+            if match := UNFINISHED.fullmatch(path.name) or LOCK.fullmatch(path.name):
+                _remove_unless_busy(path, folder / match["name"])
         if not folder.is_symlink():
-            # Whether its process is alive is not known of another machine; what is written under a lock is.
+            # The process may be alive on another machine, but then it holds a lock.
             for path in files.abandoned(folder, rf"{NAME}\.json"):
                 _remove_unless_busy(path, folder / f"{path.name.split('.')[1]}.json")
 
 
 def listed(folder: Path) -> list[Path]:
-    """Return what is in a folder, by name; nothing if it is none, or a link."""
+    """Return the sorted paths in a folder. Empty if it is missing or a link."""
     try:
         return [] if folder.is_symlink() else sorted(folder.iterdir())
     except OSError:
@@ -87,13 +87,13 @@ def listed(folder: Path) -> list[Path]:
 
 
 def mark_used(path: Path) -> None:
-    """Let the time of a file or folder say when it was last used."""
+    """Set the modification time to now: it records the last use."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def _remove_unless_busy(left: Path, path: Path) -> None:
-    """Remove what is left of making `path`, unless a process is making it."""
+    """Remove the leftover `left` unless a process is creating `path`."""
     with contextlib.suppress(UserError), only_one(path, wait=False) as ours:
         if ours:
             remove(left)

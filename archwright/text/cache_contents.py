@@ -1,4 +1,4 @@
-"""The cache's entries, and removing those that are ours."""
+"""Listing and removing entries of the cache."""
 
 import os
 import re
@@ -13,15 +13,15 @@ from archwright.text.cache import NAME, cache_folder, listed, only_one, sweep
 HASH = r"[0-9a-f]{32}"
 KINDS = {
     "tokens": re.compile(HASH),
-    "tokenizers": re.compile(rf"{HASH}\.(json|blake2)"),  # the latter of 0.1.0
+    "tokenizers": re.compile(rf"{HASH}\.(json|blake2)"),  # .blake2: from version 0.1.0
     "measured": re.compile(rf"{HASH}\.json"),
     "surveys": re.compile(rf"{NAME}\.json"),
 }
-"""Folders of the cache, and the names in them that are its own; nothing else is counted or removed."""
+"""Cache folders and the names of their entries. Other files are neither counted nor removed."""
 
 
 class Entry(NamedTuple):
-    """Something that the cache keeps: its kind, its file or folder, the bytes, and when it was last used."""
+    """A cache entry. `size` is in bytes, `used` the time of last use in seconds since 1970."""
 
     kind: str
     path: Path
@@ -30,12 +30,12 @@ class Entry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The hash of what it was made of."""
+        """Hash of the entry's inputs."""
         return self.path.name.split(".")[0]
 
 
 class Cleaned(NamedTuple):
-    """Entries that were removed, those in use by a process, and those the system refused to remove."""
+    """Entries by result: removed, in use, or not removable."""
 
     removed: list[Entry]
     busy: list[Entry]
@@ -43,7 +43,7 @@ class Cleaned(NamedTuple):
 
 
 def entries() -> list[Entry]:
-    """Return all that the cache holds, by kind and by last use, without following any link."""
+    """Return cache entries by kind, most recently used first, ignoring links."""
     made = [
         Entry(kind, path, _size(path), path.lstat().st_mtime)
         for kind, pattern in KINDS.items()
@@ -54,9 +54,9 @@ def entries() -> list[Entry]:
 
 
 def clean(older_than: float = 0) -> Cleaned:
-    """Remove what was last used `older_than` seconds ago or earlier, by default everything.
+    """Remove entries last used at least `older_than` seconds ago (default: all).
 
-    What another process makes at this moment stays, and so does whatever the cache did not make.
+    Entries that a process is writing stay, as do files that are not cache entries.
     """
     done = Cleaned([], [], [])
     before = time.time() - older_than

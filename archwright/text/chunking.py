@@ -1,4 +1,4 @@
-"""Cutting long text where pre-tokenizers cut anyway, so that its pieces encode as the whole."""
+"""Splitting long texts at borders of pre-tokenizers, so that the tokens stay the same."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -6,26 +6,26 @@ from itertools import chain, groupby
 from operator import itemgetter
 
 TARGET = 1 << 18
-"""Characters of a piece, about."""
+"""Approximate characters of a piece."""
 LIMIT = 1 << 20
-"""Characters after which text is cut at any place: a run without one blank, line or comma."""
+"""Maximum characters without a border. Longer runs are cut anywhere."""
 
 BORDER = (
-    r"(?:(?<=[!-~\w]\n)(?=[!-~\w])"  # one line end between visible characters
-    r"|(?<=[!-~\w])(?= [!-~\w])"  # one blank between visible characters
-    r"|(?<=[^\W\d_])(?=[!\"#$%&()*+,/:;<=>?@\[\\\]^`{|}~，。、；：？！]))"  # a sign after a letter
+    r"(?:(?<=[!-~\w]\n)(?=[!-~\w])"  # a newline between visible characters
+    r"|(?<=[!-~\w])(?= [!-~\w])"  # a space between visible characters
+    r"|(?<=[^\W\d_])(?=[!\"#$%&()*+,/:;<=>?@\[\\\]^`{|}~，。、；：？！]))"  # punctuation after a letter
 )
 FIRST = re.compile(BORDER)
 LAST = re.compile(r".*" + BORDER, re.DOTALL)
 
 
 def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> Iterator[str]:
-    """Yield the text of `blocks` in pieces that depend on the text alone, not on its blocks.
+    """Yield the joined `blocks` in pieces, independently of the blocks' borders.
 
-    Pre-tokenizers of the GPT-2 family (also GPT-4's, Llama 3's, Qwen's and our own) never join what
-    stands on both sides of such a border and look at most one character ahead, so the tokens of the
-    pieces, joined, are those of the whole. Runs of more than `limit` characters without any border
-    are cut there.
+    Pre-tokenizers of the GPT-2 family (also GPT-4's, Llama 3's, Qwen's and archwright's) never join
+    the text on both sides of a `BORDER` and look at most one character ahead. The pieces therefore
+    have the tokens of the full text. A run of more than `limit` characters without a border is cut
+    at `limit`.
     """
     buffer = ""
     for block in blocks:
@@ -43,9 +43,9 @@ def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> I
 
 
 def split_at(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield each of `names` that the joined texts spell, or "" with the texts up to the next one.
+    """Split the joined texts at `names`; the longest matching name counts.
 
-    Of names that begin alike the longest counts. A stretch of texts is read before the next is asked for.
+    Yields (name, no texts) for each name, and ("", texts) for the text between names, to be read before the next pair.
     """
     if not names:
         yield "", iter(texts)
@@ -58,24 +58,24 @@ def split_at(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str
 
 
 def pattern_of(names: Iterable[str]) -> re.Pattern[str]:
-    """Return the pattern that finds names; of those that begin alike, the longest."""
+    """Return a pattern that matches any of the names, the longest first."""
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
 
 
 def _marked(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield names without a text, and texts without a name, in the order in which they stand."""
+    """Yield (name, "") for names and ("", text) between them."""
     pattern, longest = pattern_of(names), max(map(len, names))
     buffer = ""
     for text in chain(texts, [None]):
         buffer += text or ""
-        # A name that begins later may not be there whole yet, or may be a longer one.
+        # A name that begins at or after `end` may be incomplete, or the start of a longer name.
         end = len(buffer) if text is None else len(buffer) - longest + 1
         start = 0
-        while (found := pattern.search(buffer, start)) and found.start() < end:
-            if found.start() > start:
-                yield "", buffer[start : found.start()]
-            yield found[0], ""
-            start = found.end()
+        while (match := pattern.search(buffer, start)) and match.start() < end:
+            if match.start() > start:
+                yield "", buffer[start : match.start()]
+            yield match[0], ""
+            start = match.end()
         if end > start:
             yield "", buffer[start:end]
             start = end

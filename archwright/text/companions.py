@@ -1,5 +1,5 @@
-"""Companion files of a tokenizer from where it came: its settings, chat templates, the ids that begin and
-end a text, defaults of sampling. It is kept as it is, and goes where the tokenizer goes."""
+"""Companion files of a tokenizer: settings, chat templates, ids that begin and end a text, sampling defaults.
+They are copied unchanged wherever the tokenizer is saved."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from archwright.text.json_table import Table, parse_table, read_text
 CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 TOKEN_IDS = "token_ids.json"
-"""The ids that config.json gives; a file of ours, as the rest of config.json follows from the model."""
+"""File for the token ids of config.json. The model determines the rest of config.json."""
 TABLES = (CONFIG, GENERATION, TOKEN_IDS, "special_tokens_map.json", "chat_template.json")
 TEXTS = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 DECODER_START, FORCED_FIRST = "decoder_start_token_id", "forced_bos_token_id"
-"""Of a model of two stacks: what its decoder reads first, and what it writes first where that is settled."""
+"""Encoder-decoder models: first input of the decoder, and its forced first output."""
 ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START, FORCED_FIRST)
 
 
 def read_companions(folder: Path) -> dict[str, str]:
-    """Return the texts of a folder's companions by name.
+    """Return the companion files of a folder: text by name.
 
     Raises:
-        UserError: one is damaged, or a link to a file elsewhere.
+        UserError: A file is damaged, or a link to a file outside the folder.
     """
-    found = {}
+    texts = {}
     for pattern in (*TABLES, *TEXTS):
         for path in sorted(folder.glob(pattern)):
             name = path.relative_to(folder).as_posix()
             check_inside(path, folder)
-            found[name] = read_text(path)
+            texts[name] = read_text(path)
             if name in TABLES:
-                parse_table(found[name], path)
-    return found
+                parse_table(texts[name], path)
+    return texts
 
 
 def write_companions(files: Mapping[str, str], folder: Path) -> None:
@@ -50,50 +50,50 @@ def write_companions(files: Mapping[str, str], folder: Path) -> None:
 
 
 def table(files: Mapping[str, str], name: str) -> Table:
-    """Return the table of a companion; an empty one where there is none."""
+    """Return the JSON object of a companion file. Empty if the file is missing."""
     return parse_table(files[name], Path(name)) if name in files else {}
 
 
 def content(token: object) -> str:
-    """Return the text of a token, which a config has as it is or in a table."""
-    found = token.get("content") if isinstance(token, Mapping) else token
-    return found if isinstance(found, str) else ""
+    """Return the text of a token. Configs store a string or an object with "content"."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else ""
 
 
 def ids(table: Mapping[str, object]) -> Table:
-    """Return the ids of the tokens that a config names, without those that it leaves open."""
+    """Return the token ids of a config, without null values."""
     return {key: table[key] for key in ID_KEYS if table.get(key) is not None}
 
 
 def first_id(files: Mapping[str, str], key: str) -> int | None:
-    """Return the id that the files give under a key, where they give one."""
-    found = (table(files, name).get(key) for name in (GENERATION, TOKEN_IDS))
-    return next((i for i in found if type(i) is int), None)
+    """Return the id under `key` in the files, or None."""
+    values = (table(files, name).get(key) for name in (GENERATION, TOKEN_IDS))
+    return next((i for i in values if type(i) is int), None)
 
 
 def end_ids(files: Mapping[str, str]) -> set[int]:
-    """Return all ids that end a text."""
-    found: set[int] = set()
+    """Return all end-of-text ids."""
+    stops: set[int] = set()
     for name in (GENERATION, TOKEN_IDS):
-        given = table(files, name).get("eos_token_id")
-        given = given if isinstance(given, list) else [given]
-        found |= {i for i in given if type(i) is int}
-    return found
+        value = table(files, name).get("eos_token_id")
+        values = value if isinstance(value, list) else [value]
+        stops |= {i for i in values if type(i) is int}
+    return stops
 
 
 def as_text(table: Mapping[str, object]) -> str:
-    """Return a table as such files have it."""
+    """Return an object as JSON text with indentation."""
     return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
 
 def check_ids(table: Mapping[str, Any], path: Path) -> None:
-    """Refuse what is no id of a token, or no list of them.
+    """Refuse values other than a token id or a list of them.
 
     Raises:
-        UserError: the first such value.
+        UserError: On the first such value.
     """
     for key, value in ids(table).items():
-        given = value if isinstance(value, list) else [value]
-        if not all(type(i) is int and 0 <= i < 1 << 31 for i in given):
+        values = value if isinstance(value, list) else [value]
+        if not all(type(i) is int and 0 <= i < 1 << 31 for i in values):
             shown = json.dumps(value)[:80]
-            raise UserError(f"{path}: {key}: found {shown}; expected the id of a token, or several")
+            raise UserError(f"{path}: {key}: found {shown}; expected a token id or a list of ids")

@@ -1,4 +1,4 @@
-"""Text as a stream of documents, in two parts: one to train on and one that is held out."""
+"""Text as a stream of documents, split into training and held-out documents."""
 
 import hashlib
 import warnings
@@ -18,40 +18,40 @@ from archwright.text.reading import Span, Surveyed, line_border, read, spans, su
 from archwright.text.sources import find_files
 
 FORMAT = 1
-"""Of fingerprints: raised when the same files would give other documents."""
+"""Version of fingerprints, incremented if the same files would give other documents."""
 
 DIGITS = 16
-"""Of a document in `Surveyed.contents`."""
+"""Hexadecimal digits of a document in `Surveyed.contents`."""
 Choose = Callable[[Surveyed, Span], Span | None]
-"""The part of a document that belongs to this side of a split, or None."""
+"""Function from a document to its part on one side of a split, or None."""
 
 
 class Document(NamedTuple):
-    """A text with borders: its name, and its text in pieces (a stream: iterate once)."""
+    """A document with a name and a stream of text pieces (iterate once)."""
 
     name: str
     pieces: Iterator[str]
 
 
 class Readable(Protocol):
-    """Documents that can be read again and again."""
+    """Documents that can be read repeatedly."""
 
     @property
     def size(self) -> int:
-        """Bytes of them."""
+        """Total size in bytes."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that is read."""
+        """Hash of all content."""
 
     def __iter__(self) -> Iterator[Document]: ...
 
 
 @dataclass(frozen=True)
 class Documents:
-    """A stream of documents that can be read again and again.
+    """A stream of documents that can be read repeatedly.
 
-    The fingerprint is a hash of their content, names and split; `size` is their bytes on disk.
+    `fingerprint` is a hash of their content, names and split; `size` is their bytes on disk.
     """
 
     files: tuple[Surveyed, ...]
@@ -70,9 +70,9 @@ class Documents:
                     yield Document(chosen.name, read(file, chosen, self.data))
 
     def parts(self, least: int) -> tuple["Documents", ...]:
-        """Return the documents in parts: runs of whole files with `least` bytes or more; the last may have fewer.
+        """Split into parts of at least `least` bytes. The last may be smaller.
 
-        Where they are cut depends on the files alone. The size of a part is estimated by the bytes of its files.
+        Parts are runs of whole files, and depend only on the files. Sizes of parts are estimated from sizes of files.
         """
         borders, num_bytes = [0], 0
         for stop, file in enumerate(self.files, 1):
@@ -86,7 +86,7 @@ class Documents:
         return tuple(self._part(first, stop, share) for first, stop in pairwise(borders))
 
     def _part(self, first: int, stop: int, share: float) -> "Documents":
-        """Return the documents of some of the files, which have a `share` of their bytes."""
+        """Return the documents in `files[first:stop]`. `share` is their share of the bytes, to estimate the size."""
         files = self.files[first:stop]
         size = round(share * sum(file.size for file in files))
         fingerprint = _hash(self.fingerprint, "files", str(first), str(stop))
@@ -95,7 +95,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents to train on, those held out, and the files that were skipped as no text."""
+    """Training documents, held-out documents, and names of skipped binary files."""
 
     train: Documents
     held_out: Documents
@@ -103,19 +103,18 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all content."""
+        """Hash of all content."""
         return _hash(self.train.fingerprint, self.held_out.fingerprint)
 
 
 def open_corpus(data: DataSpec) -> Corpus:
-    """Return the text that `data` names, split into a training and a held-out part.
+    """Open the text of `data`, split into training and held-out documents.
 
-    Held out is what `data.held_out` names, or else the documents whose name hashes to 0 modulo 10,
-    or else (when that leaves a side empty) the last tenth of the text. Exact duplicates are on the side of their first
-    copy.
+    Held out are the files of `data.held_out`; by default, the documents with names that hash to 0 modulo 10, or, if
+    that leaves a side empty, the last tenth of the text. Exact duplicates are on the side of their first copy.
 
     Raises:
-        UserError: missing, binary, empty or undecodable files, one line each.
+        UserError: Missing, binary, empty or undecodable files, one per line.
     """
     if data.held_out:
         return _given_split(data)
@@ -148,17 +147,17 @@ def open_corpus(data: DataSpec) -> Corpus:
 
 
 def open_texts(texts: tuple[str, ...], data: DataSpec) -> Documents:
-    """Return all documents of `texts`, read as `data` says, without a split.
+    """Open all documents of `texts`, with the options of `data`.
 
     Raises:
-        UserError: missing, binary, empty or undecodable files, one line each.
+        UserError: Missing, binary, empty or undecodable files, one per line.
     """
     files, _ = survey(find_files(texts, "text"), data, "text")
     return _documents(files, data, _all, sum(f.size for f in files), "all")
 
 
 def _given_split(data: DataSpec) -> Corpus:
-    """Hold out the files that the user names, and never train on one of them."""
+    """Hold out the files of `data.held_out`. Training never reads them."""
     held_out = find_files(data.held_out, "data.held_out")
     paths = {file.path.resolve() for file in held_out}
     train = tuple(f for f in find_files(data.text) if f.path.resolve() not in paths)
@@ -183,16 +182,16 @@ def _given_split(data: DataSpec) -> Corpus:
 
 
 def _codes(files: Sequence[Surveyed]) -> NDArray[np.uint64]:
-    """Return the contents of files: [documents]."""
+    """Return the codes of all documents, as in `Surveyed.contents`: [documents]."""
     return np.frombuffer(bytes.fromhex("".join(file.contents for file in files)), "<u8")
 
 
 def _tail(
     files: tuple[Surveyed, ...], data: DataSpec, near: int, repeats: Set[int]
 ) -> tuple[int, int]:
-    """Return where the held-out tail begins, in bytes over all files, and how many documents begin before.
+    """Return the start of the held-out tail, and the number of earlier documents.
 
-    It begins in or before a document that repeats no other.
+    The start is in bytes over all files. It is in or at the start of a document that duplicates no earlier one.
     """
     starts: list[tuple[int, int]] = []
     number = -1
@@ -226,20 +225,20 @@ def _documents(
 
 
 def _hash(*parts: str) -> str:
-    # Names of files may be any bytes.
+    # File names may be any bytes.
     encoded = [part.encode("utf-8", "surrogateescape") for part in parts]
     joined = b"".join(len(part).to_bytes(8, "little") + part for part in encoded)
     return hashlib.blake2b(joined, digest_size=16).hexdigest()
 
 
 def _before(border: int, file: Surveyed, span: Span) -> Span | None:
-    """Return the part of a document that stands before the tail."""
+    """Return the part of a document before the tail."""
     stop = min(span.stop, border - file.base)
     return span._replace(stop=stop) if stop > span.start else None
 
 
 def _after(border: int, file: Surveyed, span: Span) -> Span | None:
-    """Return the part of a document that stands in the tail."""
+    """Return the part of a document in the tail."""
     start = max(span.start, border - file.base)
     return span._replace(start=start) if start < span.stop else None
 

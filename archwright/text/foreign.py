@@ -1,4 +1,4 @@
-"""Tokenizers from files that others made: nothing in one is believed before it is checked."""
+"""Tokenizers from foreign files, validated before use."""
 
 import base64
 import json
@@ -17,26 +17,26 @@ from archwright.spec.errors import UserError
 from archwright.spec.files import read_text
 
 LARGEST = 1 << 26
-"""Bytes of a tokenizer.json that is read at most; the largest that are published have 35 million."""
+"""Maximum bytes of a tokenizer.json; the largest published ones have 35 million."""
 LARGEST_ID = 1 << 24
 GROWTH = 1 << 8
-"""Times a text may grow by replacing; published tokenizers put one character or two for another."""
+"""Maximum growth factor of a text by replacements. Published tokenizers map a character to one or two."""
 SETTINGS, ADDED, LONGEST = 1 << 15, 1 << 20, 1 << 12
-"""Most characters of all settings, of all added tokens (of which the library makes an automaton), and of a token."""
+"""Maximum characters of all settings, all added tokens, and one token. The library compiles added tokens."""
 CHARACTERS = re.compile(r'"precompiled_charsmap": "[^"]*"')
 STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 GAPS = 1 << 16
-"""Ids that a vocabulary may leave unused beside as many as it uses: memory and time grow with the largest."""
+"""Allowed unused ids beyond one per token. Memory and time grow with the largest id."""
 
 _STANDARD_ERROR = Lock()
-"""Held while it leads nowhere: a second thread would take that for how it was."""
+"""Held while standard error is redirected. Otherwise a second thread would save the redirected descriptor."""
 
 
 def read_json(path: Path) -> tokenizers.Tokenizer:
     """Return the tokenizer of a tokenizer.json.
 
     Raises:
-        UserError: the file is missing or something else.
+        UserError: The file is missing or malformed.
     """
     try:
         text = read_text(path, LARGEST, "a tokenizer.json")
@@ -46,12 +46,12 @@ def read_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def parse(text: str, name: str) -> tokenizers.Tokenizer:
-    """Return the tokenizer that a tokenizer.json describes.
+    """Return the tokenizer that the text of a tokenizer.json describes.
 
     Raises:
-        UserError: it describes none; the line begins with `name`.
+        UserError: The text is malformed; the message starts with `name`.
     """
-    # What the library believes: that ids are a vocabulary's, not any numbers.
+    # The library does not validate ids.
     try:
         content = json.loads(text)
     except RecursionError:
@@ -62,23 +62,23 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(vocab, dict | list):
         raise UserError(f"{name} is not a tokenizer.json: it has no model with a vocabulary.")
-    # That of a unigram model is a list: its ids are its places.
+    # A unigram model's vocabulary is a list; ids are its indices.
     of_list = ((str(piece), i) for i, piece in enumerate(vocab))
     ids = [*(vocab.items() if isinstance(vocab, dict) else of_list)]
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
+        raise UserError(f"{name} is not a tokenizer.json: added_tokens is not a list of tokens.")
     check_ids([*ids, *((str(token.get("content")), token.get("id")) for token in added)], name)
     with library_errors(f"{name} is not a tokenizer.json"), quiet():
         _check_settings(content, name)
         inner = tokenizers.Tokenizer.from_str(text)
-        inner.no_padding()  # of up to 2^32 tokens, in every encoding
+        inner.no_padding()  # which may be 2^32 tokens in every encoding
         inner.no_truncation()
         return inner
 
 
 def _check_settings(content: Mapping[str, Any], name: str) -> None:
-    """Refuse what takes the library minutes or gigabytes, or gives a text other ids each time."""
+    """Refuse settings that take minutes or gigabytes, or that give random ids."""
     model = content["model"]
     added = [str(token.get("content")) for token in content.get("added_tokens") or []]
     settings = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
@@ -91,15 +91,15 @@ def _check_settings(content: Mapping[str, Any], name: str) -> None:
             raise UserError(f"{name}: {what}: found {size:,} characters; expected at most {most:,}")
     for steps in (("normalizer", "pre_tokenizer"), ("decoder",)):
         if _growth([*map(content.get, steps)]) > GROWTH:
-            raise UserError(f"{name}: the {steps[0]} lets a text grow more than {GROWTH} times.")
+            raise UserError(f"{name}: the {steps[0]} may lengthen a text more than {GROWTH} times.")
     if (chance := model.get("dropout")) or (chance := model.get("alpha")):
         raise UserError(f"{name}: model: found dropout or alpha = {chance}; expected no random ids")
 
 
 def hiding(inner: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.Tokenizer:
-    """Return a tokenizer with the same ids that finds none of some pieces in a text, but for the unknown token.
+    """Return a tokenizer that never encodes text to `names`, except the unknown token.
 
-    In its vocabulary their names begin with a zero and a blank, which no stretch of a text does.
+    Ids stay the same. Hidden names start with a null character and a space, unlike any pre-tokenized text.
     """
     content = json.loads(inner.to_str())
     model = content["model"]
@@ -109,16 +109,16 @@ def hiding(inner: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.To
         model["vocab"] = [(hidden.get(name, name), score) for name, score in model["vocab"]]
     else:
         model["vocab"] = {hidden.get(name, name): i for name, i in model["vocab"].items()}
-    found = tokenizers.Tokenizer.from_str(json.dumps(content))
-    found.encode_special_tokens = True
-    return found
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def check_ids(ids: Collection[tuple[str, object]], name: str) -> None:
-    """Refuse a vocabulary whose largest id is far from the number of its tokens, or with a token without end.
+    """Refuse a vocabulary with invalid ids, wide gaps or very long tokens.
 
     Raises:
-        UserError: so it is, or an id is none; the line begins with `name`.
+        UserError: On the first such token; the message starts with `name`.
     """
     for token, i in ids:
         start = f"{name}: the token {token[:40]!r}"
@@ -134,10 +134,10 @@ def check_ids(ids: Collection[tuple[str, object]], name: str) -> None:
 
 
 def begin_of(inner: tokenizers.Tokenizer) -> str:
-    """Return the token that a tokenizer's file puts before a text; empty if it puts none.
+    """Return the token added before a text, or an empty string.
 
     Raises:
-        UserError: its parts contradict each other.
+        UserError: The parts of the tokenizer contradict each other.
     """
     with library_errors("data.tokenizer"), quiet():
         plain = inner.encode("a", add_special_tokens=False).ids
@@ -147,10 +147,10 @@ def begin_of(inner: tokenizers.Tokenizer) -> str:
 
 @contextmanager
 def library_errors(name: str) -> Iterator[None]:
-    """Turn whatever the library raises about a foreign tokenizer into one line that begins with `name`.
+    """Turn errors of the tokenizers library into one-line errors about `name`.
 
     Raises:
-        UserError: that line.
+        UserError: The error of the library.
     """
     try:
         yield
@@ -159,7 +159,7 @@ def library_errors(name: str) -> Iterator[None]:
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{name}: {_line(error)}.") from error
     except BaseException as error:
-        # Rust gave up; its exception is no Exception, and cannot be imported.
+        # A Rust panic is no Exception, and its class cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{name}: its parts contradict each other ({_line(error)}).") from None
@@ -167,44 +167,44 @@ def library_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the library's Rust from writing to standard error, where it tells of panics at length."""
+    """Silence standard error, where the library's Rust code reports panics at length."""
     with _STANDARD_ERROR:
         try:
-            kept = os.dup(2)
+            saved = os.dup(2)
         except OSError:  # there is no standard error
             yield
             return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_WRONLY)
         try:
-            os.dup2(nowhere, 2)
+            os.dup2(null, 2)
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            os.close(nowhere)
+            os.dup2(saved, 2)
+            os.close(saved)
+            os.close(null)
 
 
 def _growth(part: object) -> int:
-    """Return how many times longer what a serialised step replaces may make a text, at most."""
+    """Return the maximum factor by which a serialised step lengthens a text."""
     if isinstance(part, list):
         return math.prod(_growth(step) for step in part)
     if not isinstance(part, dict):
         return 1
-    own, kind, content = 1, part.get("type"), part.get("content")
+    factor, kind, content = 1, part.get("type"), part.get("content")
     if kind == "Replace" and isinstance(content, str):
         pattern = part.get("pattern")
         literal = isinstance(pattern, dict) and pattern.get("String")
-        own = max(1, len(content)) if literal else 1 + len(content)  # between all characters
+        factor = max(1, len(content)) if literal else 1 + len(content)  # between characters
     elif kind == "Prepend":  # to each stretch between added tokens
-        own = 1 + len(str(part.get("prepend")))
-    elif kind == "ByteLevel":  # two bytes for a letter of two, and again
-        own = 2
-    elif kind == "Precompiled":  # the size of a trie, the trie, strings that end with a zero
+        factor = 1 + len(str(part.get("prepend")))
+    elif kind == "ByteLevel":  # each byte becomes a character of up to two bytes
+        factor = 2
+    elif kind == "Precompiled":  # trie size, trie, null-terminated strings
         with suppress(ValueError):
             table = base64.b64decode(str(part.get("precompiled_charsmap")))
             strings = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
-            own = longest if (longest := max(map(len, strings))) > GROWTH else 1
-    return own * math.prod(_growth(step) for step in part.values() if isinstance(step, list))
+            factor = longest if (longest := max(map(len, strings))) > GROWTH else 1
+    return factor * math.prod(_growth(step) for step in part.values() if isinstance(step, list))
 
 
 def _line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The tokenizer that a spec asks for: trained on the text (once), raw bytes, or a file's."""
+"""The tokenizer of a spec: trained once, raw bytes, or a file's."""
 
 import hashlib
 import json
@@ -22,18 +22,18 @@ from archwright.text.foreign import begin_of, parse, read_json
 from archwright.text.tokenizer import Tokenizer
 
 SAMPLE = 100_000_000
-"""Bytes of text that a tokenizer is trained on at most."""
+"""Maximum bytes of text for training a tokenizer."""
 FORMAT = 2
 """Version of cached tokenizers."""
 CHECKED = 1 << 15
-"""Characters of the text on which the fast path is compared with the slow one."""
+"""Characters of text for comparing the fast and the slow encoder."""
 
 
 def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
-    """Return the tokenizer of `spec`; a BPE is trained on `documents` and kept in the cache.
+    """Return the tokenizer of `spec`. A BPE is trained on `documents` and cached.
 
     Raises:
-        UserError: no such file, a vocabulary too small or without the special tokens.
+        UserError: The file is missing, or the vocabulary is too small or lacks the special tokens.
     """
     special = list(dict.fromkeys((spec.end_of_text, *spec.special_tokens)))
     if "" in special:
@@ -48,7 +48,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
         begin = begin_of(inner)
         inner.add_special_tokens(list(spec.special_tokens))
     tokenizer = Tokenizer(inner, spec.end_of_text, begin)
-    # Enough of the text to see whether the fast path agrees on it.
+    # Compare the fast encoder with the slow one on the start of the text.
     held: list[str] = []
     for document in documents:
         held += document.pieces
@@ -59,7 +59,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
 
 
 def sample(documents: Readable, limit: int) -> Iterator[str]:
-    """Yield pieces of at most about `limit` bytes in all, taken evenly over the text."""
+    """Yield about `limit` bytes of pieces at most, evenly over the text."""
     share = min(1.0, limit / max(documents.size, 1))
     seen = taken = 0
     warned = False
@@ -70,8 +70,8 @@ def sample(documents: Readable, limit: int) -> Iterator[str]:
                 taken += len(piece)
                 if not warned and has_long_run(piece):
                     warnings.warn(
-                        f"data.text: {document.name} has more than {LONGEST:,} letters, signs or blanks "
-                        "in a row; the tokenizer is trained on them in words of that length",
+                        f"data.text: {document.name} has more than {LONGEST:,} letters, signs or spaces "
+                        "in a row; training splits them into words of that length",
                         stacklevel=2,
                     )
                     warned = True
@@ -79,10 +79,10 @@ def sample(documents: Readable, limit: int) -> Iterator[str]:
 
 
 def tokenizer_file(name: str) -> Path:
-    """Return the tokenizer.json that `data.tokenizer.path` names, itself or by its folder.
+    """Return the tokenizer.json of `data.tokenizer.path`, a file or its folder.
 
     Raises:
-        UserError: there is none.
+        UserError: The file is missing.
     """
     if not name:
         raise UserError('data.tokenizer.path: kind = "file" needs the path of a tokenizer.json.')
@@ -102,7 +102,7 @@ def tokenizer_file(name: str) -> Path:
 
 
 def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> tokenizers.Tokenizer:
-    """Return the BPE from the cache, or train it and put it there."""
+    """Return the BPE from the cache, or train and cache it."""
     settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE]
     name = _digest(json.dumps([FORMAT, *settings, tokenizers.__version__]))
     path = cache_folder("tokenizers") / f"{name}.json"
@@ -129,10 +129,10 @@ def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> to
 
 
 def _cached(path: Path) -> tokenizers.Tokenizer | None:
-    """Return a tokenizer that is kept whole; None where it is missing or damaged."""
-    kept = read_object(path)
-    text = str(kept.get("tokenizer"))
-    if kept.get("digest") != _digest(text):
+    """Return a cached tokenizer, or None if it is missing or damaged."""
+    entry = read_object(path)
+    text = str(entry.get("tokenizer"))
+    if entry.get("digest") != _digest(text):
         return None
     mark_used(path)
     return parse(text, str(path))

@@ -1,4 +1,4 @@
-"""Pairs of a source and a target: from a file, or drawn in two made-up languages; some of them held out."""
+"""Source-target pairs for training and evaluation. They come from files or from two artificial languages."""
 
 import hashlib
 import json
@@ -19,62 +19,62 @@ from archwright.text.sources import TextFile, find_files
 
 Side = Literal["train", "held_out", "longer"]
 JUDGED: Mapping[str, Side] = {SYNTHETIC: "held_out", f"{SYNTHETIC}-longer": "longer"}
-"""Synthetic pairs to judge on, by their name."""
+"""Synthetic pairs for evaluation, by name."""
 FORMAT = 1
-"""Of fingerprints: raised when the same files would give other pairs."""
+"""Version of fingerprints, incremented if the same files would give other pairs."""
 TABLES = (".tsv", ".jsonl", ".ndjson")
 NUM_PAIRS: Mapping[Side, int] = {"train": 20_000, "held_out": 2048, "longer": 500}
-"""Synthetic pairs: those that a tokenizer is trained on, and those that are judged on."""
+"""Synthetic pairs per side: for training a tokenizer, and for evaluation."""
 STREAMS: tuple[Side, ...] = ("train", "held_out", "longer")
 """Sides in the order of their numbers in seeds."""
 
 
 class Pair(NamedTuple):
-    """A text and what is to be written when it was read."""
+    """A source text and its target text."""
 
     source: str
     target: str
     place: str = ""
-    """Where it stands, for the user."""
+    """Location for error messages."""
 
 
 class Pairs(Readable, Protocol):
-    """One side of a split, as documents that a tokenizer can be trained on: a source or a target each."""
+    """One side of a split. Iteration yields each source and each target as a document, to train a tokenizer."""
 
     endless: ClassVar[bool]
-    """Whether they are drawn, by seed and number."""
+    """True if pairs are drawn by seed and number."""
 
     @property
     def num_pairs(self) -> int:
-        """How many there are; of pairs that are drawn for each step, those that a tokenizer is trained on."""
+        """Number of pairs. For drawn training pairs: the number for training a tokenizer."""
 
     def pair(self, seed: int, index: int) -> Pair:
-        """Return a pair by its number."""
+        """Return a pair by its number. The seed matters only for drawn pairs."""
 
 
 class PairCorpus(NamedTuple):
-    """The pairs to train on, and those that are held out."""
+    """Training pairs and held-out pairs."""
 
     train: Pairs
     held_out: Pairs
 
 
 def open_pairs(data: DataSpec) -> PairCorpus:
-    """Return the pairs that `data.pairs` names, whole pairs held out.
+    """Open the pairs of `data.pairs`, split by source.
 
-    Held out are those of `data.held_out`, or else those whose source hashes to 0 modulo 10, or else (when that leaves
-    a side empty) those of the last tenth of sources. No source that is held out is trained on.
+    Held out are the pairs of `data.held_out`; by default, the pairs with sources that hash to 0 modulo 10, or, if that
+    leaves a side empty, the pairs of the last tenth of sources. No held-out source is in the training pairs.
 
     Raises:
-        UserError: missing or malformed files, or too few pairs.
+        UserError: Missing or malformed files, or too few pairs.
     """
     if data.pairs == SYNTHETIC:
         return PairCorpus(SyntheticPairs("train"), SyntheticPairs("held_out"))
     pairs = _read(data.pairs, "data.pairs", data.errors)
     sources = list(dict.fromkeys(pair.source for pair in pairs))
     if data.held_out:
-        others = [p for name in data.held_out for p in _read(name, "data.held_out", data.errors)]
-        held = {pair.source for pair in others}
+        held_out = [p for name in data.held_out for p in _read(name, "data.held_out", data.errors)]
+        held = {pair.source for pair in held_out}
         if held.issuperset(sources):
             raise UserError(
                 "data.pairs: every source is also in data.held_out; nothing is left to train on"
@@ -88,15 +88,15 @@ def open_pairs(data: DataSpec) -> PairCorpus:
                 f"data.pairs: found pairs of {len(sources)} source; expected two sources at least, as one is held "
                 "out, or name a file of pairs in data.held_out"
             )
-        others = [pair for pair in pairs if pair.source in held]
-    return PairCorpus(FilePairs([p for p in pairs if p.source not in held]), FilePairs(others))
+        held_out = [pair for pair in pairs if pair.source in held]
+    return PairCorpus(FilePairs([p for p in pairs if p.source not in held]), FilePairs(held_out))
 
 
 def read_pairs(name: str, key: str, errors: str = "strict") -> Pairs:
-    """Return all pairs of a file, a folder or a glob, or of `synthetic` and `synthetic-longer` those that are held out.
+    """Return all pairs of a file, folder or glob, or synthetic pairs (`JUDGED`).
 
     Raises:
-        UserError: missing or malformed files; the line begins with `key`.
+        UserError: Missing or malformed files; the message starts with `key`.
     """
     if name in JUDGED:
         return SyntheticPairs(JUDGED[name])
@@ -105,14 +105,14 @@ def read_pairs(name: str, key: str, errors: str = "strict") -> Pairs:
 
 @dataclass(frozen=True)
 class FilePairs:
-    """Pairs that were read."""
+    """Pairs from files."""
 
     pairs: Sequence[Pair]
     endless: ClassVar[bool] = False
 
     @property
     def num_pairs(self) -> int:
-        """How many there are."""
+        """Number of pairs."""
         return len(self.pairs)
 
     @cached_property
@@ -122,7 +122,7 @@ class FilePairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all texts, in their order."""
+        """Hash of all texts, in order."""
         hasher = hashlib.blake2b(str(FORMAT).encode(), digest_size=16)
         for pair in self.pairs:
             for text in (pair.source.encode(), pair.target.encode()):
@@ -133,38 +133,37 @@ class FilePairs:
         return _documents(self.pairs)
 
     def pair(self, seed: int, index: int) -> Pair:
-        """Return the pair of that number, whatever the seed."""
+        """Return the pair with number `index`; the seed has no effect."""
         return self.pairs[index]
 
 
 @dataclass(frozen=True)
 class SyntheticPairs:
-    """Sentences in two made-up languages; no sentence of one side is one of another, and those of "longer" have more
-    words than any of the others."""
+    """Sentences in two artificial languages. Sides share no sentences; those on the side "longer" have more words."""
 
     side: Side
     endless: ClassVar[bool] = True
 
     @property
     def num_pairs(self) -> int:
-        """Pairs to judge on, or to train a tokenizer on."""
+        """Number of pairs for evaluation or for training a tokenizer."""
         return NUM_PAIRS[self.side]
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what is drawn."""
+        """Hash of the generator's version, the side and its number of pairs."""
         return _hashed(json.dumps([synthetic_pairs.FORMAT, self.side, self.num_pairs])).hex()
 
     @cached_property
     def size(self) -> int:
-        """Bytes of the texts that a tokenizer is trained on."""
+        """Bytes of the texts for training a tokenizer."""
         return sum(len(piece) for document in self for piece in document.pieces)
 
     def __iter__(self) -> Iterator[Document]:
         return _documents(self.pair(0, index) for index in range(self.num_pairs))
 
     def pair(self, seed: int, index: int) -> Pair:
-        """Return the pair of a seed and a number: a pure function of both."""
+        """Return the pair of a seed and a number, deterministically."""
         generator = np.random.default_rng((seed, index, STREAMS.index(self.side)))
         draw = synthetic_pairs.draw_longer if self.side == "longer" else synthetic_pairs.draw
         while True:
@@ -186,13 +185,13 @@ def _hashed(text: str) -> bytes:
 
 
 def _read(name: str, key: str, errors: str) -> list[Pair]:
-    """Return the pairs of the files that a user names."""
-    found = [pair for file in find_files((name,), key) for pair in _of_file(file, key, errors)]
-    if not found:
+    """Return the pairs of a user's file, folder or glob."""
+    pairs = [pair for file in find_files((name,), key) for pair in _of_file(file, key, errors)]
+    if not pairs:
         raise UserError(
             f'{key}: "{name}" is empty; expected a pair of a source and a target in each line'
         )
-    return found
+    return pairs
 
 
 def _of_file(file: TextFile, key: str, errors: str) -> Iterator[Pair]:
@@ -217,7 +216,7 @@ def _of_file(file: TextFile, key: str, errors: str) -> Iterator[Pair]:
 
 
 def _of_line(line: bytes, path: Path, number: int, errors: str) -> tuple[str, str] | None:
-    """Return the source and the target of a line; None of a blank one."""
+    """Return source and target of a line, or None if blank."""
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8", errors).rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -230,8 +229,8 @@ def _of_line(line: bytes, path: Path, number: int, errors: str) -> tuple[str, st
             f"found {len(columns)} column{'s' * (len(columns) != 1)}; expected a source, a tab and a target"
         )
     source, target = (column.strip() for column in columns)
-    for side, found in (("source", source), ("target", target)):
-        if not found:
+    for side, text in (("source", source), ("target", target)):
+        if not text:
             raise UserError(f"the {side} is empty; expected a text")
     return source, target
 
@@ -249,8 +248,8 @@ def _of_record(text: str) -> list[str]:
         )
     for key in ("source", "target"):
         if not isinstance(record.get(key), str):
-            found = type(record[key]).__name__ if key in record else "none"
-            raise UserError(f'"{key}": found {found}; expected a text')
+            kind = type(record[key]).__name__ if key in record else "none"
+            raise UserError(f'"{key}": found {kind}; expected a text')
         try:
             record[key].encode()
         except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Reading text files: what is in them, where their documents begin, and their text as a stream."""
+"""Reading text files: surveys, documents, and text as a stream."""
 
 import codecs
 import hashlib
@@ -14,22 +14,22 @@ from archwright.spec.files import open_regular
 from archwright.spec.run_spec import DataSpec
 from archwright.text.chunking import TARGET, pieces
 from archwright.text.sources import TextFile
-from archwright.text.surveys import Found, kept_or_surveyed
+from archwright.text.surveys import Survey, cached_survey
 from archwright.text.tables import rows
 
 BLOCK = 1 << 18
 HEAD = 8192
 NO_CONTROLS = bytes({*range(32, 256), *b"\t\n\r\f\b\x1b"})
-"""Bytes that are no control bytes, or those of text."""
+"""Bytes other than control characters, and control characters of text."""
 
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A file that was read once: its size and hash, and the bytes on either side of the hash split.
+    """A file after its first reading, with size, hash and split.
 
-    `base` is where it begins if all files stand one after the other. `contents` has 8 bytes for each document in
-    hexadecimal: a hash of its text, with the side of its name as the lowest bit. Documents of the numbers in `moved`
-    are on the other side.
+    `kept_bytes` and `held_out_bytes` are the bytes on each side of the hash split. `base` is the offset in the
+    concatenation of all files. `contents` has 8 bytes per document in hexadecimal: a hash of its text, with the side of
+    its name as the lowest bit. Documents with numbers in `moved` are on the opposite side.
     """
 
     file: TextFile
@@ -43,14 +43,14 @@ class Surveyed:
 
 
 class ChangedError(UserError):
-    """A file that is not what it was when it was surveyed."""
+    """A file that changed after its survey."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f'"{path}" changed while it was read. Start again.')
 
 
 class Span(NamedTuple):
-    """A document as a range of bytes of its file; short ones come with their text."""
+    """A document as a byte range of its file. Short documents include their text."""
 
     name: str
     start: int
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """Tell whether the hash of the name sends it to the held-out side: one in ten."""
+        """True if the name's hash selects the held-out side (one in ten)."""
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).digest()
         return digest[0] % 10 == 0
 
@@ -67,23 +67,23 @@ class Span(NamedTuple):
 def survey(
     files: Iterable[TextFile], data: DataSpec, key: str
 ) -> tuple[tuple[Surveyed, ...], tuple[str, ...]]:
-    """Read all files once; return those that hold text, and the names of those skipped as no text.
+    """Read all files once. Return text files, and names of skipped binary files.
 
     Raises:
-        UserError: binary, undecodable or unreadable files, or no text at all, one line each.
+        UserError: Binary, undecodable or unreadable files, or no text; one per line.
     """
     surveyed, skipped, mistakes, base = [], [], [], 0
     for file in files:
         try:
-            found = _survey_one(file, data)
+            result = _survey_one(file, data)
         except UserError as error:
             mistakes += [f"{key}: {line}" for line in error.lines]
             continue
-        if found is None:
+        if result is None:
             skipped.append(file.name)
-        elif found.kept_bytes + found.held_out_bytes:
-            surveyed.append(replace(found, base=base))
-            base += found.size
+        elif result.kept_bytes + result.held_out_bytes:
+            surveyed.append(replace(result, base=base))
+            base += result.size
     if mistakes:
         raise UserError(*mistakes)
     if not surveyed:
@@ -93,7 +93,7 @@ def survey(
 
 
 def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
-    """Yield the documents of a file that are not empty, in order."""
+    """Yield the non-empty documents of a file, in order."""
     name, path = file.file.name, file.file.path
     if file.file.is_table:
         yield from _rows(file, data)
@@ -114,10 +114,10 @@ def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
 
 
 def read(file: Surveyed, span: Span, data: DataSpec) -> Iterator[str]:
-    """Yield a document's text in pieces that encode as the whole does.
+    """Yield a document's text in pieces, with the same tokens.
 
     Raises:
-        ChangedError: the file is not what it was when it was surveyed.
+        ChangedError: The file changed after its survey.
     """
     if span.text is None:
         return pieces(_decoded(file.file.path, span, data.errors))
@@ -125,7 +125,7 @@ def read(file: Surveyed, span: Span, data: DataSpec) -> Iterator[str]:
 
 
 def line_border(file: Surveyed, span: Span, near: int) -> int | None:
-    """Return the start of a line in the middle of a plain-text span, at byte `near` or close by.
+    """Return the start of a line inside a span, near byte `near`.
 
     Falls back to the start of any character; None if the span is too short to be cut.
     """
@@ -144,24 +144,24 @@ def line_border(file: Surveyed, span: Span, near: int) -> int | None:
 
 
 def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
-    """Read one file; None if it was found, not named, and is no text."""
-    question = {"name": file.name, "field": data.field, "separator": data.separator}
-    question |= {"errors": data.errors, "skipped": f"{file.found} {file.library}"}
+    """Survey a file. None for a binary file that the user did not name."""
+    options = {"name": file.name, "field": data.field, "separator": data.separator}
+    options |= {"errors": data.errors, "skipped": f"{file.implicit} {file.library}"}
 
-    def read_once() -> Found | None:
-        there = _survey_table(file, data) if file.is_table else _survey_text(file, data)
-        if there is None:
+    def read_once() -> Survey | None:
+        surveyed = _survey_table(file, data) if file.is_table else _survey_text(file, data)
+        if surveyed is None:
             return None
-        return Found(**{name: getattr(there, name) for name in Found.model_fields})
+        return Survey(**{name: getattr(surveyed, name) for name in Survey.model_fields})
 
-    found = kept_or_surveyed(file.path, question, read_once)
-    return None if found is None else Surveyed(file, **dict(found))
+    result = cached_survey(file.path, options, read_once)
+    return None if result is None else Surveyed(file, **dict(result))
 
 
 def _survey_text(file: TextFile, data: DataSpec) -> Surveyed | None:
     with _opened(file.path) as handle:
         kind = _binary(handle.read(HEAD))
-        if kind and file.found:
+        if kind and file.implicit:
             return None
         if kind:
             raise UserError(f'"{file.path}" is {kind}. Give a text file in UTF-8.')
@@ -176,26 +176,26 @@ def _survey_text(file: TextFile, data: DataSpec) -> Surveyed | None:
 
 
 def _survey_table(file: TextFile, data: DataSpec) -> Surveyed:
-    """Read a table once; its size is the bytes of its texts."""
+    """Survey a table; its size is the bytes of its texts."""
     with _opened(file.path) as handle:
-        _, digest = _checked(handle, file, errors="replace")  # of bytes, which are no text
+        _, digest = _checked(handle, file, errors="replace")  # a table is not UTF-8
     surveyed = _with_sides(Surveyed(file, 0, digest), data)
     return replace(surveyed, size=surveyed.kept_bytes + surveyed.held_out_bytes)
 
 
 def _with_sides(surveyed: Surveyed, data: DataSpec) -> Surveyed:
-    """Return a file with the bytes that are on either side of the hash split, and its contents."""
+    """Add `kept_bytes`, `held_out_bytes` and `contents`."""
     num_bytes, contents = [0, 0], bytearray()
     for span in spans(surveyed, data):
         side = span.held_out
         num_bytes[side] += span.stop - span.start
         contents += (_hash(surveyed, span, data) & ~1 | side).to_bytes(8, "little")
-    kept, held_out = num_bytes
-    return replace(surveyed, kept_bytes=kept, held_out_bytes=held_out, contents=contents.hex())
+    train, held_out = num_bytes
+    return replace(surveyed, kept_bytes=train, held_out_bytes=held_out, contents=contents.hex())
 
 
 def _hash(file: Surveyed, span: Span, data: DataSpec) -> int:
-    """Return 64 bits of the hash of a document's UTF-8 bytes; of a whole plain file it is known."""
+    """Return 64 bits of a document's hash. An undivided file uses the file's hash."""
     digest = bytes.fromhex(file.digest)
     if span.text is not None or span.stop - span.start < file.size:
         hasher = hashlib.blake2b(digest_size=16)
@@ -206,7 +206,7 @@ def _hash(file: Surveyed, span: Span, data: DataSpec) -> int:
 
 
 def _binary(head: bytes) -> str:
-    """Return what kind of binary data a file begins with, or an empty string for text."""
+    """Return the kind of binary data, or an empty string for text."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16, not UTF-8"
     if b"\0" in head:
@@ -216,7 +216,7 @@ def _binary(head: bytes) -> str:
 
 
 def _checked(handle: BinaryIO, file: TextFile, errors: str) -> tuple[int, str]:
-    """Return size and hash of a file; make sure that it is UTF-8 if that is asked for."""
+    """Return size and hash of a file. Validate UTF-8 if `errors` is "strict"."""
     hasher, size = hashlib.blake2b(digest_size=16), 0
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     while True:
@@ -242,8 +242,7 @@ def _not_utf8(path: Path, where: int, byte: int) -> str:
 
 
 def _rows(file: Surveyed, data: DataSpec) -> Iterator[Span]:
-    """Yield the rows of a table that are not empty. Ranges count the bytes of texts, as if these stood one after the
-    other."""
+    """Yield the non-empty rows of a table. Ranges count bytes in the concatenation of its texts."""
     start = 0
     for index, text in enumerate(rows(file.file.path, data.field)):
         if text:
@@ -253,21 +252,21 @@ def _rows(file: Surveyed, data: DataSpec) -> Iterator[Span]:
 
 
 def _separated(handle: BinaryIO, file: Surveyed, data: DataSpec) -> Iterator[Span]:
-    """Yield the spans between separators. UTF-8 synchronises itself, so bytes can be searched."""
+    """Yield the spans between separators. In UTF-8, a search for bytes never matches inside a character."""
     name, separator = file.file.name, data.separator.encode()
     start = index = position = 0
     carry = b""
     while block := handle.read(BLOCK):
         window, offset = carry + block, position - len(carry)
         searched = max(start - offset, 0)
-        while (found := window.find(separator, searched)) >= 0:
-            stop = offset + found
+        while (border := window.find(separator, searched)) >= 0:
+            stop = offset + border
             if stop > start:
-                inside = window[start - offset : found] if start >= offset else None
+                inside = window[start - offset : border] if start >= offset else None
                 text = None if inside is None else _short(inside, file.file.path, data.errors)
                 yield Span(f"{name}:{index}", start, stop, text)
             index += 1
-            searched = found + len(separator)
+            searched = border + len(separator)
             start = offset + searched
         position += len(block)
         carry = window[len(window) - len(separator) + 1 :] if len(separator) > 1 else b""
@@ -276,7 +275,7 @@ def _separated(handle: BinaryIO, file: Surveyed, data: DataSpec) -> Iterator[Spa
 
 
 def _short(content: bytes, path: Path, errors: str) -> str:
-    """Return the text of a document that was read whole."""
+    """Decode a short document."""
     try:
         return content.decode("utf-8", errors)
     except UnicodeDecodeError:
@@ -284,7 +283,7 @@ def _short(content: bytes, path: Path, errors: str) -> str:
 
 
 def _text_of(line: bytes, place: str, start: int, path: Path, data: DataSpec) -> str:
-    """Return the text of a JSONL line; a blank line has none."""
+    """Return the text of a JSONL line. Empty if the line is blank."""
     try:
         decoded = line.decode("utf-8-sig" if start == 0 else "utf-8", data.errors)
     except UnicodeDecodeError as error:
@@ -314,26 +313,26 @@ def _loaded(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError:
         raise
-    except ValueError:  # an integer of more digits than Python turns into one; no text is a number
+    except ValueError:  # an integer with too many digits for Python; texts are no numbers
         return json.loads(line, parse_int=float)
 
 
 def _without_surrogates(text: str, place: str, errors: str) -> str:
-    """Refuse or replace half characters, which JSON can write but UTF-8 cannot."""
+    """Refuse or replace lone surrogates, which JSON can represent but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         if errors == "strict":
             raise UserError(
                 f"{place}: half a character (a lone surrogate) at position {error.start} of the "
-                "text. Mend it, or set data.errors=replace."
+                "text. Fix it, or set data.errors=replace."
             ) from None
         return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
     return text
 
 
 def _decoded(path: Path, span: Span, errors: str) -> Iterator[str]:
-    """Yield the text of a range of bytes, block by block, no character cut."""
+    """Yield the text of a byte range in blocks of complete characters."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     left = span.stop - span.start
     with _opened(path) as handle:
@@ -352,7 +351,7 @@ def _decoded(path: Path, span: Span, errors: str) -> Iterator[str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to read in the block; what the system refuses there names it."""
+    """Open a file for reading; errors in the block name the file."""
     try:
         with open_regular(path) as handle:
             yield handle

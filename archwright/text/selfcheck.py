@@ -1,4 +1,4 @@
-"""A text full of what tokenizers disagree about."""
+"""A text of difficult cases for tokenizers."""
 
 PROBE = (
     "def f(x, *args):\n    '''Don't  panic:\tit's 12345678.90 e-mails'''\r\n\r\n\treturn x['a_b']\n"

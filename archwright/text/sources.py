@@ -1,4 +1,4 @@
-"""Which files a user means by a path, a folder, a glob, a dataset, `-` or `stdlib`."""
+"""Resolving paths, folders, globs, datasets, `-` and `stdlib` to files."""
 
 import atexit
 import glob
@@ -21,38 +21,38 @@ from archwright.text.tables import BY_NAME, SUFFIXES, dataset_files, named_files
 
 STDIN = "-"
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-"""Folders inside the standard library's that are no part of `stdlib`."""
+"""Folders of the standard library that `stdlib` leaves out."""
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file to read. Its name is relative to what the user wrote and decides the split.
+    """A file to read. Its name is relative to the user's source and decides the split.
 
-    A file that was found rather than named is skipped and counted when it is binary; one of the
-    standard library also when it is not UTF-8.
+    An implicit file (from a folder or a glob) is skipped and counted if it is binary; a file of the standard
+    library also if it is not UTF-8.
     """
 
     path: Path
     name: str
-    found: bool = False
+    implicit: bool = False
     library: bool = False
 
     @property
     def jsonl(self) -> bool:
-        """Tell whether each line is a record of its own."""
+        """True if each line is a record."""
         return self.path.suffix.lower() in {".jsonl", ".ndjson"}
 
     @property
     def is_table(self) -> bool:
-        """Tell whether each row of a column is a document."""
+        """True if each row of a column is a document."""
         return self.path.suffix.lower() in SUFFIXES
 
 
 def find_files(sources: Iterable[str], key: str = "data.text") -> tuple[TextFile, ...]:
-    """Return the files that `sources` name, in order, each once.
+    """Return the files of `sources`, in order and without duplicates.
 
     Raises:
-        UserError: a source that is missing or holds no file, one line each.
+        UserError: Missing sources, or sources without files, one per line.
     """
     files: dict[Path, TextFile] = {}
     mistakes = []
@@ -79,12 +79,12 @@ def _files_of(source: str) -> list[TextFile]:
     path = expanded(source)
     if kind := irregular(path):
         raise UserError(
-            f'"{source}" is {kind}, not a file. Text on standard input is read by the name "-".'
+            f'"{source}" is {kind}, not a file. Use "-" to read text from standard input.'
         )
     if path.is_dir():
         if (tables := dataset_files(path)) is not None:
             return _some([TextFile(p, p.name) for p in tables], source)
-        return _some([TextFile(p, _relative(p, path), found=True) for p in _walk(path)], source)
+        return _some([TextFile(p, _relative(p, path), implicit=True) for p in _walk(path)], source)
     if path.exists():
         return [TextFile(path, path.name)]
     if glob.has_magic(source):
@@ -99,7 +99,7 @@ def _some(files: list[TextFile], source: str) -> list[TextFile]:
 
 
 def _missing(source: str, path: Path) -> str:
-    """Say that a path is missing, with the nearest name that exists beside it."""
+    """Return the error for a missing path, with the nearest existing name."""
     parent = path.parent
     if not parent.is_dir():
         hint = hub_hint(source, f'write "{BY_NAME}{{0}}"')
@@ -112,12 +112,12 @@ def _missing(source: str, path: Path) -> str:
 
 
 def _walk(folder: Path, without: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yield the files below a folder, sorted by relative path; hidden ones are left out."""
-    found = []
+    """Yield the visible files below a folder, sorted by relative path."""
+    paths = []
     for parent, folders, files in os.walk(folder, onerror=_refuse):
         folders[:] = [f for f in folders if not f.startswith(".") and f not in without]
-        found += [Path(parent, f) for f in files if not f.startswith(".")]
-    yield from sorted((p for p in found if p.is_file()), key=lambda p: _relative(p, folder))
+        paths += [Path(parent, f) for f in files if not f.startswith(".")]
+    yield from sorted((p for p in paths if p.is_file()), key=lambda p: _relative(p, folder))
 
 
 def _refuse(error: OSError) -> None:
@@ -125,7 +125,7 @@ def _refuse(error: OSError) -> None:
 
 
 def _matches(pattern: str) -> list[TextFile]:
-    """Return the files of a glob, named relative to its part before the first wildcard."""
+    """Return the files of a glob. Names are relative to the part before the first wildcard."""
     parts = Path(pattern).parts
     fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     root = Path(*parts[:fixed])
@@ -133,7 +133,7 @@ def _matches(pattern: str) -> list[TextFile]:
         paths = sorted(p for p in root.glob("/".join(parts[fixed:])) if p.is_file())
     except ValueError as error:
         raise UserError(f'"{pattern}" is not a glob: {error}.') from error
-    files = [TextFile(p, _relative(p, root), found=True) for p in paths]
+    files = [TextFile(p, _relative(p, root), implicit=True) for p in paths]
     return [f for f in files if not any(part.startswith(".") for part in Path(f.name).parts)]
 
 
@@ -141,7 +141,7 @@ def _library() -> list[TextFile]:
     """Return the source files of the running interpreter's standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = (p for p in _walk(root, frozenset(NOT_LIBRARY)) if p.suffix == ".py")
-    files = [TextFile(p, _relative(p, root), found=True, library=True) for p in paths]
+    files = [TextFile(p, _relative(p, root), implicit=True, library=True) for p in paths]
     if not files:
         raise UserError(
             f'"{STDLIB}": this Python has no source files in {root}. Name a text of your own.'
@@ -154,7 +154,7 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def _spooled() -> Path:
-    """Copy standard input to a temporary file, which is removed when this process ends."""
+    """Copy standard input to a temporary file, removed when the process ends."""
     with (
         clear_errors(Path(tempfile.gettempdir()), "TMPDIR"),
         tempfile.NamedTemporaryFile(prefix="archwright-", delete=False) as file,

@@ -1,4 +1,4 @@
-"""What reading a large file once has found, kept for each machine until the file is touched or the machine restarts."""
+"""Surveys of large files, cached per machine. A change of the file or a reboot invalidates them."""
 
 import contextlib
 import hashlib
@@ -14,14 +14,14 @@ from archwright.spec.errors import UserError
 from archwright.text.cache import cache_folder, mark_used, only_one
 
 FORMAT = 2
-"""Of these files; raised also where reading the same file would find something else."""
+"""Version of the cache files; incremented when their format or the results of surveys change."""
 LARGE = 1 << 26
-"""Bytes of a file that is worth it."""
+"""Minimum bytes of a file for a cached survey."""
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
-class Found(BaseModel):
-    """Contents of a file: bytes, or those of its texts, their hash, the split's sides, and a hash of each document."""
+class Survey(BaseModel):
+    """Fields of `Surveyed` that depend on the file's content."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -32,66 +32,66 @@ class Found(BaseModel):
     contents: Annotated[str, Field(pattern=r"^([0-9a-f]{16})*$")]
 
 
-class _Kept(BaseModel):
-    """Contents of a file."""
+class _Entry(BaseModel):
+    """A cached survey."""
 
     model_config = ConfigDict(strict=True)
 
     state: dict[str, Any]
-    found: Found
+    survey: Survey = Field(alias="found")
     seal: str
-    """Hash of the other values."""
+    """Hash of the state and the survey."""
 
 
-def kept_or_surveyed(
-    path: Path, question: Mapping[str, str], survey: Callable[[], Found | None]
-) -> Found | None:
-    """Return what `survey` finds in a file; of a large one that was not touched since, what it found then.
+def cached_survey(
+    path: Path, options: Mapping[str, str], survey: Callable[[], Survey | None]
+) -> Survey | None:
+    """Return the survey of a file, cached if the file is large.
 
-    Of the processes of a machine one at a time reads a large file.
+    One process per machine at a time reads a large file.
 
     Args:
-        question: all beside the file's content that it depends on.
-        survey: reads the file; returns None, or raises, where there is nothing to keep.
+        options: All inputs of the survey except the file's content.
+        survey: Reads the file; returns None or raises an error if there is no result to cache.
     """
     try:
         before = state_of({"file": path})
     except OSError:
-        return survey()  # which says why
+        return survey()  # it raises the reason
     if before["files"]["file"][0] < LARGE:
         return survey()
-    asked = {"format": FORMAT, "path": str(path.resolve()), **question}
-    digest = hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
+    key = {"format": FORMAT, "path": str(path.resolve()), **options}
+    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16).hexdigest()
     place = machine_file(cache_folder("surveys"), digest, before)
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(UserError):  # where no lock can be made, each process reads it
+        with contextlib.suppress(UserError):  # without a lock, each process reads the file
             stack.enter_context(only_one(place))
-        if (kept := _read(place, before)) is not None:
-            return kept
-        found = survey()
-        if found is not None and state_of({"file": path}) == before:
+        if (entry := _read(place, before)) is not None:
+            return entry
+        result = survey()
+        if result is not None and state_of({"file": path}) == before:
             with contextlib.suppress(OSError, UserError):  # then the next command reads it again
                 values = {
                     "state": before,
-                    "found": found.model_dump(),
-                    "seal": _seal(before, found),
+                    "found": result.model_dump(),
+                    "seal": _seal(before, result),
                 }
                 write_machine_file(place, values, digest)
-        return found
+        return result
 
 
-def _read(place: Path, state: Mapping[str, Any]) -> Found | None:
-    """Return what was kept of a file in this state."""
+def _read(place: Path, state: Mapping[str, Any]) -> Survey | None:
+    """Return the cached survey for a state, or None."""
     try:
-        kept = _Kept.model_validate_json(place.read_bytes())
+        entry = _Entry.model_validate_json(place.read_bytes())
     except (OSError, ValidationError):
         return None
-    if kept.state != state or kept.seal != _seal(state, kept.found):
+    if entry.state != state or entry.seal != _seal(state, entry.survey):
         return None
     mark_used(place)
-    return kept.found
+    return entry.survey
 
 
-def _seal(state: Mapping[str, Any], found: Found) -> str:
-    content = json.dumps([state, found.model_dump()], sort_keys=True).encode()
+def _seal(state: Mapping[str, Any], survey: Survey) -> str:
+    content = json.dumps([state, survey.model_dump()], sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()

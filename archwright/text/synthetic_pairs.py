@@ -1,8 +1,8 @@
-"""Two made-up languages, and sentences that say the same in both.
+"""Two artificial languages, and sentences with the same meaning in both.
 
-The source says subject, verb, object, with adjectives before their nouns; articles agree with number.
-The target puts verbs at the end, with the adverb before them, and adjectives behind their nouns; its nouns have one of
-three genders, which must be learned by heart, and article, adjectives and verb have endings for gender and number.
+The source has the order subject, verb, object, with adjectives before nouns; articles agree with number.
+The target puts verbs at the end, adverbs before verbs, and adjectives after nouns. Its nouns have one of three genders,
+to be memorised. Its articles, adjectives and verbs have endings for gender and number.
 """
 
 import hashlib
@@ -12,33 +12,33 @@ from typing import NamedTuple
 import numpy as np
 
 FORMAT = 1
-"""Of fingerprints: raised when the same seeds would give other sentences."""
+"""Version of fingerprints, incremented if the same seeds would give other sentences."""
 HELD_OUT_SHARE = 8
-"""Of how many sentences one is held out, by the hash of the source."""
+"""One in this many sentences is held out, by hash."""
 NOUNS, ADJECTIVES, VERBS, ADVERBS, PREPOSITIONS = 120, 60, 60, 20, 10
-"""Words of each kind in either language, beside articles."""
+"""Number of words of each class in either language, without articles."""
 ADJECTIVES_OF_A_NOUN = range(3)
-"""How many a noun has."""
+"""Possible numbers of adjectives per noun."""
 MORE_ADJECTIVES = range(2, 5)
-"""How many it has in sentences that are longer."""
+"""Possible numbers of adjectives per noun in longer sentences."""
 LONGEST = 15
-"""Words of a sentence."""
+"""Maximum words of a sentence from `draw`."""
 GENDERS = 3
 
 PLURAL = "s"
 ARTICLES = {(False, False): "un", (False, True): "des", (True, False): "la", (True, True): "los"}
-"""Of the source, by definite and plural."""
+"""Source articles by (definite, plural)."""
 TARGET_ARTICLES = ("ein", "der")
-"""Of the target, indefinite and definite, before the ending."""
+"""Target articles without endings: indefinite, definite."""
 ENDINGS = ("o", "a", "e", "oj", "aj", "ej")
-"""Of articles and adjectives in the target: of each gender in the singular, then in the plural."""
+"""Endings of target articles and adjectives: singular by gender, then plural by gender."""
 NOUN_ENDINGS = ("", "en")
 VERB_ENDINGS = ("t", "st", "lt", "n", "sn", "ln")
-"""As `ENDINGS`, of verbs."""
+"""Endings of target verbs, in the order of `ENDINGS`."""
 
 
 class Phrase(NamedTuple):
-    """A noun with an article and adjectives, by the numbers of the words."""
+    """A noun with an article and adjectives. Words are indices into the lexicon."""
 
     noun: int
     adjectives: tuple[int, ...]
@@ -47,23 +47,23 @@ class Phrase(NamedTuple):
 
     @property
     def ending(self) -> int:
-        """Which ending goes with gender and number."""
+        """Index of the ending for gender and number."""
         return self.noun % GENDERS + GENDERS * self.is_plural
 
 
 class Sentence(NamedTuple):
-    """What is said, by the numbers of the words."""
+    """The meaning of a sentence. Words are indices into the lexicon."""
 
     subject: Phrase
     verb: int
     object: Phrase
     place: tuple[int, Phrase] | None = None
-    """A preposition and what it goes with."""
+    """A preposition and its phrase."""
     adverb: int | None = None
 
 
 def draw(generator: np.random.Generator) -> Sentence:
-    """Draw a sentence: a function of the generator alone."""
+    """Draw a sentence: a pure function of the generator."""
     subject, thing = _phrase(generator), _phrase(generator)
     verb, adverb = int(generator.integers(VERBS)), int(generator.integers(ADVERBS))
     place = int(generator.integers(PREPOSITIONS)), _phrase(generator)
@@ -74,7 +74,7 @@ def draw(generator: np.random.Generator) -> Sentence:
 
 
 def draw_longer(generator: np.random.Generator) -> Sentence:
-    """Draw a sentence of more words than any that `draw` gives, 16 to 21: a function of the generator alone."""
+    """Draw a sentence of 16 to 21 words. Sentences of `draw` are shorter."""
     while True:
         subject, thing, there = (_phrase(generator, MORE_ADJECTIVES) for _ in range(3))
         verb, adverb = int(generator.integers(VERBS)), int(generator.integers(ADVERBS))
@@ -85,7 +85,7 @@ def draw_longer(generator: np.random.Generator) -> Sentence:
 
 
 def source_text(sentence: Sentence) -> str:
-    """Return a sentence in the source language, 5 to 15 words."""
+    """Return a sentence in the source language (5 to 15 words from `draw`)."""
     words = [*_source_phrase(sentence.subject), SOURCE.verbs[sentence.verb]]
     words += _source_phrase(sentence.object)
     if sentence.place:
@@ -96,7 +96,7 @@ def source_text(sentence: Sentence) -> str:
 
 
 def target_text(sentence: Sentence) -> str:
-    """Return a sentence in the target language, as many words as in the other."""
+    """Return a sentence in the target language, with equally many words."""
     words = _target_phrase(sentence.subject)
     if sentence.place:
         words += [TARGET.prepositions[sentence.place[0]], *_target_phrase(sentence.place[1])]
@@ -107,7 +107,7 @@ def target_text(sentence: Sentence) -> str:
 
 
 def is_held_out(source: str) -> bool:
-    """Tell whether a sentence is one to be judged on: never one to train on."""
+    """True if a sentence is for evaluation, never for training."""
     digest = hashlib.blake2b(source.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_SHARE == 0
 
@@ -131,12 +131,12 @@ def _target_phrase(phrase: Phrase) -> list[str]:
     ending = ENDINGS[phrase.ending]
     article = TARGET_ARTICLES[phrase.is_definite] + ending
     noun = TARGET.nouns[phrase.noun] + NOUN_ENDINGS[phrase.is_plural]
-    # What stands next to the noun does so in both languages.
+    # The adjective next to the noun is the same in both languages.
     return [article, noun, *(TARGET.adjectives[i] + ending for i in reversed(phrase.adjectives))]
 
 
 class Lexicon(NamedTuple):
-    """The words of a language, by their numbers, without endings."""
+    """The words of a language without endings, by index."""
 
     nouns: Sequence[str]
     adjectives: Sequence[str]
@@ -146,7 +146,7 @@ class Lexicon(NamedTuple):
 
     @classmethod
     def of(cls, consonants: str, vowels: str, seed: int) -> "Lexicon":
-        """Return words of three syllables, of a consonant and a vowel each, all of them different."""
+        """Generate distinct words of three syllables, each a consonant and a vowel."""
         syllables = [c + v for c in consonants for v in vowels]
         sizes = (NOUNS, ADJECTIVES, VERBS, ADVERBS, PREPOSITIONS)
         generator = np.random.default_rng(seed)

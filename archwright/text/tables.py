@@ -1,4 +1,4 @@
-"""Documents that are rows of a column: Parquet files, and the Arrow files of Hugging Face's datasets."""
+"""Documents from rows of a column, in Parquet files or Hugging Face datasets."""
 
 import json
 from collections.abc import Iterator
@@ -9,31 +9,31 @@ from archwright.spec.errors import UserError, nearest
 
 SUFFIXES = (".parquet", ".arrow")
 DATASET, SPLITS = "state.json", "dataset_dict.json"
-"""Files by which a folder says that `save_to_disk` wrote it: one dataset, or a folder for each of its splits."""
+"""Files of `save_to_disk` in the folder of a dataset, and of several splits."""
 ABOUT = "dataset_info.json"
-"""What it has beside the first of them."""
+"""Second file in the folder of a single dataset."""
 BY_NAME = "datasets:"
-"""What stands before a name that `datasets.load_dataset` knows, as in `datasets:NAME[:CONFIG][@SPLIT]`."""
+"""Prefix of names for `datasets.load_dataset`: `datasets:NAME[:CONFIG][@SPLIT]`."""
 ARROW_FILE = b"ARROW1"
-"""What an Arrow file begins with that is no stream."""
+"""First bytes of an Arrow file; an Arrow stream lacks them."""
 ROWS = 1024
-"""Rows that are in memory at once."""
+"""Rows in memory at a time."""
 
 
 def rows(path: Path, field: str) -> Iterator[str]:
-    """Yield the text of each row of a Parquet or Arrow file, in order; a row without a value has an empty one.
+    """Yield the text of each row of a Parquet or Arrow file. Nulls become empty texts.
 
     Raises:
-        UserError: pyarrow is not installed, the file is damaged, or its column is missing or holds no strings.
+        UserError: pyarrow is not installed, the file is damaged, or the column is missing or has no strings.
     """
     pyarrow = _pyarrow()
     try:
         for values in _columns(path, field):
-            # Offsets and UTF-8 are what the file says they are; nothing has checked them.
+            # Arrow does not validate offsets and UTF-8 when it reads.
             values.validate(full=True)
             for text in values.to_pylist():
                 yield text or ""
-    # Names of columns may be no UTF-8.
+    # Column names may be invalid UTF-8.
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
             f'"{path}" cannot be read as a table: {" ".join(str(error).split())}'
@@ -41,7 +41,7 @@ def rows(path: Path, field: str) -> Iterator[str]:
 
 
 def _columns(path: Path, field: str) -> Iterator[Any]:
-    """Yield the column piece by piece, as Arrow arrays."""
+    """Yield the column in pieces, as Arrow arrays."""
     pyarrow = _pyarrow()
     if path.suffix.lower() == ".parquet":
         from pyarrow import parquet
@@ -66,7 +66,7 @@ def _columns(path: Path, field: str) -> Iterator[Any]:
 
 
 def _check(schema: Any, field: str, path: Path) -> int:
-    """Return the number of the column, which holds strings."""
+    """Return the index of the column. Refuse columns of other types than strings."""
     types = _pyarrow().types
     column = schema.get_field_index(field)
     if column < 0:
@@ -90,16 +90,16 @@ def _pyarrow() -> Any:
 
 
 def dataset_files(folder: Path) -> list[Path] | None:
-    """Return the files of a dataset that `save_to_disk` wrote into a folder, in its order; None of any other folder.
+    """Return the files of a `save_to_disk` dataset, or None for other folders.
 
     Raises:
-        UserError: it has splits, of which one is to be named, or rows in another order than its files, or does not say
-            which these are.
+        UserError: The dataset has several splits, its rows have another order than its files, or its list of files is
+            missing.
     """
     if (folder / SPLITS).is_file():
         splits = sorted(p.parent for p in folder.glob(f"*/{DATASET}"))
-        each = " or ".join(f'"{split}"' for split in splits) or "none found"
-        raise UserError(f'"{folder}" is a dataset of several splits; name one: {each}.')
+        choices = " or ".join(f'"{split}"' for split in splits) or "none found"
+        raise UserError(f'"{folder}" is a dataset of several splits; name one: {choices}.')
     if not (folder / DATASET).is_file():
         return None
     try:
@@ -110,7 +110,7 @@ def dataset_files(folder: Path) -> list[Path] | None:
         if not (folder / ABOUT).is_file():  # any file may be called so
             return None
         raise UserError(
-            f'"{folder / DATASET}" is damaged: it does not say which files hold the rows. Save the dataset again.'
+            f'"{folder / DATASET}" is damaged: it does not list the files of the rows. Save the dataset again.'
         ) from None
     if mapped:
         raise UserError(_mapped(str(folder)))
@@ -118,11 +118,10 @@ def dataset_files(folder: Path) -> list[Path] | None:
 
 
 def named_files(source: str) -> list[Path]:
-    """Return the files of a dataset by its name, `datasets:NAME[:CONFIG][@SPLIT]`; they are fetched where they are not
-    in the cache of `datasets` yet. The split is "train" unless another is named.
+    """Return the files of `datasets:NAME[:CONFIG][@SPLIT]` (default split: train), downloaded if necessary.
 
     Raises:
-        UserError: datasets is not installed, does not know the name, or its rows stand in no file.
+        UserError: datasets is not installed, the dataset cannot be loaded, or its rows were reordered.
     """
     try:
         import datasets
@@ -135,17 +134,17 @@ def named_files(source: str) -> list[Path]:
     name, _, config = name.partition(":")
     datasets.disable_progress_bars()
     try:
-        found = datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # by the hub, its files, and whatever stands in them
+        dataset = datasets.load_dataset(name, config or None, split=split or "train")
+    except Exception as error:  # from the hub, or from the data's files
         line = " ".join(str(error).split())
         raise UserError(f'"{source}" cannot be loaded: {type(error).__name__}: {line}') from None
-    if getattr(found, "_indices", None) is not None:
+    if getattr(dataset, "_indices", None) is not None:
         raise UserError(_mapped(source))
-    return [Path(file["filename"]) for file in found.cache_files]
+    return [Path(file["filename"]) for file in dataset.cache_files]
 
 
 def _mapped(source: str) -> str:
     return (
-        f'"{source}": its rows were selected or shuffled, and stand elsewhere than its files say. Save it again '
+        f'"{source}": its rows were selected or shuffled, so its files have another order. Save it again '
         "after dataset.flatten_indices()."
     )

@@ -1,4 +1,4 @@
-"""Text to tokens and back: one class for trained, raw-byte and foreign tokenizers."""
+"""Encoding and decoding text: one class for trained, raw-byte and foreign tokenizers."""
 
 import hashlib
 import json
@@ -39,23 +39,23 @@ PAD = "<|pad|>"
 OWN_KEYS = {"tokenizer_class", "eos_token", "bos_token", "add_bos_token"}
 """Settings that `Tokenizer.save` writes."""
 UNKNOWN = "ᚠ𐏑𓀀𐭀"
-"""Letters that a vocabulary without bytes lacks: they give its unknown token, which is no border of texts."""
+"""Rare letters, which a vocabulary without bytes encodes to its unknown token."""
 JOINED = 1 << 24
-"""Characters a document may have before it is cut for a tokenizer that joins across any border."""
+"""Maximum characters per piece, for tokenizers with tokens across borders."""
 
 
 class Tokenizer:
-    """A vocabulary with one end-of-text token; text that spells a special token stays text.
+    """A vocabulary with an end-of-text token. Text encodes to special tokens only on request.
 
-    `vocab_size` is one more than the largest id, `end_of_text` the id that ends a text, `begin_of_text` the
-    id every document starts from, which is the same but for foreign tokenizers with a token of its own for
-    it; `fingerprint` a hash of all that decides the ids.
+    `vocab_size` is the largest id plus 1. `end_of_text` is the id that ends a text. `begin_of_text` is the first id of
+    every document: equal to `end_of_text`, except for foreign tokenizers with a separate token. `fingerprint` is a hash
+    of everything that affects the ids.
 
     Args:
-        files: what stood beside it where it came from, by name; see `companions`. `save` writes it again.
+        files: Companion files by name (see `companions`), written again by `save`.
 
     Raises:
-        UserError: the vocabulary has no such tokens.
+        UserError: The vocabulary lacks these tokens.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class Tokenizer:
         special_tokens: Sequence[str] = ("<|endoftext|>",),
         pattern: str = WORDS,
     ) -> "Tokenizer":
-        """Return the byte-level BPE of a vocabulary and its merges, the first of them merged first.
+        """Build a byte-level BPE from a vocabulary and ordered merges.
 
-        The first special token ends a text. Those that the vocabulary lacks follow it, in order.
+        The first special token ends a text. Special tokens missing from the vocabulary get the next ids, in order.
 
         Args:
-            pattern: Splits a text into words before merging, such as `archwright.text.bpe.GPT_2_WORDS`.
+            pattern: Regular expression that splits a text into words before merging, such as `bpe.GPT_2_WORDS`.
 
         Raises:
-            UserError: no special token, a byte without a token, a merge of tokens that are not there, or no pattern.
+            UserError: No special token, an invalid pattern, or a byte or a merge's tokens missing from the vocabulary.
         """
         if not special_tokens:
             raise UserError(
@@ -120,31 +120,30 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Return the tokenizer that `save` wrote into a folder.
+        """Load a tokenizer that `save` wrote into a folder.
 
         Raises:
-            UserError: there is none.
+            UserError: The folder holds no tokenizer.
         """
         files = read_companions(folder)
         config = table(files, CONFIG)
         if "eos_token" not in config:
-            raise UserError(f'"{folder}" holds no tokenizer: no {CONFIG} there names an eos_token.')
+            raise UserError(f'"{folder}" holds no tokenizer: its {CONFIG} has no eos_token.')
         begin = content(config.get("bos_token")) if config.get("add_bos_token") else ""
         return cls(read_json(folder / FILE), content(config["eos_token"]), begin, files)
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, the config that other libraries need to open the folder, and what else stood beside
-        the tokenizer where it came from."""
+        """Write tokenizer.json, the config for other libraries, and the companion files."""
         folder.mkdir(parents=True, exist_ok=True)
         write_companions({**self.files, CONFIG: as_text(self._config())}, folder)
         (folder / FILE).write_text(self._inner.to_str(pretty=True), "utf-8")
 
     def _config(self) -> dict[str, Any]:
-        """Return the config as it was, with what is known to be so here."""
+        """Return the original config, updated with this tokenizer's settings."""
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"} | table(
             self.files, CONFIG
         )
-        if config.pop("auto_map", None) is not None:  # code that is not here
+        if config.pop("auto_map", None) is not None:  # its code is not in the folder
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
         config["eos_token"] = self.end_of_text_name
         if self.begin_of_text != self.end_of_text:
@@ -157,39 +156,38 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> dict[str, int]:
-        """The ids of special tokens, which no text has, by name."""
+        """Ids of special tokens by name; text never encodes to them."""
         return {name.decode(): i for i, name in self._special_names.items()}
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids before which writing stops: all that end a text, and the one that begins the next."""
+        """Ids that stop generation: all end-of-text ids, and the begin-of-text id."""
         ends = {i for i in end_ids(self.files) if 0 <= i < self.vocab_size}
         return frozenset({self.end_of_text, self.begin_of_text} | ends)
 
     @cached_property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that the file puts before and behind a text."""
-        plain, whole = (
+        """Ids that the tokenizer's file puts before and after a text."""
+        plain, framed = (
             self._inner.encode("a", add_special_tokens=adds).ids for adds in (False, True)
         )
-        starts = [i for i in range(len(whole)) if whole[i : i + len(plain)] == plain]
+        starts = [i for i in range(len(framed)) if framed[i : i + len(plain)] == plain]
         if not plain or not starts:
             return (), ()
-        return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(plain) :])
+        return tuple(framed[: starts[0]]), tuple(framed[starts[0] + len(plain) :])
 
     @property
     def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids before and behind a text that an encoder reads or a decoder beside one writes: those that the file
-        says are put there; behind it, the one that ends a text where the file says none."""
+        """Ids around a text of encoder-decoder models: `around`, with end-of-text as default end."""
         before, behind = self.around
         return before, behind or (self.end_of_text,)
 
     def trained_around(self, *, has_source: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that training puts before and behind a text."""
+        """Return the ids that training puts before and after a text."""
         return self.frame if has_source else ((self.begin_of_text,), ())
 
     def otherwise(self, around: tuple[Sequence[int], Sequence[int]], *, has_source: bool) -> str:
-        """Return how ids put around a text differ from those of training; empty if they do not."""
+        """Return the difference of `around` from training, or an empty string."""
         theirs, ours = (
             " ".join((*self._names(before), "TEXT", *self._names(behind)))
             for before, behind in (around, self.trained_around(has_source=has_source))
@@ -197,14 +195,14 @@ class Tokenizer:
         return "" if theirs == ours else f"transformers reads {theirs}, training read {ours}"
 
     def exported(self, rows: int, context_length: int, *, has_source: bool) -> "Tokenizer":
-        """Return the tokenizer for libraries that go by its files, so that they read what training read.
+        """Return a tokenizer for export: other libraries then encode as in training.
 
-        One that came with a model stays as it is. Other files get what training puts around a text, if they put
-        nothing there, a token for padding, and the model's context length.
+        A tokenizer with a model's companion files is returned unchanged. Others get the ids of training around a text,
+        if their file has none, a padding token, and the model's context length.
 
         Args:
-            rows: Rows of the embedding. `<|pad|>` takes the first behind all tokens, whose ids have no gaps; else
-                end-of-text is the padding.
+            rows: Rows of the embedding. If all ids below `vocab_size` are in use and a row is free, `<|pad|>` takes
+                the next id; otherwise end-of-text is the padding.
         """
         config = table(self.files, CONFIG)
         if {*self.files} - {CONFIG} or config.keys() - OWN_KEYS:
@@ -229,14 +227,13 @@ class Tokenizer:
         return Tokenizer(inner, self.end_of_text_name, self.begin_of_text_name, files)
 
     def _names(self, ids: Iterable[int]) -> list[str]:
-        """Return the names of ids, or the number of one that another library added."""
+        """Return the names of ids (`id N` if outside the vocabulary)."""
         names = {i: name for name, i in self._vocabulary.items()}
         return [names.get(i, f"id {i}") for i in ids]
 
     @cached_property
     def decoder_start(self) -> tuple[int, ...]:
-        """The ids that a decoder beside an encoder reads before it writes: the one that every text starts from there,
-        and what always comes first."""
+        """First inputs of the decoder after an encoder. A start id, then the forced first id or `frame[0]`."""
         start, first = (first_id(self.files, key) for key in (DECODER_START, FORCED_FIRST))
         return (
             self.begin_of_text if start is None else start,
@@ -244,14 +241,13 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, allowed_special: AllowedSpecial = ()) -> Ids:
-        """Return the ids of a text, without those that begin and end it.
+        """Return the ids of a text, without begin-of-text and end-of-text.
 
         Args:
-            allowed_special: special tokens that become their ids where the text spells them, by name, or
-                "all"; the others are text, as any is.
+            allowed_special: Names of special tokens to recognise in the text, or "all"; others are plain text.
 
         Raises:
-            UserError: half a character in the text, or a name that is no special token.
+            UserError: A lone surrogate in the text, or an unknown special token.
         """
         parts = list(self._parts([text], allowed_special))
         return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
@@ -259,10 +255,10 @@ class Tokenizer:
     def encode_iterable(
         self, texts: Iterable[str], *, allowed_special: AllowedSpecial = ()
     ) -> Iterator[int]:
-        """Yield the ids of the texts joined, as `encode` has them; only a part is held at a time.
+        """Yield the ids of the joined texts as in `encode`, in bounded memory.
 
         Raises:
-            UserError: as `encode` does.
+            UserError: As in `encode`.
         """
         for part in self._parts(texts, allowed_special):
             yield from part.tolist()
@@ -270,7 +266,7 @@ class Tokenizer:
     def _parts(
         self, texts: Iterable[str], allowed_special: AllowedSpecial
     ) -> Iterator[NDArray[np.uint32]]:
-        """Yield the ids of the texts joined, in parts."""
+        """Yield the ids of the joined texts, in parts."""
         ids = self._allowed(allowed_special)
         for name, stretch in split_at(ids, texts):
             if name:
@@ -280,7 +276,7 @@ class Tokenizer:
                     yield from self.encode_many([piece])
 
     def _allowed(self, names: AllowedSpecial) -> dict[str, int]:
-        """Return the ids of the special tokens that are to be found in text."""
+        """Return the ids of the allowed special tokens by name."""
         special = self.special_ids
         if names == "all":
             return special
@@ -292,7 +288,7 @@ class Tokenizer:
         return {name: special[name] for name in names}
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return the ids of each text, the fastest way; other threads run meanwhile."""
+        """Return the ids of each text by the fastest encoder. Other threads run meanwhile."""
         try:
             if self._fast is not None:
                 return [self._fast_or_not(self._fast, text) for text in texts]
@@ -301,7 +297,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise UserError(
                 f"the text has half a character (a lone surrogate) at position {error.start}: "
-                "it was not UTF-8 where it came from."
+                "its source was not UTF-8."
             ) from error
         return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
 
@@ -312,11 +308,11 @@ class Tokenizer:
             return fast(text)
         except UnicodeEncodeError:
             raise
-        except ValueError:  # its stack is too small for a run of half a million blanks
+        except ValueError:  # tiktoken overflows its stack on half a million spaces
             return np.asarray(self._encoder.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, ids: ArrayLike, *, keep_special: bool = False) -> str:
-        """Return the text of ids; bytes that are no UTF-8 become U+FFFD, special tokens vanish."""
+        """Return the text of ids. Invalid UTF-8 becomes U+FFFD; special tokens are dropped by default."""
         wanted = [int(i) for i in np.asarray(ids).reshape(-1) if 0 <= i < self.vocab_size]
         names = self._special_names if keep_special else {}
         if self.token_bytes is None:
@@ -326,22 +322,22 @@ class Tokenizer:
         return b"".join(names.get(i, content[i]) for i in wanted).decode("utf-8", "replace")
 
     def text_change(self, text: str, ids: ArrayLike) -> str:
-        """Return the first change of a text by decoding its ids; empty if there is none."""
-        found = self.decode(ids)
-        if found == text:
+        """Return the first difference between a text and its decoded ids. Empty if there is none."""
+        decoded = self.decode(ids)
+        if decoded == text:
             return ""
-        both = enumerate(zip(text, found, strict=False))
-        start = next((i for i, (a, b) in both if a != b), min(len(text), len(found)))
+        both = enumerate(zip(text, decoded, strict=False))
+        start = next((i for i, (a, b) in both if a != b), min(len(text), len(decoded)))
         start = max(0, start - 10)
         return " becomes ".join(
-            json.dumps(part[start : start + 20], ensure_ascii=False) for part in (text, found)
+            json.dumps(part[start : start + 20], ensure_ascii=False) for part in (text, decoded)
         )
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...] | None:
-        """The bytes each id stands for (none for special tokens), or None if they do not add up.
+        """Bytes of each id, or None if the tokenizer normalises text. Empty for special tokens.
 
-        They do not when a tokenizer normalises its text: then only whole documents can be counted.
+        If None, only complete documents have a known number of bytes.
         """
         values = {name: byte for byte, name in byte_names().items()}
         content = [b""] * self.vocab_size
@@ -361,37 +357,35 @@ class Tokenizer:
 
     @property
     def vocab(self) -> dict[int, bytes]:
-        """The bytes each id stands for; those of a special token spell its name.
+        """Bytes of each id. For a special token: the bytes of its name.
 
         Raises:
-            UserError: the tokens of a tokenizer that normalises its text stand for no certain bytes.
+            UserError: The tokenizer normalises text, so its tokens have no fixed bytes.
         """
         if self.token_bytes is None:
-            raise UserError("vocab: this tokenizer normalises its text; its tokens are no bytes.")
+            raise UserError("vocab: the tokenizer normalises its text; tokens have no fixed bytes.")
         used = set(self._vocabulary.values())
         return {i: self._special_names.get(i, self.token_bytes[i]) for i in sorted(used)}
 
     @cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
-        """The pairs of a byte-level BPE, the first merged first; a tokenizer of raw bytes has none.
+        """Ordered merges of a byte-level BPE. Empty for raw bytes.
 
         Raises:
-            UserError: it is no byte-level BPE.
+            UserError: The tokenizer is no byte-level BPE.
         """
-        found = merges_of(self._inner)
-        if found is None:
+        pairs = merges_of(self._inner)
+        if pairs is None:
             raise UserError("merges: this tokenizer is no byte-level BPE.")
-        return found
+        return pairs
 
     @cached_property
     def token_lengths(self) -> NDArray[np.int64] | None:
-        """The number of bytes of each id, or None as for `token_bytes`."""
+        """Number of bytes of each id, or None as for `token_bytes`."""
         return None if self.token_bytes is None else np.array([len(b) for b in self.token_bytes])
 
     def whole(self, parts: Iterable[str]) -> Iterator[str]:
-        """Yield a document's pieces as this tokenizer needs them: as they are, if cutting is safe,
-        or joined again, if its tokens may span the borders between them.
-        """
+        """Yield a document's pieces, joined if tokens may span two pieces."""
         if self._cuts:
             yield from parts
             return
@@ -405,7 +399,7 @@ class Tokenizer:
             yield "".join(held)
 
     def check(self, text: str) -> None:
-        """Keep the fast path, and cutting, only if both give the ids of the whole `text`."""
+        """Disable the fast encoder or splitting if it changes the ids."""
         expected = self._encoder.encode(text, add_special_tokens=False).ids
         if self._fast is not None and self._fast(text).tolist() != expected:
             self._fast = None
@@ -417,7 +411,7 @@ class Tokenizer:
 
     @property
     def is_fast(self) -> bool:
-        """Tell whether ids are computed the faster way, with tiktoken."""
+        """True if ids come from the fast encoder."""
         return self._fast is not None
 
     def __repr__(self) -> str:
@@ -432,18 +426,18 @@ class Tokenizer:
 
     @cached_property
     def _plain_added(self) -> frozenset[str]:
-        """Added tokens that text does produce, such as runs of blanks or markup."""
+        """Added tokens for ordinary text, such as runs of spaces or markup."""
         added = self._inner.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if not token.special)
 
     def _without_specials(self, inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Return a tokenizer that gives no special token for any text.
+        """Return a tokenizer that never encodes text to special tokens.
 
-        Special tokens in the vocabulary are hidden from it, as SentencePiece does with control pieces."""
+        Special tokens in the vocabulary are hidden, as SentencePiece hides control pieces."""
         listed = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
         encoder = inner
         if hidden := self._spelled(inner) & listed:
-            with suppress(Exception):  # where merges make one, which is then refused
+            with suppress(Exception):  # if merges produce one, it is refused below
                 encoder = hiding(inner, hidden)
         unknown = self._spelled(encoder, UNKNOWN) - {self.end_of_text_name, self.begin_of_text_name}
         if spelled := self._spelled(encoder) - unknown:
@@ -455,7 +449,7 @@ class Tokenizer:
         return encoder
 
     def _spelled(self, encoder: tokenizers.Tokenizer, text: str = "") -> set[str]:
-        """Return the special tokens that a text gives, or the text of their own names."""
+        """Return the special tokens in the encoding of `text`, or of their names."""
         return {
             name
             for name, i in self.special_ids.items()
@@ -464,7 +458,7 @@ class Tokenizer:
 
 
 def _no_end(name: str, inner: tokenizers.Tokenizer) -> str:
-    """Say that a vocabulary lacks its end-of-text token, and which tokens may be meant."""
+    """Return the error for a missing end-of-text token, with likely candidates."""
     added = [t.content for t in inner.get_added_tokens_decoder().values() if t.special]
     ends = [t for t in added if "end" in t.lower() or t.lower() in {"</s>", "<eos>", "[sep]"}]
     others = ", ".join(f'"{t}"' for t in (ends or added)[:6]) or "none"

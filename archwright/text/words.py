@@ -1,4 +1,4 @@
-"""The tokenizer of a text whose tokens are words."""
+"""A tokenizer with words as tokens."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,7 @@ END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 
 
 def word_tokenizer(words: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer of words between blanks, whose ids are their places; a token for all other words and
-    end-of-text follow them."""
+    """Return a tokenizer of space-separated words. Ids are indices; the unknown token and end-of-text follow."""
     names = (*words, UNKNOWN)
     vocabulary = {name: i for i, name in enumerate(names)}
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))

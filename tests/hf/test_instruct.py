@@ -188,7 +188,7 @@ DAMAGES: dict[str, tuple[Callable[[str], bytes], str]] = {
     "nan": (lambda text: b'{"a": NaN}', "not JSON: NaN is no number"),
     "infinity": (lambda text: b'{"a": -Infinity}', "not JSON: -Infinity is no number"),
     "latin-1": (lambda text: b'{"a": "\xe9"}', "not UTF-8 at byte 7"),
-    "twice": (lambda text: b'{"a": 1, "a": 2}', '"a" stands there twice'),
+    "twice": (lambda text: b'{"a": 1, "a": 2}', '"a" appears twice'),
     "list": (lambda text: b"[1]", "found list; expected a JSON object"),
     "cut": (lambda text: text.encode()[:-3], "not JSON"),
 }
@@ -225,7 +225,7 @@ def test_what_is_no_id_is_refused(name: str, wrong: Any, original: Path, tmp_pat
     table = json.loads((original / name).read_text("utf-8")) | {"eos_token_id": wrong}
     (folder / name).unlink()
     (folder / name).write_text(json.dumps(table), "utf-8")
-    with pytest.raises(UserError, match=r"eos_token_id: found .*; expected the id of a token"):
+    with pytest.raises(UserError, match=r"eos_token_id: found .*; expected a token id"):
         hf.load(folder)
 
 

@@ -178,7 +178,7 @@ def test_training_ends_with_the_process_that_asked_for_it(
 def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpe_training, "AT_ONCE", 10)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match="the process that trains it ended with code 1"):
+    with pytest.raises(UserError, match="the training process ended with exit code 1"):
         train_bpe([CODE] * 3, 400, [END])
 
 

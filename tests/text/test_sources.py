@@ -120,7 +120,7 @@ def test_what_may_never_end_is_refused_by_name(tmp_path: Path) -> None:
         for path, kind in (("pipe", "a pipe"), ("s", "a socket"), ("/dev/zero", "a device")):
             assert message(tmp_path / path) == (
                 f'data.text: "{tmp_path / path}" is {kind}, not a file. '
-                'Text on standard input is read by the name "-".'
+                'Use "-" to read text from standard input.'
             )
     write(tmp_path / "a.txt")
     assert names(tmp_path) == ["a.txt"]

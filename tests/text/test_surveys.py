@@ -102,15 +102,15 @@ def test_a_damaged_entry_is_made_again(
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(path: Path, cache: Path) -> None:
-    found = surveys.Found(size=1, digest="0" * 32, kept_bytes=1, held_out_bytes=0, contents="")
+    found = surveys.Survey(size=1, digest="0" * 32, kept_bytes=1, held_out_bytes=0, contents="")
 
-    def survey() -> surveys.Found:
+    def survey() -> surveys.Survey:
         path.write_text(CONTENT + CONTENT)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(surveys, "LARGE", 100)
-        assert surveys.kept_or_surveyed(path, {}, survey) == found
+        assert surveys.cached_survey(path, {}, survey) == found
     assert list((cache / "surveys").iterdir()) == []
 
 

@@ -187,7 +187,7 @@ class TestDatasets:
         datasets.Dataset.from_dict({"text": TEXTS[:9]}).save_to_disk(saved)
         (saved / "state.json").write_text(content)
         assert message(saved) == (
-            f'data.text: "{saved}/state.json" is damaged: it does not say which files hold the rows. '
+            f'data.text: "{saved}/state.json" is damaged: it does not list the files of the rows. '
             "Save the dataset again."
         )
         (saved / "dataset_info.json").unlink()
