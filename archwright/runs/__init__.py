@@ -1,4 +1,4 @@
-"""The run folder: all that is kept of a training, and the only way in which rooms hand it on.
+"""Run folders: the files of a training run, and the only interface through which rooms share runs.
 
 Reading a run folder does not import torch.
 """

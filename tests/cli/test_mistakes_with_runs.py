@@ -64,7 +64,7 @@ def test_another_spec(run: Path, trained: Path, capsys: pytest.CaptureFixture[st
     )
     assert line == (
         f"{run} holds another run (seed: 0 -> 1). "
-        f"Train with another --out, or go on with the run there: --resume {run}"
+        f"Train with another --out, or resume the run there: --resume {run}"
     )
 
 
