@@ -17,7 +17,7 @@ AUXILIARY = "auxiliary"
 """Module attribute with the auxiliary loss of the last forward pass in training."""
 
 CHUNK, CUDA_CHUNK = 2**19, 2**25
-"""Logits per chunk: few enough for a CPU's cache, enough to amortise a kernel launch on a GPU."""
+"""Logits per chunk, to fit a CPU's cache and amortise a GPU's kernel launches."""
 
 LINEAR_CHUNK = 2**26
 """Bytes of float32 logits per chunk: enough rows for fast matmuls and cheap gradient accumulation."""

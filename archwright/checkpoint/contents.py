@@ -94,7 +94,7 @@ class _Stored(str):
 
 @contextlib.contextmanager
 def invalid_as_damaged(path: Path) -> Iterator[None]:
-    """Convert errors in the block, due to malformed data, to DamagedError."""
+    """Convert errors from malformed data to DamagedError."""
     try:
         yield
     except UserError:
@@ -124,7 +124,7 @@ class _Content(BaseModel):
 
 
 def _try_generators(state: Mapping[str, Any]) -> None:
-    """Set the states in new, unused generators; raises if a state is invalid."""
+    """Check generator states by setting them in new generators."""
     import numpy as np
     import torch
 
@@ -144,7 +144,7 @@ def _try_generators(state: Mapping[str, Any]) -> None:
 
 
 def problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
-    """Yield the faults of a saved state for an optimizer of the same class and parameters."""
+    """Yield the faults of a saved state, for an optimizer without misfits."""
     groups, saved_groups = optimizer.param_groups, saved["param_groups"]
     indices = [group.get("params") for group in saved_groups]
     expected, number = [], 0
@@ -167,7 +167,7 @@ def problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
 
 
 def _alike(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> bool:
-    """True if a group's saved option has the type of the optimizer's; flags may be missing."""
+    """True if a saved option has a valid type; flags may be missing."""
     value, saved = here[key], there.get(key)
     if key == "betas" and isinstance(saved, tuple | list):
         return len(saved) == len(value) and all(_is_number(v) and 0 <= v < 1 for v in saved)
@@ -194,7 +194,7 @@ _OF_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
 def _misshapen(state: Mapping[str, object], parameter: Tensor, is_adam: bool) -> Iterator[str]:
-    """Yield missing or misshapen entries of a parameter's state, for Adam and momentum."""
+    """Yield missing or misshapen state entries of Adam and momentum."""
     import torch
 
     if is_adam:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_optimizer(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Return the state of `optimizer`, and the names of its parameters in `model`."""
+    """Return the state of `optimizer`, and its parameters' names in `model`."""
     return {
         "class": type(optimizer).__name__,
         "parameters": _names(optimizer, model),

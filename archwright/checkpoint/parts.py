@@ -1,4 +1,4 @@
-"""Sharded checkpoints: each process writes its blocks of the tensors and reads the blocks that it needs.
+"""Sharded checkpoints: each process writes and reads blocks of the tensors.
 
     step-100/model-00001-of-00004.safetensors        weights of the first of four processes
     step-100/optimizers-00001-of-00004.safetensors   optimizer states of the same process
@@ -31,7 +31,7 @@ VERSION = {"DCP_VERSION": "1.0"}
 
 
 def part_name(file: str, number: int, size: int) -> str:
-    """Return the name of the part of `file` that rank `number` of `size` writes."""
+    """Return the name of rank `number`'s part of `file`, of `size` parts."""
     return f"{file.removesuffix('.safetensors')}-{number + 1:05}-of-{size:05}.safetensors"
 
 
@@ -47,7 +47,7 @@ def is_whole(file: str, names: Sequence[str]) -> bool:
 def blocks_to_write(
     tensors: Mapping[str, tuple[Tensor, Block]],
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the blocks that a process writes, and their file's metadata; replicas take turns."""
+    """Return a process's blocks to write, and metadata; replicas take turns."""
     written, begins = {}, {}
     for number, (name, (tensor, block)) in enumerate(tensors.items()):
         is_empty = 0 in block.sizes and 0 not in block.shape
@@ -58,7 +58,7 @@ def blocks_to_write(
 
 
 class Stored:
-    """Tensors of a safetensors file or of all its parts, read on access.
+    """Tensors of a file or of all its parts, read on access.
 
     Args:
         path: the file; parts are named after it (`part_name`).
@@ -118,7 +118,7 @@ class Stored:
         return self.block(name, Block(shape, (0,) * len(shape), shape))
 
     def described(self, name: str) -> Tensor:
-        """Return the tensor on the meta device, or a scalar with its value."""
+        """Return the tensor on the meta device; scalars have their value."""
         import torch
 
         shape = self.shape(name)
@@ -128,7 +128,7 @@ class Stored:
         return torch.empty(shape, dtype=self._read(name, 0, nothing).dtype, device="meta")
 
     def block(self, name: str, wanted: Block) -> Tensor:
-        """Return a block of a tensor, assembled from the parts that overlap it."""
+        """Return a block of a tensor, assembled from all overlapping parts."""
         import torch
 
         if 0 in wanted.sizes:
@@ -180,7 +180,7 @@ def _parts_of(file: str) -> re.Pattern[str]:
 
 @contextmanager
 def _clear_errors(path: Path) -> Iterator[None]:
-    """Convert exceptions of reading a safetensors file to errors for the user."""
+    """Convert exceptions of reading a safetensors file to user errors."""
     from safetensors import SafetensorError
 
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_generators() -> dict[str, Any]:
-    """Return the states of the generators of torch (CPU and CUDA), NumPy and Python."""
+    """Return the states of torch's (CPU and CUDA), NumPy's and Python's generators."""
     import numpy as np
     import torch
 

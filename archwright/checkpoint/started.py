@@ -1,4 +1,4 @@
-"""Records of unfinished starts: the file names that a verb creates in a folder.
+"""Records of unfinished starts: names of a verb's new files in a folder.
 
     {"verb": "train", "pid": 12, "folder": 3456}    verb, process ID, and inode of the folder
     {"name": "requested.toml"}                      a new file, recorded before it is created
@@ -24,7 +24,7 @@ _FIRST = b'{"verb": '
 
 
 class StartRecord:
-    """Names of the files that a verb creates in a folder, until the folder is complete."""
+    """Record of a verb's files in an incomplete folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / FILE
@@ -42,7 +42,7 @@ class StartRecord:
         return int(lines[0]["pid"]) if lines else 0
 
     def others(self) -> list[str]:
-        """Return the names in the folder that are not recorded, sorted."""
+        """Return the unrecorded names in the folder, sorted."""
         entries = sorted(path.name for path in self.folder.glob("*"))
         names = self.names
         if names is None:
@@ -50,13 +50,13 @@ class StartRecord:
         return [name for name in entries if name != FILE and _written_as(name) not in names]
 
     def begin(self, verb: str) -> None:
-        """Write the first line unless a record exists; the folder must have no other files."""
+        """Begin a record unless one exists; the folder must be empty otherwise."""
         if not self._lines:
             number = self.folder.stat().st_ino
             self._append({"verb": verb, "pid": os.getpid(), "folder": number})
 
     def add(self, *names: str) -> None:
-        """Record the names that are still unused; without a record, do nothing."""
+        """Record unused names; without a record, do nothing."""
         recorded = self.names
         if recorded is None:
             return
@@ -83,7 +83,7 @@ class StartRecord:
 
     @property
     def _lines(self) -> list[dict[str, Any]] | None:
-        """Complete lines; empty if the first was cut off, None without a record of this folder."""
+        """Complete lines; empty if the first is cut off, None if invalid."""
         try:
             if not stat.S_ISREG(self.file.lstat().st_mode):
                 return None
@@ -100,7 +100,7 @@ class StartRecord:
         return lines if is_valid else None
 
     def _append(self, line: dict[str, Any]) -> None:
-        """Append a line and flush it to disk; if that fails, restore the file."""
+        """Append a line durably; if that fails, restore the file."""
         with (
             files.clear_errors(self.file),
             files.open_to_append(self.file, "ab", buffering=0) as file,
@@ -121,7 +121,7 @@ class StartRecord:
 
 @contextlib.contextmanager
 def folders_made(path: Path) -> Iterator[None]:
-    """Create a folder and its parents; if the block fails, remove the new ones that are empty."""
+    """Create a folder and missing parents; on failure, remove the empty new ones."""
     made = missing(path)
     try:
         with files.clear_errors(path):
@@ -146,7 +146,7 @@ def remove_empty(folders: list[Path]) -> None:
 
 @contextlib.contextmanager
 def drafted(folder: Path, verb: str) -> Iterator[Path]:
-    """Yield a hidden folder next to `folder`, and rename it to `folder` after the block.
+    """Yield a hidden draft folder, renamed to `folder` after the block.
 
     `folder` must be new or empty. If the block fails, the draft is removed. Drafts of dead processes are removed first.
     """
@@ -161,7 +161,7 @@ def drafted(folder: Path, verb: str) -> Iterator[Path]:
 
 
 def _sweep_drafts(folder: Path) -> None:
-    """Remove drafts of `folder` by dead processes."""
+    """Remove drafts of `folder` from dead processes."""
     for path in files.abandoned(folder.parent, re.escape(folder.name)):
         if path.is_dir():
             record, pid = StartRecord(path), int(path.name.split(".")[-3])
@@ -172,7 +172,7 @@ def _sweep_drafts(folder: Path) -> None:
 
 
 def _written_as(name: str) -> str:
-    """Return the final name of a temporary file; other names are returned unchanged."""
+    """Return the final name of a temporary file, or `name` itself."""
     match = files.TEMPORARY.fullmatch(name)
     return match["name"] if match else name
 

@@ -53,7 +53,7 @@ def save(
     state: Mapping[str, object],
     keep: int,
 ) -> Path:
-    """Save a checkpoint, remove all but the newest `keep`, and return its path.
+    """Save a checkpoint and return its path; keep only the newest `keep`.
 
     The states of the global random number generators are included. `state` may contain numbers, strings, lists,
     tuples, mappings, tensors and arrays.
@@ -200,7 +200,7 @@ def begin(folder: Path, step: int, keep: int) -> Path:
 
 
 def write_part(folder: Path, snapshot: Snapshot) -> Seals:
-    """Write a snapshot's files to the folder from `begin`, and return their seals.
+    """Write a snapshot's files to the folder from `begin`; return their seals.
 
     Raises:
         UserError: writing fails.
@@ -320,13 +320,13 @@ def _check_fit(
 
 
 def names_of(model: nn.Module) -> tuple[list[str], dict[str, str]]:
-    """Return the tensor names and the metadata of an unsharded checkpoint of `model`."""
+    """Return tensor names and metadata of an unsharded checkpoint of `model`."""
     tensors, metadata = weights.described(weights.model_weights(model))
     return [*tensors], metadata
 
 
 def parts_of(path: Path) -> tuple[Stored, Callable[[str, list[Block]], contents.OptimizerState]]:
-    """Return the weights of a checked checkpoint, and a reader for blocks of optimizer states."""
+    """Return readers of a checked checkpoint's weights and optimizer blocks."""
     return Stored(path / _MODEL), partial(contents.read_blocks, path)
 
 
@@ -437,7 +437,7 @@ def _seal(folder: Path, step: int, seals: Seals) -> None:
 
 
 def _publish(new: Path, target: Path) -> None:
-    """Rename `new` to `target`; an existing checkpoint is set aside in the meantime."""
+    """Rename `new` to `target`, with an existing checkpoint set aside in the meantime."""
     aside = target.with_name(f".old-{target.name.removeprefix('step-')}")
     replaces = target.exists()
     if replaces:

@@ -1,4 +1,4 @@
-"""Conversion of nested Python data with tensors to JSON and named tensors, and back."""
+"""Conversion between nested Python data and JSON with named tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def split(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return `value` as JSON, and add its tensors and arrays to `tensors` by path.
+    """Convert `value` to JSON; add its tensors and arrays to `tensors` by path.
 
     Supported, without loss: None, bool, int, float (including NaN and infinity), str, list, tuple, dict with any
     of these as keys, tensors, numeric arrays, and torch's dtypes.
@@ -79,7 +79,7 @@ def join(value: object, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
-    """Add `tensor` as `path`, or as a longer name if `path` is taken, as in {"a": {"b": x}, "a/b": y}."""
+    """Add `tensor` under `path`, or a longer name after a clash, as in {"a": {"b": x}, "a/b": y}."""
     while path in tensors:
         path += "'"
     tensors[path] = tensor

@@ -42,7 +42,7 @@ def write_model(
 
 
 def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of weights without duplicates, and metadata with ties and extra state."""
+    """Return tensors without duplicates, and metadata with ties and extra state."""
     tensors = {name: t for name, t in weights.tensors.items() if name not in weights.ties}
     metadata = {}
     if weights.ties:
@@ -53,7 +53,7 @@ def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_model(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name, tied tensors under all names.
+    """Return a safetensors file's tensors by name, tied tensors under all names.
 
     Raises:
         UserError: there is no such file.
@@ -63,7 +63,7 @@ def read_model(path: str | Path) -> dict[str, Tensor]:
 
 
 def load_model(path: str | Path, model: nn.Module, *, mapped: bool = False) -> None:
-    """Load a file from `write_model` into `model`; if it raises, the model is unchanged.
+    """Load a file from `write_model` into `model`; unchanged if it raises.
 
     Args:
         mapped: assign tensors that map the file, instead of copies. The operating system can reclaim their memory, and
@@ -94,7 +94,7 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 def take_weights(
     model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Copy `tensors` into `model` by name; return the copied and the missing names.
+    """Copy `tensors` into `model` by name; return copied and missing names.
 
     On the meta device, the check is the same, but nothing is copied. Unused tensors cause a warning.
 
@@ -118,13 +118,13 @@ def take_weights(
 
 
 def sources(model: nn.Module, tensors: Container[str]) -> dict[str, str]:
-    """Map the model tensors set by `take_weights` to their names in `tensors`; tied tensors appear once."""
+    """Map model names to names in `tensors`, as `take_weights`; tied tensors appear once."""
     target = model_weights(model)
     return {target.ties.get(name, name): name for name in target.tensors if name in tensors}
 
 
 class Weights(NamedTuple):
-    """A module's `state_dict`, with names without the prefix of `torch.compile`."""
+    """A module's `state_dict`, without the name prefix of `torch.compile`."""
 
     tensors: dict[str, Tensor]
     ties: dict[str, str]  # alias -> first name of the same tensor
@@ -148,7 +148,7 @@ def read_weights(path: Path) -> Weights:
 
 
 class Opened(Mapping[str, "Tensor"]):
-    """Tensors of a safetensors file or its parts, read on access; tied tensors under all names.
+    """Tensors of a file or its parts, read on access; ties under all names.
 
     Raises:
         UserError, DamagedError: as `read_model`.
@@ -223,7 +223,7 @@ def write_tensors(
     metadata: dict[str, str],
     values: Values | None = None,
 ) -> None:
-    """Write a safetensors file from values in any order, with one tensor in memory at a time.
+    """Write a safetensors file from values in any order, one at a time.
 
     The file equals the output of the safetensors library, with sorted metadata: equal content gives equal files.
 
@@ -253,7 +253,7 @@ def write_tensors(
 def _header(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
 ) -> tuple[bytes, dict[str, int]]:
-    """Return the header of a safetensors file, and the offset of each tensor after the header."""
+    """Return a safetensors header, and each tensor's offset after it."""
     kinds = {name: _kind(path, tensor) for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(sorted({"format": "pt", **metadata}.items()))}
     begins, end = {}, 0
@@ -300,7 +300,7 @@ DTYPES = {
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the mapped tensors and the metadata of a safetensors file, or of all its parts."""
+    """Return the mapped tensors and metadata of a file or its parts."""
     stored = Stored(path)
     return {name: stored.whole(name) for name in stored}, stored.metadata
 

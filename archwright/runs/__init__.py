@@ -1,4 +1,4 @@
-"""Run folders: the files of a training run, and the only interface through which rooms share runs.
+"""Run folders: files of training runs, and the interface between rooms.
 
 Reading a run folder does not import torch.
 """

@@ -1,4 +1,4 @@
-"""Metrics of a run as columns: NumPy arrays by name, with a row per step."""
+"""Metrics of a run as NumPy arrays by name, a row per step."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ EARLY_STOP = "early_stop"
 
 
 def early_end(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the event of a run's early end, None if it trained all planned steps."""
+    """Return the event of a run's early end, None without one."""
     events = [r for r in records if r["kind"] == "event" and r["name"] == EARLY_STOP]
     return events[-1] if events else None
 

@@ -69,7 +69,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, spec: "RunSpec") -> "RunFolder":
-        """Create a run of `spec` at `path`, or return an existing run of an equal spec.
+        """Create a run of `spec`, or return an existing run of it.
 
         Recorded files of an interrupted creation are replaced.
 
@@ -123,7 +123,7 @@ class RunFolder:
     def parts(self) -> dict[str, str]:
         """Files with choices from outside the package, and their SHA-256.
 
-        Available before those choices are registered, which reading the spec requires.
+        Available even if the choices are not registered; `spec` is not.
         """
         return _parts(self.spec_file)
 
@@ -189,18 +189,18 @@ class RunFolder:
                 self._held = None
 
     def holder(self) -> Holder | None:
-        """Return the process that trains the run, or died while training it."""
+        """Return the lock's holder, possibly a dead process, or None."""
         return read_holder(self.holder_file)
 
     def let_go(self, holder: Holder) -> None:
-        """Release the lock of a process that has died on another host."""
+        """Release the lock of a dead process on another host."""
         if self.holder() == holder:
             with contextlib.suppress(OSError):
                 self.holder_file.unlink()
 
     @contextlib.contextmanager
     def removed_unless_started(self) -> Iterator[None]:
-        """Remove the files and folders made by `create` if the block fails before the run has started.
+        """Undo `create` if the block fails before the run has started.
 
         The caller holds the lock. Without this, a failed start would block the next one.
         """
@@ -220,7 +220,7 @@ class RunFolder:
         return self._record.names is not None
 
     def start_over(self, *files: Path) -> None:
-        """Remove the files of an unfinished start except the spec, and record `files`.
+        """Remove an unfinished start's files except the spec, and record `files`.
 
         The caller holds the lock."""
         paths = (self.spec_file, self.requested_file, self.lock_file, self.holder_file)
@@ -323,12 +323,12 @@ class RunFolder:
             raise
 
     def _discard(self, folders: list[Path]) -> None:
-        """Remove the files of a run that has not started, and `folders` if empty."""
+        """Remove the files of an unstarted run, and `folders` if empty."""
         self._record.undo()
         remove_empty(folders)
 
     def _check_free(self, spec: "RunSpec") -> None:
-        """Raise if the folder contains files that no earlier start has recorded."""
+        """Raise if the folder contains files not recorded by an earlier start."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; --out must name a folder.")
         others = self._record.others()
@@ -370,7 +370,7 @@ class RunFolder:
         return False
 
     def _check_asked(self, spec: "RunSpec") -> None:
-        """Raise if the run was requested with another spec; the machine's decisions do not count."""
+        """Raise if the requested spec differs, apart from the machine's decisions."""
         asked = _read_spec(self._requested_or_spec)
         if asked.hash() == spec.hash():
             return
@@ -389,7 +389,7 @@ class RunFolder:
 
 
 def _no_run(path: Path) -> str:
-    """Return the error message for a path without a run, with a suggestion."""
+    """Return an error message for a path without a run."""
     if (path / "study.toml").is_file():
         return f"{path} is a study, not a run; its page is {path / 'report.html'}"
     if (path / "config.json").is_file():

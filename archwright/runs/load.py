@@ -1,4 +1,4 @@
-"""Opening a run: its spec, its model with trained weights, and its tokenizer."""
+"""Opening of a run: spec, trained model and tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks of run folders: one process per run. The operating system releases the lock of a dead process."""
+"""One process per run folder: operating-system locks, released when a process dies."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ class BusyError(UserError):
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, defer_build=True))
 class Holder:
-    """Process that holds a lock, or died holding it."""
+    """Current or last holder of a lock."""
 
     pid: Annotated[int, Field(gt=0, lt=2**31)]
     host: str
@@ -37,7 +37,7 @@ class Holder:
 
 @contextlib.contextmanager
 def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
-    """Hold the lock during the block; yield a previous holder that died without releasing it.
+    """Hold the lock during the block; yield the dead previous holder, if any.
 
     Network drives may not share locks between hosts. Therefore, a holder file of another host counts
     as a lock.

@@ -1,4 +1,4 @@
-"""Records as lines of JSON, in a file that survives a crash of its writer at any time."""
+"""Crash-safe files of records, one JSON object per line."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Schemas of records and of the environment, since files may be damaged or edited by hand."""
+"""Schemas of records and environments; files may be damaged or edited by hand."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -103,7 +103,7 @@ _KINDS: dict[str, type[_Any]] = {
 
 
 def read_record(line: bytes) -> Record | None:
-    """Return the record in a line of JSON, None if it is not a valid record of its kind."""
+    """Return the record in a line of JSON, None if invalid."""
     try:
         record = from_json(line, allow_inf_nan=False)
         kind = record["kind"] if isinstance(record, dict) else None

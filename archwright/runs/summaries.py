@@ -1,4 +1,4 @@
-"""Summaries of run folders, read without validating specs, so that damaged runs are listed as well."""
+"""Summaries of run folders, including damaged ones, without validation of specs."""
 
 import warnings
 from dataclasses import dataclass
@@ -95,6 +95,6 @@ def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _changed(folder: RunFolder) -> float:
-    """Return the last modification time of the files that training writes."""
+    """Return the newest modification time of the files written by training."""
     files = (folder.metrics_file, folder.environment_file, folder.spec_file)
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
