@@ -100,9 +100,7 @@ def invalid_as_damaged(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except _WRONG as error:
-        raise DamagedError(
-            f"{path / JSON} is damaged: its content is not a checkpoint's."
-        ) from error
+        raise DamagedError(f"{path / JSON} is damaged: it is not a checkpoint's.") from error
 
 
 class _StateDict(BaseModel, defer_build=True):
@@ -155,15 +153,16 @@ def problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
         yield "its parameter groups differ from the optimizer's"
         return
     for here, there in zip(groups, saved_groups, strict=True):
-        yield from (f"invalid {key} of an optimizer" for key in here if not _alike(here, there, key))
+        invalid = (key for key in here if not _alike(here, there, key))
+        yield from (f"invalid {key} of an optimizer" for key in invalid)
     parameters = [parameter for group in groups for parameter in group["params"]]
     is_adam = "amsgrad" in optimizer.defaults
     for index, state in saved["state"].items():
         if not 0 <= index < number:
             yield "it has a state without a parameter"
         else:
-            names = _misshapen(state, parameters[index], is_adam)
-            yield from (f"invalid {name} of an optimizer" for name in names)
+            for name in _misshapen(state, parameters[index], is_adam):
+                yield f"invalid {name} of an optimizer"
 
 
 def _alike(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> bool:

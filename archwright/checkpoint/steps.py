@@ -354,7 +354,9 @@ def use_latest(folder: str | Path, use: Callable[[Path], object]) -> Path | None
                 warnings.warn(f"{line} {path.name} is used instead.", stacklevel=2)
             return path
     if damages:
-        last = f"All checkpoints in {folder} are damaged. To start from scratch, remove that folder."
+        last = (
+            f"All checkpoints in {folder} are damaged. To start from scratch, remove that folder."
+        )
         raise DamagedError(*damages, last)
     return None
 
