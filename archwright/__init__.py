@@ -1,14 +1,14 @@
-"""archwright: the workbench for transformer language-model architectures.
+"""archwright: a workbench for transformer language-model architectures.
 
     import archwright as aw
 
-    spec = aw.load("modern")                        # an architecture is data
-    model = aw.build(spec.override("dim=256"))      # a model is composed from it
-    run = aw.train("modern", "budget=60s")          # a run trains one on text
-    aw.compare("modern", "modern:norm.kind=layer")  # a study says which is better, and how sure that is
+    spec = aw.load("modern")                        # read an architecture's spec
+    model = aw.build(spec.override("dim=256"))      # build a torch module from a spec
+    run = aw.train("modern", "budget=60s")          # train a model on text
+    aw.compare("modern", "modern:norm.kind=layer")  # compare two variants, with confidence intervals
     print(aw.generate(run, "def "))
 
-Names are imported on first use, so that `import archwright` costs nothing and reading specs needs no torch.
+Names are imported on first use: `import archwright` is fast, and reading specs does not import torch.
 """
 
 import os
@@ -16,20 +16,20 @@ import sys
 
 
 def _run_by_name() -> bool:
-    """Tell whether this process is `python -m archwright`, or one of its modules."""
-    if sys.argv[:1] != ["-m"] or sys.flags.safe_path:  # "-m" stands there until the module is found
+    """True if this process runs `python -m archwright` or `python -m archwright.<module>`."""
+    if sys.argv[:1] != ["-m"] or sys.flags.safe_path:  # "-m" until Python has located the module
         return False
     name = sys.orig_argv[-len(sys.argv)].partition(".")[0]
     return name == "archwright" or (name.startswith("-") and name.endswith("archwright"))
 
 
 if _run_by_name():
-    # `-m` puts the current folder before all others, and a numpy.py that lies beside a text is no numpy. What
-    # PYTHONPATH names stays. This comes before any import that could be found there.
+    # `-m` puts the current folder first in sys.path, so that a user's numpy.py would shadow NumPy. Remove it
+    # before any further import. Folders in PYTHONPATH stay.
     try:
         if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
             del sys.path[0]
-    except OSError:  # the folder is gone
+    except OSError:  # the current folder was deleted
         pass
 
 from importlib import import_module  # noqa: E402

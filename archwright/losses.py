@@ -1,4 +1,4 @@
-"""Losses: cross-entropy with z-loss and label smoothing, summed over valid tokens, then divided."""
+"""Training losses: cross-entropy with z-loss and label smoothing, and auxiliary losses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,35 +14,32 @@ from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
 
 AUXILIARY = "auxiliary"
-"""The attribute in which a module keeps what it asks to be minimised besides, of its last forward in training."""
+"""Module attribute with the auxiliary loss of the last forward pass in training."""
 
 CHUNK, CUDA_CHUNK = 2**19, 2**25
-"""Logits that are read at a time: what stays near a CPU's cores, or is worth the launch of a kernel."""
+"""Logits per chunk, to fit a CPU's cache and amortise a GPU's kernel launches."""
 
 LINEAR_CHUNK = 2**26
-"""Bytes of float32 logits at a time: enough rows for fast products, beside which adding up the gradients of
-the head costs little."""
-
+"""Bytes of float32 logits per chunk: enough rows for fast matmuls and cheap gradient accumulation."""
 
 LEAST = 1e-30
-"""Probabilities below this have lost digits, or are about to."""
+"""Threshold for the target's probability: smaller values may underflow."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by its parts; only `total` carries a gradient. Nats throughout."""
+    """Terms of a loss, in nats; only `total` carries a gradient."""
 
     total: Float[Tensor, ""]
-    """The loss: (nll_sum + z_loss * sum of squared log Z) / num_valid, and what label smoothing adds."""
+    """(nll_sum + z_loss * sum of squared log Z) / num_valid, plus the label-smoothing term."""
     nll_sum: Float[Tensor, ""]
-    """Negative log-likelihood, summed over this batch's valid targets."""
+    """Negative log-likelihood, summed over the batch's valid targets."""
     z_term: Float[Tensor, ""]
-    """The share of `total` that is z-loss."""
+    """z-loss term of `total`."""
     num_targets: Int[Tensor, ""]
-    """Valid targets of this batch."""
+    """Number of valid targets in the batch."""
     further_nll: Float[Tensor, ""] | None = None
-    """Of further predicting streams, the negative log-likelihood summed over the same targets, in the mean of streams;
-    None where there are none."""
+    """`nll_sum` of further predicting streams, averaged over them; None without such streams."""
 
 
 def cross_entropy(
@@ -54,21 +51,25 @@ def cross_entropy(
     ignore_index: int = IGNORE,
     num_valid: int | Tensor | None = None,
 ) -> Loss:
-    """Return the mean of log Z - logit[target] + z_loss * log² Z over the valid targets.
+    """Return the cross-entropy of logits with z-loss and label smoothing.
 
-    log Z is the logsumexp of a row of logits; all of it is computed in float32 at least, whatever
-    the dtype of the logits, and the gradient comes back in theirs. A target of `ignore_index` is
-    not valid. `num_valid` replaces the divisor: with the number of valid targets of all
-    micro-batches and ranks, their losses and gradients add up to those of the whole batch. No valid
-    target at all gives 0, with zero gradients.
-    With `label_smoothing` e, (1 - e) logit[target] + e mean(logits) stands for logit[target] in `total`, so that
-    every token has e / vocab of the target's weight; `nll_sum` stays as it is.
-    z-loss: Chowdhery et al., 2022, PaLM, section 5. Label smoothing: Szegedy et al., 2016, section 7.
+    total = sum over valid targets of (log Z - logit[target] + z_loss * log² Z) / num_valid, log Z = logsumexp(logits)
+
+    The loss is computed in float32 or wider; the gradient has the dtype of the logits. Targets equal to
+    `ignore_index` are not valid. Without valid targets, the loss and its gradient are 0.
+    With `label_smoothing` e, (1 - e) logit[target] + e mean(logits) replaces logit[target] in `total`, which gives
+    every token a weight of e / vocab. `nll_sum` is not smoothed.
+
+    Args:
+        num_valid: Divisor. Default: valid targets of this batch. With the valid targets of all microbatches and ranks,
+            their losses and gradients sum to the loss and gradient of the full batch.
+
+    Source: Chowdhery et al., 2022, PaLM, section 5, z-loss; Szegedy et al., 2016, section 7, label smoothing.
     """
     rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
     divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
-    wants_gradient = rows.requires_grad and torch.is_grad_enabled()
+    needs_gradient = rows.requires_grad and torch.is_grad_enabled()
     total, nll_sum, z_term = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows,
         flat,
@@ -76,7 +77,7 @@ def cross_entropy(
         label_smoothing,
         ignore_index,
         divisor.clamp(min=1),
-        wants_gradient,
+        needs_gradient,
     )
     return Loss(total, nll_sum, z_term, num_targets)
 
@@ -91,19 +92,17 @@ def linear_cross_entropy(
     ignore_index: int = IGNORE,
     num_valid: int | Tensor | None = None,
 ) -> Loss:
-    """Return cross_entropy(head(hidden), targets, ...) without ever holding all logits.
+    """Return cross_entropy(head(hidden), targets, ...) without storing all logits.
 
-    Rows go through head and loss a chunk at a time. Where gradients are wanted, those of the chunk are
-    computed at once, before its logits are dropped: that costs no product more than a head outside,
-    while computing the logits again in the backward pass would add a third. What is kept instead is the
-    gradient of the head's parameters. Under autocast the head is computed as narrow as elsewhere, so
-    that a call belongs inside.
+    The head and the loss run on chunks of rows. The gradients of a chunk are computed before its logits are freed, and
+    stored until the backward pass. This needs no additional matmul; recomputing the logits would add a third.
+    Call it inside the autocast context, because the head uses autocast's dtype.
     """
     rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
     divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
     parameters = [p for p in head.parameters() if p.requires_grad]
-    wants_gradient = torch.is_grad_enabled() and (rows.requires_grad or bool(parameters))
+    needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or bool(parameters))
     total, nll_sum, z_term = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows,
         head,
@@ -112,17 +111,18 @@ def linear_cross_entropy(
         label_smoothing,
         ignore_index,
         divisor.clamp(min=1),
-        wants_gradient,
+        needs_gradient,
         *parameters,
     )
     return Loss(total, nll_sum, z_term, num_targets)
 
 
 def of_streams(losses: Sequence[Loss], decay: float = 1.0) -> Loss:
-    """Return the loss of predicting streams of the same targets: sum of a_i L_i, with a_i = decay^i / sum of decay^j
-    and i, j counted from 0. What is told of likelihoods is the first stream's, which predicts the next token.
+    """Combine the losses of several predicting streams.
 
-    Qi et al., 2020, ProphetNet: future n-gram prediction.
+    total = sum of a_i L_i, a_i = decay^i / sum of decay^j, i and j from 0. `nll_sum` is the first, next-token stream's.
+
+    Source: Qi et al., 2020, ProphetNet: future n-gram prediction.
     """
     first, *further = losses
     if not further:
@@ -140,38 +140,40 @@ def of_streams(losses: Sequence[Loss], decay: float = 1.0) -> Loss:
 def pop_aux_losses(
     model: nn.Module, mean: Callable[[Tensor], Tensor] = lambda values: values
 ) -> Tensor:
-    """Return the sum of what modules asked to be minimised in their last forward, and forget it; 0 of none.
+    """Return and clear the sum of the modules' auxiliary losses; 0 without any.
 
-    A balance loss is a factor of the sum of f_e p_e, with f_e and p_e those of a layer, or means over all layers.
-    `mean` takes the shares f_e of these rows to those of all rows that are balanced together; their p_e then add up.
+    A balance loss is factor * sum of f_e p_e over experts e, per layer or with f_e and p_e averaged over layers.
+
+    Args:
+        mean: Average of the shares f_e over the ranks. Their p_e need none: the losses of ranks are summed.
     """
-    asked = []
+    losses = []
     for module in model.modules():
-        found = vars(module).get(AUXILIARY)  # a module without it would make an error of that
-        if found is not None:
+        loss = vars(module).get(AUXILIARY)  # getattr would raise for most modules
+        if loss is not None:
             setattr(module, AUXILIARY, None)
-            asked.append(found)
-    balances = [found for found in asked if isinstance(found, RouterAuxLoss)]
+            losses.append(loss)
+    balances = [loss for loss in losses if isinstance(loss, RouterAuxLoss)]
     shares: Iterator[Tensor] = iter(())
     if balances:
-        sizes = [len(found.share) for found in balances]
-        shares = iter(mean(torch.cat([found.share for found in balances])).split(sizes))
-    taken: list[Tensor] = []
-    together: dict[tuple[int, float], list[RouterAuxLoss]] = {}
-    for found in asked:
-        if isinstance(found, Tensor):
-            taken.append(found)
+        sizes = [len(loss.share) for loss in balances]
+        shares = iter(mean(torch.cat([loss.share for loss in balances])).split(sizes))
+    terms: list[Tensor] = []
+    averaged: dict[tuple[int, float], list[RouterAuxLoss]] = {}
+    for loss in losses:
+        if isinstance(loss, Tensor):
+            terms.append(loss)
             continue
-        balance = found._replace(share=next(shares))
+        balance = loss._replace(share=next(shares))
         if balance.together:
-            together.setdefault((len(balance.share), balance.factor), []).append(balance)
-            taken.append(balance.rest)
+            averaged.setdefault((len(balance.share), balance.factor), []).append(balance)
+            terms.append(balance.rest)
         else:
-            taken.append(_balance(balance.factor, balance.share, balance.mean_score) + balance.rest)
-    for (_, factor), layers in together.items():
+            terms.append(_balance(balance.factor, balance.share, balance.mean_score) + balance.rest)
+    for (_, factor), layers in averaged.items():
         share, score = (torch.stack(parts).mean(0) for parts in list(zip(*layers, strict=True))[:2])
-        taken.append(_balance(factor, share, score))
-    return torch.stack(taken).sum() if taken else torch.zeros(())
+        terms.append(_balance(factor, share, score))
+    return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def _balance(factor: float, share: Tensor, mean_score: Tensor) -> Tensor:
@@ -179,8 +181,7 @@ def _balance(factor: float, share: Tensor, mean_score: Tensor) -> Tensor:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sums of loss and gradients over chunks; the divisor joins in the backward pass, after a loss
-    scale has kept narrow gradients from underflow."""
+    """Sum loss and gradients over chunks; divide in backward, after loss scaling, to avoid underflow."""
 
     @staticmethod
     def forward(
@@ -192,7 +193,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
         divisor: Tensor,
-        wants_gradient: bool,
+        needs_gradient: bool,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         sums = torch.zeros(3, dtype=_upcast_dtype(hidden.dtype), device=hidden.device)
@@ -201,8 +202,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ]
         for rows in _slices(len(hidden), LINEAR_CHUNK // (4 * head.d_out)):
             chunk = hidden[rows].detach()
-            with torch.set_grad_enabled(wants_gradient):
-                chunk.requires_grad_(wants_gradient)
+            with torch.set_grad_enabled(needs_gradient):
+                chunk.requires_grad_(needs_gradient)
                 logits = head(chunk)
                 with torch.autocast(hidden.device.type, enabled=False):
                     loss = cross_entropy(
@@ -214,16 +215,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
                         num_valid=1,
                     )
             sums += torch.stack([loss.total.detach(), loss.nll_sum, loss.z_term])
-            if wants_gradient:
+            if needs_gradient:
                 chunk_total = loss.total
-                # What is large goes as soon as it may: logits inside of their backward pass.
+                # Free large tensors early: the logits are freed during their backward pass.
                 del logits, loss
                 chunk_gradients = torch.autograd.grad(chunk_total, (chunk, *parameters))
                 gradients[0][rows] = chunk_gradients[0]
-                for gradient, more in zip(gradients[1:], chunk_gradients[1:], strict=True):
-                    gradient += more
-                del chunk_total, chunk_gradients, more
-        if wants_gradient:
+                for gradient, term in zip(gradients[1:], chunk_gradients[1:], strict=True):
+                    gradient += term
+                del chunk_total, chunk_gradients, term
+        if needs_gradient:
             ctx.save_for_backward(divisor, *gradients)
             ctx.dtypes = [p.dtype for p in (hidden, *parameters)]
         total, nll_sum, z_term = sums[0] / divisor, sums[1], sums[2] / divisor
@@ -243,7 +244,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Loss and gradient in one pass over cache-sized chunks of rows."""
+    """Compute loss and gradient in a single pass over chunks of rows."""
 
     @staticmethod
     def forward(
@@ -254,21 +255,21 @@ class _CrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         ignore_index: int,
         divisor: Tensor,
-        wants_gradient: bool,
+        needs_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = _upcast_dtype(logits.dtype)
-        # float16 would lose p / divisor to underflow before a loss scale arrives in backward.
+        # In float16, p / divisor would underflow before the loss scale is applied in backward.
         stored_divisor = torch.ones_like(divisor) if logits.dtype == torch.float16 else divisor
-        gradient = torch.empty_like(logits) if wants_gradient else None
+        gradient = torch.empty_like(logits) if needs_gradient else None
         log_z = torch.empty(len(logits), 1, dtype=dtype, device=logits.device)
         smoothed = torch.zeros((), dtype=dtype, device=logits.device)
         valid = (targets != ignore_index)[:, None]
         targets = torch.where(valid, targets[:, None], 0)
         for rows in _chunks(logits):
-            # Where the dtype fits, the gradient is computed in its own memory.
-            home = gradient[rows] if gradient is not None and gradient.dtype == dtype else None
+            # If the dtypes match, softmax writes into the gradient.
+            buffer = gradient[rows] if gradient is not None and gradient.dtype == dtype else None
             chunk = logits[rows].to(dtype)
-            probabilities = torch.softmax(chunk, dim=-1, out=home)
+            probabilities = torch.softmax(chunk, dim=-1, out=buffer)
             log_z[rows] = _log_z(chunk, probabilities, targets[rows])
             if label_smoothing:
                 excess = chunk.gather(-1, targets[rows]) - chunk.mean(-1, keepdim=True)
@@ -279,7 +280,7 @@ class _CrossEntropy(torch.autograd.Function):
                 if label_smoothing:
                     probabilities.sub_(weight * (label_smoothing / logits.shape[-1]))
                 probabilities.scatter_add_(-1, targets[rows], weight * (label_smoothing - 1))
-                if home is None:
+                if buffer is None:
                     gradient[rows] = probabilities
         nll_sum = torch.where(valid, log_z - logits.gather(-1, targets), 0).sum()
         z_term = torch.where(valid, log_z.square(), 0).sum() * z_loss / divisor
@@ -293,20 +294,19 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradient, rest = ctx.saved_tensors
         factor = (total * rest).reshape(1, 1)
-        # On a CPU looking at a number costs nothing, and in plain training it is 1.
+        # Reading a scalar is free on a CPU; without loss scaling it is 1.
         if factor.device.type != "cpu" or factor.item() != 1:
             unscaled, gradient = gradient, torch.empty_like(gradient)
-            for rows in _chunks(
-                unscaled
-            ):  # in the factor's dtype: in float16 a loss scale overflows
+            # Multiply in the factor's dtype: a loss scale may overflow float16.
+            for rows in _chunks(unscaled):
                 gradient[rows] = unscaled[rows] * factor
         return gradient, *(None,) * 6
 
 
 def _log_z(logits: Tensor, probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Return log Z = logit - log p of a row's target; where that p could underflow, of the largest."""
+    """Return log Z = logit - log p of each row's target, or of its top token if p may underflow."""
     logit, p = logits.gather(-1, targets), probabilities.gather(-1, targets)
-    # On a CPU looking at a number costs nothing, and mostly saves two passes over the logits.
+    # Reading a scalar is free on a CPU, and usually saves two passes over the logits.
     if logits.device.type != "cpu" or bool((p < LEAST).any()):
         logit, p = logits.amax(-1, keepdim=True), probabilities.amax(-1, keepdim=True)
     return logit - p.log()
@@ -317,8 +317,8 @@ def _upcast_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    most = CHUNK if logits.device.type == "cpu" else CUDA_CHUNK
-    return _slices(len(logits), most // logits.shape[-1])
+    num_logits = CHUNK if logits.device.type == "cpu" else CUDA_CHUNK
+    return _slices(len(logits), num_logits // logits.shape[-1])
 
 
 def _slices(length: int, size: int) -> list[slice]:

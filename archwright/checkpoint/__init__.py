@@ -1,7 +1,7 @@
-"""Saving and loading: files on disk, and surviving a crash.
+"""Crash-safe checkpoints of any torch module and optimizers, independent of the trainer.
 
-Saves and resumes any torch module with any optimizers, without the trainer. Nothing here unpickles:
-tensors are safetensors files, the rest is JSON. Importing this room does not import torch.
+Nothing is unpickled: tensors are in safetensors files, everything else is JSON. Importing this room does
+not import torch.
 """
 
 from archwright.checkpoint.steps import (

@@ -1,6 +1,6 @@
-"""The contents of a checkpoint beside the weights, checked before anything is set from them.
+"""Reading of a checkpoint's optimizers, generators and caller's state, with validation.
 
-The seal of a checkpoint says that files are as they were written, not that we wrote them.
+A checkpoint's hashes detect damaged files, but not files from another program.
 """
 
 from __future__ import annotations
@@ -33,76 +33,74 @@ _WRONG = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, R
 
 
 def read(path: Path, *, values: bool = True) -> dict[str, Any]:
-    """Return optimizers, generators and the caller's state of the checkpoint at `path`.
+    """Return the optimizers, generators and caller's state of a checkpoint.
 
     Args:
-        values: whether tensors of optimizers that are no numbers have their values.
+        values: if False, optimizer tensors except scalars are on the meta device.
 
     Raises:
-        DamagedError: they are not what `save` writes.
+        DamagedError: the content differs from the format of `save`.
     """
     stored = Stored(path / OPTIMIZERS)
     get = stored.whole if values else stored.described
     optimizer_tensors = {name: get(name) for name in stored}
-    others, _ = weights.read_tensors(path / STATE)
-    # The generators and the caller get tensors of their own, not views of the file.
-    others = {name: tensor.clone() for name, tensor in others.items()}
-    with taken_for_damage(path):
+    state_tensors, _ = weights.read_tensors(path / STATE)
+    # Clone, because the tensors are views of the mapped file.
+    state_tensors = {name: tensor.clone() for name, tensor in state_tensors.items()}
+    with invalid_as_damaged(path):
         content = from_json((path / JSON).read_bytes())
-        found = {
+        parts = {
             "optimizers": join(content["optimizers"], optimizer_tensors),
-            "generators": join(content["generators"], others),
-            "state": join(content["state"], others),
+            "generators": join(content["generators"], state_tensors),
+            "state": join(content["state"], state_tensors),
         }
-        _Content.model_validate(found)
-        _try_generators(found["generators"])
-    return found
+        _Content.model_validate(parts)
+        _try_generators(parts["generators"])
+    return parts
 
 
-Own = tuple[Iterator[dict[str, Any]], list[dict[str, Any]]]
-"""What an optimizer keeps of each of its parameters, in their order, and its groups."""
+OptimizerState = tuple[Iterator[dict[str, Any]], list[dict[str, Any]]]
+"""An optimizer's state by parameter, in order, and its parameter groups."""
 
 
-def read_own(path: Path, name: str, blocks: list[Block]) -> Own:
-    """Return what the optimizer of a name keeps of each parameter, of which a process holds a block, read one by one,
-    and its groups.
+def read_blocks(path: Path, name: str, blocks: list[Block]) -> OptimizerState:
+    """Return an optimizer's state for one block of each parameter, read lazily.
 
-    The checkpoint is one that `steps.check` has found whole.
+    Args:
+        path: a checkpoint that has passed `steps.check`.
     """
     stored = Stored(path / OPTIMIZERS)
     content = from_json((path / JSON).read_bytes())["optimizers"][name]["state_dict"]
-    found = join(content, {tensor: _Stored(tensor) for tensor in stored})  # type: ignore[misc]
+    saved = join(content, {tensor: _Stored(tensor) for tensor in stored})  # type: ignore[misc]
 
-    def own(value: Any, block: Block) -> Any:
+    def cut(value: Any, block: Block) -> Any:
         if not isinstance(value, _Stored):
             return value
         is_cut = bool(stored.shape(value))
         return stored.block(value, block) if is_cut else stored.whole(value).clone()
 
     states = (
-        {key: own(value, block) for key, value in found["state"].get(number, {}).items()}
+        {key: cut(value, block) for key, value in saved["state"].get(number, {}).items()}
         for number, block in enumerate(blocks)
     )
-    return states, found["param_groups"]
+    return states, saved["param_groups"]
 
 
 class _Stored(str):
-    """The name of a tensor that is read later."""
+    """Name of a tensor to be read later."""
 
     __slots__ = ()
 
 
 @contextlib.contextmanager
-def taken_for_damage(path: Path) -> Iterator[None]:
-    """Turn what the block raises where data are of another shape than was saved into one line for the user."""
+def invalid_as_damaged(path: Path) -> Iterator[None]:
+    """Convert errors from malformed data to DamagedError."""
     try:
         yield
     except UserError:
         raise
     except _WRONG as error:
-        raise DamagedError(
-            f"{path / JSON} is damaged: it is not what a checkpoint holds."
-        ) from error
+        raise DamagedError(f"{path / JSON} is damaged: it is not a checkpoint's.") from error
 
 
 class _StateDict(BaseModel, defer_build=True):
@@ -124,17 +122,17 @@ class _Content(BaseModel):
 
 
 def _try_generators(state: Mapping[str, Any]) -> None:
-    """Set generators that nobody uses, which raises where that is not possible."""
+    """Check generator states by setting them in new generators."""
     import numpy as np
     import torch
 
     torch.Generator().set_state(state["torch"])
     if not isinstance(state["cuda"], list) or not all(
-        isinstance(one, torch.Tensor) and one.dtype == torch.uint8 for one in state["cuda"]
+        isinstance(item, torch.Tensor) and item.dtype == torch.uint8 for item in state["cuda"]
     ):
         raise TypeError("generators of CUDA")
     inner = state["numpy"]["state"]
-    if not 0 <= inner["pos"] <= len(inner["key"]) == 624:  # numpy does not look
+    if not 0 <= inner["pos"] <= len(inner["key"]) == 624:  # NumPy does not check it
         raise ValueError("generator of numpy")
     np.random.RandomState(0).set_state(state["numpy"])
     version, words, gauss = state["python"]
@@ -144,41 +142,41 @@ def _try_generators(state: Mapping[str, Any]) -> None:
 
 
 def problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
-    """Yield why a saved state cannot be set and used, of an optimizer of the same class and parameters."""
-    own, groups = optimizer.param_groups, saved["param_groups"]
-    indices = [group.get("params") for group in groups]
+    """Yield the faults of a saved state, for an optimizer without misfits."""
+    groups, saved_groups = optimizer.param_groups, saved["param_groups"]
+    indices = [group.get("params") for group in saved_groups]
     expected, number = [], 0
-    for group in own:
+    for group in groups:
         expected.append(list(range(number, number + len(group["params"]))))
         number += len(group["params"])
     if indices != expected:
-        yield "its parameter groups are others"
+        yield "its parameter groups differ from the optimizer's"
         return
-    for here, there in zip(own, groups, strict=True):
-        yield from (f"{key} of an optimizer" for key in here if not _alike(here, there, key))
-    parameters = [parameter for group in own for parameter in group["params"]]
+    for here, there in zip(groups, saved_groups, strict=True):
+        invalid = (key for key in here if not _alike(here, there, key))
+        yield from (f"invalid {key} of an optimizer" for key in invalid)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     is_adam = "amsgrad" in optimizer.defaults
     for index, state in saved["state"].items():
         if not 0 <= index < number:
-            yield "it has a state of no parameter"
+            yield "it has a state without a parameter"
         else:
-            yield from (
-                f"{key} of an optimizer" for key in _misshapen(state, parameters[index], is_adam)
-            )
+            for name in _misshapen(state, parameters[index], is_adam):
+                yield f"invalid {name} of an optimizer"
 
 
 def _alike(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> bool:
-    """Tell whether a group's saved option is of the kind that the optimizer has; what it lacks, torch may add."""
-    value, found = here[key], there.get(key)
-    if key == "betas" and isinstance(found, tuple | list):
-        return len(found) == len(value) and all(_is_number(v) and 0 <= v < 1 for v in found)
+    """True if a saved option has a valid type; flags may be missing."""
+    value, saved = here[key], there.get(key)
+    if key == "betas" and isinstance(saved, tuple | list):
+        return len(saved) == len(value) and all(_is_number(v) and 0 <= v < 1 for v in saved)
     if isinstance(value, tuple | list) and key != "params":
-        return isinstance(found, tuple | list) and [*map(_is_number, found)] == [
+        return isinstance(saved, tuple | list) and [*map(_is_number, saved)] == [
             *map(_is_number, value)
         ]
     if value is None or isinstance(value, bool):
-        return found is None or isinstance(found, bool)
-    return not _is_number(value) or _is_number(found)
+        return saved is None or isinstance(saved, bool)
+    return not _is_number(value) or _is_number(saved)
 
 
 def _is_number(value: object) -> bool:
@@ -186,7 +184,7 @@ def _is_number(value: object) -> bool:
 
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
-    # More than 64 bits torch cannot take.
+    # Torch has integers of at most 64 bits.
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
@@ -195,7 +193,7 @@ _OF_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
 def _misshapen(state: Mapping[str, object], parameter: Tensor, is_adam: bool) -> Iterator[str]:
-    """Yield what Adam and momentum need of a parameter's state and do not find there."""
+    """Yield missing or misshapen state entries of Adam and momentum."""
     import torch
 
     if is_adam:
@@ -204,7 +202,7 @@ def _misshapen(state: Mapping[str, object], parameter: Tensor, is_adam: bool) ->
         moment = state.get(name, parameter)
         if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
             yield name
-    if "step" in state:  # of floating point where torch's optimizers count
+    if "step" in state:  # a float in torch's optimizers
         step = state["step"]
         counts = _is_number(step)
         number = step.item() if counts and isinstance(step, torch.Tensor) else step

@@ -1,4 +1,4 @@
-"""The state of any torch optimizer, exactly."""
+"""Exact saving and restoring of the state of any torch optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_optimizer(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Return the state of `optimizer`, and the names that its parameters have in `model`."""
+    """Return the state of `optimizer`, and its parameters' names in `model`."""
     return {
         "class": type(optimizer).__name__,
         "parameters": _names(optimizer, model),
@@ -24,10 +24,10 @@ def read_optimizer(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 def optimizer_misfits(
     saved: Mapping[str, Any], optimizers: Mapping[str, Optimizer], model: nn.Module
 ) -> Iterator[str]:
-    """Yield a line for each optimizer of `saved` that has no equal in `optimizers`, or reversed.
+    """Yield an error for each difference between saved and current optimizers.
 
-    Torch tells parameters apart only by their place in the groups, so a changed order would
-    give one parameter another's momentum: their names are compared.
+    Torch identifies parameters by position, so a changed order would swap their momentum. Therefore, names
+    are compared.
     """
     for name in sorted(saved.keys() | optimizers.keys()):
         if name not in saved:
@@ -38,14 +38,14 @@ def optimizer_misfits(
             yield f"optimizer {name}: {saved[name]['class']} in the checkpoint, {wanted} given."
         else:
             there, here = saved[name]["parameters"], _names(optimizers[name], model)
-            yield from (f"optimizer {name}: {line}" for line in _other_groups(there, here))
+            yield from (f"optimizer {name}: {line}" for line in _group_misfits(there, here))
 
 
 def put_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Set `optimizer`, which has no misfits, to the saved state bit for bit."""
+    """Restore a saved state bit for bit in an optimizer without misfits."""
     optimizer.load_state_dict(saved["state_dict"])
-    # Torch casts a state to the dtype of its parameter; float32 momentum of bfloat16 weights
-    # must stay what it was.
+    # Torch casts state to the dtype of its parameter, but float32 momentum of bfloat16 weights
+    # must stay float32.
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     indices = [i for group in saved["state_dict"]["param_groups"] for i in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
@@ -55,7 +55,7 @@ def put_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
 
 
 def _names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
-    """Return the names of each group's parameters, or the shapes of those not in the model."""
+    """Return parameter names by group, or shapes of parameters outside the model."""
     names = {id(p): plain_name(name) for name, p in model.named_parameters()}
     return [
         [names.get(id(p), f"shape {list(p.shape)}") for p in group["params"]]
@@ -63,24 +63,23 @@ def _names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
     ]
 
 
-def _other_groups(found: list[list[str]], wanted: list[list[str]]) -> Iterator[str]:
-    if len(found) != len(wanted):
-        yield f"{len(found)} parameter groups in the checkpoint, {len(wanted)} given."
+def _group_misfits(saved: list[list[str]], current: list[list[str]]) -> Iterator[str]:
+    if len(saved) != len(current):
+        yield f"{len(saved)} parameter groups in the checkpoint, {len(current)} given."
         return
-    for number, (there, here) in enumerate(zip(found, wanted, strict=True)):
+    for number, (there, here) in enumerate(zip(saved, current, strict=True)):
         gone = [name for name in there if name not in here]
         added = [name for name in here if name not in there]
         if gone or added:
-            yield f"group {number} had {gone or 'nothing else'}, and now has {added or 'not'}."
+            yield f"group {number}: {gone or 'none'} only in the checkpoint, {added or 'none'} only in the program."
         elif there != here:
             yield f"group {number} has its parameters in another order than the checkpoint."
 
 
 def _exact(loaded: Any, saved: Any, parameter: Tensor) -> Any:
-    """Return `saved`, its tensors on the devices to which torch brought them in `loaded`.
+    """Return `saved` with its tensors on the devices of `loaded`.
 
-    What has the parameter's shape gets its order in memory too: fused kernels walk through both
-    side by side.
+    Tensors with the parameter's shape get its memory layout: fused kernels require equal strides.
     """
     import torch
 

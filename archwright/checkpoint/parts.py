@@ -1,10 +1,10 @@
-"""Checkpoints in parts: each of several processes writes what it holds, and whoever loads reads what it needs.
+"""Sharded checkpoints: each process writes and reads blocks of the tensors.
 
-    step-100/model-00001-of-00004.safetensors        what the first of four processes holds of the weights
-    step-100/optimizers-00001-of-00004.safetensors   and of what optimizers keep of them
+    step-100/model-00001-of-00004.safetensors        weights of the first of four processes
+    step-100/optimizers-00001-of-00004.safetensors   optimizer states of the same process
 
-A part of a tensor is a block of it. Where blocks begin stands in a file's metadata, as torch.distributed.checkpoint
-writes it into safetensors files (`HuggingFaceStorageWriter`), whose reader opens these.
+Each file's metadata has the offsets of its blocks. The format is torch.distributed.checkpoint's
+(`HuggingFaceStorageWriter`), and its reader opens these files.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INFO = "DCP_SHARDING_INFO"
-"""Key of a file's metadata: a table from names to where their blocks begin."""
+"""Metadata key of the table from tensor names to block offsets."""
 _BEGIN = "saved_offsets"
 VERSION = {"DCP_VERSION": "1.0"}
 
 
 def part_name(file: str, number: int, size: int) -> str:
-    """Return the name of the file with a process's part of what one process writes to `file`."""
+    """Return the name of rank `number`'s part of `file`, of `size` parts."""
     return f"{file.removesuffix('.safetensors')}-{number + 1:05}-of-{size:05}.safetensors"
 
 
 def is_whole(file: str, names: Sequence[str]) -> bool:
-    """Tell whether a file is among some, or all of its parts are."""
-    found = [match for name in names if (match := _parts_of(file).fullmatch(name))]
+    """True if `names` contains either `file` or all of its parts."""
+    matches = [match for name in names if (match := _parts_of(file).fullmatch(name))]
     if file in names:
-        return not found
-    sizes, numbers = ({int(match[group]) for match in found} for group in (2, 1))
-    return sizes == {len(found)} and numbers == {*range(1, len(found) + 1)}
+        return not matches
+    sizes, numbers = ({int(match[group]) for match in matches} for group in (2, 1))
+    return sizes == {len(matches)} and numbers == {*range(1, len(matches) + 1)}
 
 
-def own_blocks(
+def blocks_to_write(
     tensors: Mapping[str, tuple[Tensor, Block]],
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the blocks that a process writes, and what their file says of them; copies are dealt out."""
-    own, begins = {}, {}
+    """Return a process's blocks to write, and metadata; replicas take turns."""
+    written, begins = {}, {}
     for number, (name, (tensor, block)) in enumerate(tensors.items()):
         is_empty = 0 in block.sizes and 0 not in block.shape
         if number % block.copies == block.copy and not is_empty:
-            own[name] = tensor
+            written[name] = tensor
             begins[name] = {_BEGIN: [*block.offsets]}
-    return own, {INFO: json.dumps(begins), **VERSION}
+    return written, {INFO: json.dumps(begins), **VERSION}
 
 
 class Stored:
-    """The tensors of a file, or of all its parts, read where they are asked for.
+    """Tensors of a file or of all its parts, read on access.
 
     Args:
-        path: the file, or what its parts are named after.
+        path: the file; parts are named after it (`part_name`).
 
     Raises:
         UserError: there is no such file.
-        DamagedError: a file is no whole safetensors file, or parts are missing.
+        DamagedError: a file is not a complete safetensors file, or parts are missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,18 +76,18 @@ class Stored:
         self._places: dict[str, list[tuple[Path, Block]]] = {}
         self._opened: dict[Path, Any] = {}
         for file in self._files():
-            with _told(file):
+            with _clear_errors(file):
                 opened: Any = safe_open(file, framework="pt")
                 self._opened[file] = opened
-                about = opened.metadata() or {}
-                begins = json.loads(about.pop(INFO, "{}"))
-                about.pop("DCP_VERSION", None)
-                self.metadata |= about
+                metadata = opened.metadata() or {}
+                begins = json.loads(metadata.pop(INFO, "{}"))
+                metadata.pop("DCP_VERSION", None)
+                self.metadata |= metadata
                 for name in opened.keys():  # noqa: SIM118
                     sizes = tuple(opened.get_slice(name).get_shape())
                     begin = tuple(begins[name][_BEGIN]) if name in begins else (0,) * len(sizes)
                     if any(type(at) is not int or at < 0 for at in begin):
-                        raise ValueError(f"{name} begins nowhere")
+                        raise ValueError(f"invalid offset of {name}")
                     end = tuple(a + b for a, b in zip(begin, sizes, strict=True))
                     self._places.setdefault(name, []).append((file, Block(end, begin, sizes)))
         for name, places in self._places.items():
@@ -97,8 +97,8 @@ class Stored:
     def _files(self) -> list[Path]:
         if self.path.exists():
             return [self.path]
-        found = self.path.parent.glob(f"{self.path.stem}-*-of-*.safetensors")
-        files = sorted(file for file in found if _parts_of(self.path.name).fullmatch(file.name))
+        paths = self.path.parent.glob(f"{self.path.stem}-*-of-*.safetensors")
+        files = sorted(file for file in paths if _parts_of(self.path.name).fullmatch(file.name))
         return files or [self.path]
 
     def __contains__(self, name: str) -> bool:
@@ -108,17 +108,17 @@ class Stored:
         return iter(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a whole tensor."""
+        """Return the shape of the full tensor."""
         ends = (block.shape for _, block in self._places[name])
         return tuple(max(sizes) for sizes in zip(*ends, strict=True))
 
     def whole(self, name: str) -> Tensor:
-        """Return a whole tensor."""
+        """Return the full tensor."""
         shape = self.shape(name)
         return self.block(name, Block(shape, (0,) * len(shape), shape))
 
     def described(self, name: str) -> Tensor:
-        """Return a tensor without values, of a number with its value."""
+        """Return the tensor on the meta device; scalars have their value."""
         import torch
 
         shape = self.shape(name)
@@ -128,12 +128,12 @@ class Stored:
         return torch.empty(shape, dtype=self._read(name, 0, nothing).dtype, device="meta")
 
     def block(self, name: str, wanted: Block) -> Tensor:
-        """Return a block of a tensor, from all parts that have some of it."""
+        """Return a block of a tensor, assembled from all overlapping parts."""
         import torch
 
         if 0 in wanted.sizes:
             return torch.empty(wanted.sizes, dtype=self.described(name).dtype)
-        found = None
+        result = None
         for number, (_, there) in enumerate(self._places[name]):
             spans = [
                 (max(a, c), min(a + b, c + d))
@@ -149,27 +149,27 @@ class Stored:
             values = self._read(name, number, here)
             if values.shape == wanted.sizes:
                 return values
-            if found is None:
-                # Where blocks of a forged file overlap, others are missing: not what memory held before.
-                found = torch.zeros(wanted.sizes, dtype=values.dtype)
-            found[
+            if result is None:
+                # Zeros: blocks of a forged file may overlap and leave gaps, which must not expose old memory.
+                result = torch.zeros(wanted.sizes, dtype=values.dtype)
+            result[
                 tuple(slice(a - c, b - c) for (a, b), c in zip(spans, wanted.offsets, strict=True))
             ] = values
-        if found is None:
+        if result is None:
             raise DamagedError(f"{self.path} is damaged: parts of {name} are missing.")
-        return found
+        return result
 
     def _read(self, name: str, number: int, where: tuple[slice, ...]) -> Tensor:
         file, block = self._places[name][number]
         opened = self._opened[file]
-        with _told(file):
+        with _clear_errors(file):
             if not block.sizes or all(
                 (s.start, s.stop) == (0, size) for s, size in zip(where, block.sizes, strict=True)
             ):
-                found: Tensor = opened.get_tensor(name)
+                values: Tensor = opened.get_tensor(name)
             else:
-                found = opened.get_slice(name)[where]
-            return found
+                values = opened.get_slice(name)[where]
+            return values
 
 
 def _parts_of(file: str) -> re.Pattern[str]:
@@ -179,8 +179,8 @@ def _parts_of(file: str) -> re.Pattern[str]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turn what reading a safetensors file raises into one line for the user."""
+def _clear_errors(path: Path) -> Iterator[None]:
+    """Convert exceptions of reading a safetensors file to user errors."""
     from safetensors import SafetensorError
 
     try:
@@ -190,6 +190,6 @@ def _told(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
-        raise DamagedError(f"{path} is not a whole safetensors file ({error}).") from error
+        raise DamagedError(f"{path} is not a complete safetensors file ({error}).") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{path} is damaged: what it says of itself does not fit.") from error
+        raise DamagedError(f"{path} is damaged: its metadata does not fit its tensors.") from error

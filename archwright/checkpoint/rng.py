@@ -1,4 +1,4 @@
-"""The state of every random number generator that a program uses without naming one."""
+"""States of the global random number generators of torch, NumPy and Python."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def read_generators() -> dict[str, Any]:
-    """Return the states of torch's CPU and CUDA, numpy's and Python's global generators."""
+    """Return the states of torch's (CPU and CUDA), NumPy's and Python's generators."""
     import numpy as np
     import torch
 
     version, words, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        # A state for each device; none where CUDA was not used, as asking would start it.
+        # A state per device; empty before CUDA is initialized, because the query would initialize it.
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         "numpy": np.random.get_state(legacy=False),
         "python": (version, np.array(words, dtype=np.uint32), gauss),
@@ -22,7 +22,7 @@ def read_generators() -> dict[str, Any]:
 
 
 def set_generators(state: dict[str, Any]) -> None:
-    """Continue the random numbers where `read_generators` found them."""
+    """Restore the states from `read_generators`."""
     import numpy as np
     import torch
 

@@ -1,15 +1,15 @@
-"""Checkpoints of a training: a folder with one folder for each saved step.
+"""Checkpoints of a training run: a folder per saved step.
 
-    step-100/model.safetensors        the module, tied tensors once
-    step-100/optimizers.safetensors   the tensors of the optimizers
-    step-100/state.safetensors        the tensors of the generators and of the caller's state
-    step-100/state.json               all that is not a tensor
-    step-100/COMPLETE.json            sizes and hashes of the files; written last
+    step-100/model.safetensors        tensors of the module, tied tensors once
+    step-100/optimizers.safetensors   tensors of the optimizers
+    step-100/state.safetensors        tensors of the generators and the caller's state
+    step-100/state.json               everything else
+    step-100/COMPLETE.json            sizes and hashes of the files, written last
 
-Where several processes train, each writes a part of the first two: `archwright.checkpoint.parts` has how.
+With several processes, each writes a part of the first two files (see `archwright.checkpoint.parts`).
 
-A checkpoint is written under a hidden name, flushed, and renamed: whatever instant the process dies
-at, every folder with a COMPLETE.json is whole.
+A checkpoint is written to a hidden folder, flushed to disk and renamed. Therefore, every folder with a
+COMPLETE.json is complete, even after a crash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from archwright.checkpoint import contents, rng, weights
 from archwright.checkpoint import optimizers as _optimizers
-from archwright.checkpoint.parts import Stored, is_whole, own_blocks, part_name
+from archwright.checkpoint.parts import Stored, blocks_to_write, is_whole, part_name
 from archwright.checkpoint.tree import split
 from archwright.files import DamagedError, clear_errors, remove_folder, sync
 from archwright.scale.layout import Block
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 Seals = dict[str, dict[str, Any]]
-"""Size and hash of files by name, as COMPLETE.json has them."""
+"""Size and hash of files by name, as in COMPLETE.json."""
 
 
 def save(
@@ -53,29 +53,29 @@ def save(
     state: Mapping[str, object],
     keep: int,
 ) -> Path:
-    """Save a checkpoint of `step`, drop all but the newest `keep`, and return its path.
+    """Save a checkpoint and return its path; keep only the newest `keep`.
 
-    The states of the global random number generators are saved too. `state` is anything made of
-    numbers, text, lists, tuples, mappings, tensors and arrays.
+    The states of the global random number generators are included. `state` may contain numbers, strings, lists,
+    tuples, mappings, tensors and arrays.
 
     Raises:
-        UserError: the disk refuses, the folder has a complete checkpoint of a later step, or
-            `state` holds something else; the earlier checkpoints are then untouched.
+        UserError: writing fails, the folder has a complete checkpoint of a later step, or `state` contains
+            another type; earlier checkpoints are unchanged.
     """
     snapshot = take(step, model=model, optimizers=optimizers, state=state, copies=False)
     return write(folder, snapshot, keep)
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint of a step is made of."""
+    """Contents of a checkpoint before it is written."""
 
     step: int
     files: dict[str, tuple[dict[str, Tensor], dict[str, str]]]
     """Tensors and metadata of each safetensors file."""
     content: str | None
-    """All that is not a tensor, as JSON; None where another process writes it."""
+    """Everything except tensors, as JSON; None if another process writes it."""
     values: weights.Values | None = None
-    """Of the model, where its tensors are on the meta device."""
+    """Values of the model if its tensors are on the meta device."""
 
 
 def take(
@@ -86,23 +86,25 @@ def take(
     state: Mapping[str, object],
     copies: bool = True,
 ) -> Snapshot:
-    """Return what `save` would write now; as copies, in the memory of the CPU, it stays so while training goes on.
+    """Return a snapshot for `write`.
+
+    With `copies`, tensors are copied to CPU memory, so that training may continue before `write`.
 
     Raises:
-        UserError: `state` holds what cannot be saved.
+        UserError: `state` contains an unsupported type.
     """
     moments = {name: _optimizers.read_optimizer(o, model) for name, o in optimizers.items()}
     optimizer_tensors: dict[str, Tensor] = {}
-    others: dict[str, Tensor] = {}
+    state_tensors: dict[str, Tensor] = {}
     content = {
         "optimizers": split(moments, "optimizers", optimizer_tensors),
-        "generators": split(rng.read_generators(), "generators", others),
-        "state": split(state, "state", others),
+        "generators": split(rng.read_generators(), "generators", state_tensors),
+        "state": split(state, "state", state_tensors),
     }
     files = {
         _MODEL: weights.described(weights.model_weights(model)),
         contents.OPTIMIZERS: (optimizer_tensors, {}),
-        contents.STATE: (others, {}),
+        contents.STATE: (state_tensors, {}),
     }
     if copies:
         files = {name: (_copies(tensors), about) for name, (tensors, about) in files.items()}
@@ -119,48 +121,48 @@ def take_part(
     metadata: Mapping[str, str],
     state: Mapping[str, object] | None,
 ) -> Snapshot:
-    """Return copies of what one of several processes writes of a checkpoint.
+    """Return one rank's part of a sharded checkpoint, copied to CPU memory.
 
     Args:
-        process: its number, and how many there are.
-        tensors: what it holds of the model.
-        optimizers: its optimizers, as `read_optimizer` returns them.
-        blocks: what it holds of each parameter of an optimizer, in their order.
-        metadata: what the model says beside its tensors.
-        state: that of `save`; None where another process writes it.
+        process: rank and world size.
+        tensors: the rank's shards of the model, and their blocks.
+        optimizers: the rank's optimizer states, from `read_optimizer`.
+        blocks: the rank's block of each parameter of an optimizer, in order.
+        metadata: metadata of the model's file.
+        state: the caller's state, as in `save`; None if another rank writes it.
     """
     moments: dict[str, Tensor] = {}
     content = {"optimizers": split(optimizers, "optimizers", moments)}
-    held = {}
+    shards = {}
     for name, optimizer in optimizers.items():
-        for number, kept in optimizer["state_dict"]["state"].items():
-            for key, value in kept.items():
+        for number, entries in optimizer["state_dict"]["state"].items():
+            for key, value in entries.items():
                 path = f"optimizers/{name}/state_dict/state/{number}/{key}"
                 if path in moments:
                     block = blocks[name][number]
                     if not value.ndim:
                         block = Block((), (), (), process[1], process[0])
-                    held[path] = (moments[path], block)
-    assert held.keys() == moments.keys(), "nothing but states of parameters is a tensor"
+                    shards[path] = (moments[path], block)
+    assert shards.keys() == moments.keys(), "only states of parameters may have tensors"
     files = {}
-    own, about = own_blocks(tensors)
-    files[part_name(_MODEL, *process)] = (_copies(own), {**about, **metadata})
-    own, about = own_blocks(held)
-    files[part_name(contents.OPTIMIZERS, *process)] = (_copies(own), about)
+    written, about = blocks_to_write(tensors)
+    files[part_name(_MODEL, *process)] = (_copies(written), {**about, **metadata})
+    written, about = blocks_to_write(shards)
+    files[part_name(contents.OPTIMIZERS, *process)] = (_copies(written), about)
     if state is None:
         return Snapshot(step, files, None)
-    others: dict[str, Tensor] = {}
-    content["generators"] = split(rng.read_generators(), "generators", others)
-    content["state"] = split(state, "state", others)
-    files[contents.STATE] = (_copies(others), {})
+    state_tensors: dict[str, Tensor] = {}
+    content["generators"] = split(rng.read_generators(), "generators", state_tensors)
+    content["state"] = split(state, "state", state_tensors)
+    files[contents.STATE] = (_copies(state_tensors), {})
     return Snapshot(step, files, json.dumps(content, indent=1))
 
 
 def write(folder: str | Path, snapshot: Snapshot, keep: int) -> Path:
-    """Write a checkpoint, as `save` does.
+    """Write a snapshot as a checkpoint, and return its path.
 
     Raises:
-        UserError: as `save` does.
+        UserError: as `save`.
     """
     folder = Path(folder)
     begin(folder, snapshot.step, keep)
@@ -168,11 +170,12 @@ def write(folder: str | Path, snapshot: Snapshot, keep: int) -> Path:
 
 
 def write_begun(folder: Path, snapshot: Snapshot, keep: int) -> Path:
-    """Write a checkpoint that was begun; it may be done by another thread than the one that trains. A folder that was
-    removed meanwhile is not made again.
+    """Write a snapshot after `begin`, possibly in another thread than training.
+
+    If `folder` was removed in the meantime, it is not created again.
 
     Raises:
-        UserError: the disk refuses; the earlier checkpoints are then untouched.
+        UserError: writing fails; earlier checkpoints are unchanged.
     """
     try:
         seals = write_part(folder / f".tmp-{snapshot.step}", snapshot)
@@ -183,10 +186,10 @@ def write_begun(folder: Path, snapshot: Snapshot, keep: int) -> Path:
 
 
 def begin(folder: Path, step: int, keep: int) -> Path:
-    """Begin a checkpoint, and return the folder for what is written of it.
+    """Create the temporary folder of a checkpoint, and return it.
 
     Raises:
-        UserError: as `save` does.
+        UserError: as `save`.
     """
     _check_order(folder, step, keep)
     new = folder / f".tmp-{step}"
@@ -197,10 +200,10 @@ def begin(folder: Path, step: int, keep: int) -> Path:
 
 
 def write_part(folder: Path, snapshot: Snapshot) -> Seals:
-    """Write what a process has of a checkpoint into a folder that was begun, and return what a seal says of it.
+    """Write a snapshot's files to the folder from `begin`; return their seals.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: writing fails.
     """
     with clear_errors(folder.with_name(f"step-{snapshot.step}")):
         for name, (tensors, about) in snapshot.files.items():
@@ -219,10 +222,10 @@ def write_part(folder: Path, snapshot: Snapshot) -> Seals:
 
 
 def finish(folder: Path, step: int, seals: Seals, keep: int) -> Path:
-    """Let a checkpoint count of which all is written, drop old ones, and return its path; for who began it.
+    """Publish a fully written checkpoint, remove old checkpoints, and return its path.
 
     Raises:
-        UserError: the disk refuses; the earlier checkpoints are then untouched.
+        UserError: writing fails; earlier checkpoints are unchanged.
     """
     new, target = folder / f".tmp-{step}", folder / f"step-{step}"
     with clear_errors(target):
@@ -237,7 +240,7 @@ def finish(folder: Path, step: int, seals: Seals, keep: int) -> Path:
 
 
 def give_up(folder: Path, step: int) -> None:
-    """Remove what was written of a checkpoint."""
+    """Remove an unfinished checkpoint."""
     shutil.rmtree(folder / f".tmp-{step}", ignore_errors=True)
 
 
@@ -247,21 +250,21 @@ def _check_order(folder: Path, step: int, keep: int) -> None:
     later = max(complete(folder), default=step)
     if later > step:
         raise UserError(
-            f"{folder} has a checkpoint of step {later}, later than step {step} which is to be "
-            f"saved. Resume from it, save to another folder, or remove it."
+            f"{folder} has a checkpoint of step {later}, later than step {step}. "
+            f"Resume from it, save to another folder, or remove it."
         )
 
 
 def load(
     path: str | Path, *, model: nn.Module, optimizers: Mapping[str, Optimizer]
 ) -> dict[str, Any]:
-    """Set `model`, `optimizers` and the random number generators as they were saved at `path`.
+    """Restore `model`, `optimizers` and the random number generators from a checkpoint.
 
-    Returns the state that was given to `save`. When it raises, nothing was changed.
+    Returns the `state` passed to `save`. If it raises, nothing is changed.
 
     Raises:
-        DamagedError: a file's size or hash is wrong, or its content is none of a checkpoint.
-        UserError: names, shapes, dtypes, ties or optimizers that do not fit, one line each.
+        DamagedError: a file has a wrong size or hash, or is not a checkpoint's.
+        UserError: names, shapes, dtypes, ties or optimizers differ; the message lists all differences.
     """
     path = Path(path)
     verify(path, hashes=True)
@@ -271,7 +274,7 @@ def load(
     _check_fit(path, saved, content, model, optimizers)
     weights.put(saved, model)
     for name, optimizer in optimizers.items():
-        with contents.taken_for_damage(path):
+        with contents.invalid_as_damaged(path):
             _optimizers.put_optimizer(content["optimizers"][name], optimizer)
     rng.set_generators(content["generators"])
     state: dict[str, Any] = content["state"]
@@ -281,12 +284,13 @@ def load(
 def check(
     path: str | Path, *, model: nn.Module, optimizers: Mapping[str, Optimizer]
 ) -> dict[str, Any]:
-    """Set the random number generators as they were saved at `path`, and return the state that was given to `save`;
-    model and optimizers are compared with what `load` would set, and left as they are. The model may be on the meta
-    device.
+    """Restore the random number generators, and check that a checkpoint fits.
+
+    `model` (possibly on the meta device) and `optimizers` are compared with the checkpoint, but not changed. Returns
+    the `state` passed to `save`.
 
     Raises:
-        UserError, DamagedError: as `load` does.
+        UserError, DamagedError: as `load`.
     """
     path = Path(path)
     verify(path, hashes=True)
@@ -316,31 +320,31 @@ def _check_fit(
 
 
 def names_of(model: nn.Module) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the tensors that a checkpoint of a whole model has, and what it says beside them."""
+    """Return tensor names and metadata of an unsharded checkpoint of `model`."""
     tensors, metadata = weights.described(weights.model_weights(model))
     return [*tensors], metadata
 
 
-def parts_of(path: Path) -> tuple[Stored, Callable[[str, list[Block]], contents.Own]]:
-    """Return the weights of a checkpoint that was checked, to read blocks of, and what reads those of an optimizer."""
-    return Stored(path / _MODEL), partial(contents.read_own, path)
+def parts_of(path: Path) -> tuple[Stored, Callable[[str, list[Block]], contents.OptimizerState]]:
+    """Return readers of a checked checkpoint's weights and optimizer blocks."""
+    return Stored(path / _MODEL), partial(contents.read_blocks, path)
 
 
 def latest(folder: str | Path) -> Path | None:
-    """Return the newest checkpoint in `folder` whose files have the right sizes, as `use_latest` does."""
+    """Return the newest checkpoint with files of the right sizes; raises as `use_latest`."""
     return use_latest(folder, partial(verify, hashes=False))
 
 
 def use_latest(folder: str | Path, use: Callable[[Path], object]) -> Path | None:
-    """Call `use` with the newest complete checkpoint that it does not find damaged, and return that.
+    """Call `use` with the newest intact checkpoint, and return its path.
 
-    A damaged checkpoint is passed over with a warning. None where there is no checkpoint.
+    Checkpoints for which `use` raises DamagedError are skipped with a warning. Returns None without checkpoints.
 
     Raises:
-        DamagedError: there are checkpoints, but none of them is whole.
+        DamagedError: all checkpoints are damaged.
     """
     damages = []
-    for path in reversed(_found(Path(folder)).values()):
+    for path in reversed(_checkpoints(Path(folder)).values()):
         try:
             use(path)
         except DamagedError as damage:
@@ -350,31 +354,33 @@ def use_latest(folder: str | Path, use: Callable[[Path], object]) -> Path | None
                 warnings.warn(f"{line} {path.name} is used instead.", stacklevel=2)
             return path
     if damages:
-        last = f"No checkpoint in {folder} is whole. To start from scratch, remove that folder."
+        last = (
+            f"All checkpoints in {folder} are damaged. To start from scratch, remove that folder."
+        )
         raise DamagedError(*damages, last)
     return None
 
 
 def complete(folder: str | Path) -> dict[int, Path]:
-    """Return the checkpoints in `folder` whose files are all there, by step, oldest first.
+    """Return the complete checkpoints in `folder` by step, oldest first.
 
     Raises:
-        UserError: one of them is of another format.
+        UserError: a checkpoint has another format.
     """
-    whole = {}
-    for step, path in _found(Path(folder)).items():
+    checkpoints = {}
+    for step, path in _checkpoints(Path(folder)).items():
         with contextlib.suppress(DamagedError):
             verify(path, hashes=False)
-            whole[step] = path
-    return whole
+            checkpoints[step] = path
+    return checkpoints
 
 
 def verify(path: Path, *, hashes: bool) -> None:
-    """Check that the files of the checkpoint at `path` are as they were written.
+    """Check the sizes, and optionally the hashes, of a checkpoint's files.
 
     Raises:
-        DamagedError: one is not; the message names it.
-        UserError: the checkpoint is of another format.
+        DamagedError: a file is missing or differs; the message has its name.
+        UserError: the checkpoint has another format.
     """
     for name, (expected, digest) in _read_seal(path).items():
         file = path / name
@@ -383,11 +389,11 @@ def verify(path: Path, *, hashes: bool) -> None:
         if (size := file.stat().st_size) != expected:
             raise DamagedError(f"{file} is damaged: {size} bytes instead of {expected}.")
         if hashes and _hash(file) != digest:
-            raise DamagedError(f"{file} is damaged: its content is not what was written.")
+            raise DamagedError(f"{file} is damaged: its hash is not the recorded one.")
 
 
 def remove_stale(folder: str | Path) -> None:
-    """Clear away what a killed process left half done; call it before the first `save`."""
+    """Clean up after a killed process. Call it before the first `save`."""
     for path in _named(Path(folder), ".tmp-").values():
         shutil.rmtree(path, ignore_errors=True)
     _remove_removed(Path(folder))
@@ -398,19 +404,19 @@ def remove_stale(folder: str | Path) -> None:
 
 
 def remove_after(folder: str | Path, step: int) -> None:
-    """Remove the checkpoints of later steps than `step`, which a resumed run makes again."""
-    for later, path in _found(Path(folder)).items():
+    """Remove the checkpoints after `step`."""
+    for later, path in _checkpoints(Path(folder)).items():
         if later > step:
             with clear_errors(path):
                 remove_folder(path)
 
 
 def drop_old(folder: Path, step: int, keep: int) -> None:
-    """Keep the newest `keep` complete checkpoints up to `step`; those of later steps stay."""
-    kept = [found for found in complete(folder) if found <= step][-keep:]
-    for found, path in _found(folder).items():
-        if found <= step and found not in kept:
-            with contextlib.suppress(OSError):  # the new one is safe; this may wait
+    """Remove the checkpoints up to `step` except the newest `keep` complete ones."""
+    newest = [saved for saved in complete(folder) if saved <= step][-keep:]
+    for saved, path in _checkpoints(folder).items():
+        if saved <= step and saved not in newest:
+            with contextlib.suppress(OSError):  # the next call tries again
                 remove_folder(path)
     _remove_removed(folder)
 
@@ -425,7 +431,7 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _seal(folder: Path, step: int, seals: Seals) -> None:
-    """Say in COMPLETE.json what the files of `folder` are, and flush that."""
+    """Write COMPLETE.json and flush it to disk."""
     seal = {"format": FORMAT, "step": step, "files": dict(sorted(seals.items()))}
     (folder / _SEAL).write_text(json.dumps(seal, indent=1))
     sync(folder / _SEAL)
@@ -433,7 +439,7 @@ def _seal(folder: Path, step: int, seals: Seals) -> None:
 
 
 def _publish(new: Path, target: Path) -> None:
-    """Rename `new` to `target`; a checkpoint that was there is set aside until that is done."""
+    """Rename `new` to `target`, with an existing checkpoint set aside in the meantime."""
     aside = target.with_name(f".old-{target.name.removeprefix('step-')}")
     replaces = target.exists()
     if replaces:
@@ -452,28 +458,28 @@ def _publish(new: Path, target: Path) -> None:
 
 
 def _remove_removed(folder: Path) -> None:
-    """Remove what is left of checkpoints whose removal was cut off."""
+    """Finish interrupted removals of checkpoints."""
     for path in folder.glob(".tmp-removed-*"):
         if re.fullmatch(r"\.tmp-removed-(step|old)-\d+", path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _found(folder: Path) -> dict[int, Path]:
-    """Return all checkpoints by step, oldest first, whole or not.
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """Return all checkpoints by step, oldest first, including damaged ones.
 
-    One that was set aside counts where a killed process put no other in its place.
+    A checkpoint that was set aside counts unless a new one has its place.
     """
     return dict(sorted((_named(folder, ".old-") | _named(folder, "step-")).items()))
 
 
 def _named(folder: Path, prefix: str) -> dict[int, Path]:
-    """Return what is named by a step behind a prefix, by step."""
+    """Return the paths named by a prefix and a step, by step."""
     numbers = {path: path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
     return {int(number): path for path, number in numbers.items() if number.isdecimal()}
 
 
 def _read_seal(path: Path) -> dict[str, tuple[int, str]]:
-    """Return the size and hash that each file of the checkpoint should have."""
+    """Return the recorded size and hash of each file of a checkpoint."""
     try:
         seal = _Seal.model_validate_json((path / _SEAL).read_bytes())
     except FileNotFoundError as error:

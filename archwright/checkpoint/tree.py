@@ -1,4 +1,4 @@
-"""Nested Python data, with tensors anywhere in it, as JSON beside named tensors."""
+"""Conversion between nested Python data and JSON with named tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def split(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return `value` as JSON, its tensors and arrays put into `tensors` under their paths.
+    """Convert `value` to JSON; add its tensors and arrays to `tensors` by path.
 
-    Kept exactly: None, bool, int, float (also nan and inf), str, list, tuple, dict with any such
-    keys, tensors, arrays of numbers, and torch's dtypes.
+    Supported, without loss: None, bool, int, float (including NaN and infinity), str, list, tuple, dict with any
+    of these as keys, tensors, numeric arrays, and torch's dtypes.
 
     Raises:
-        UserError: anything else, with its path.
+        UserError: another type; the message has its path.
     """
     import numpy as np
     import torch
@@ -45,13 +45,13 @@ def split(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
         items = {key: inner(item, key) for key, item in value.items()}
         if all(type(key) is str and not key.startswith("$") for key in items):
             return items
-        # JSON has only string keys: any others, and names that we use ourselves, become pairs.
+        # JSON keys are strings. Other keys, and keys with the prefix "$", become pairs.
         return {"$dict": [[split(key, f"{path}/key", {}), item] for key, item in items.items()]}
     raise UserError(f"{path}: a {type(value).__name__} cannot be saved; turn it into plain data.")
 
 
 def join(value: object, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `split` was given. What it never wrote raises as its shape happens to."""
+    """Return the value passed to `split`. Malformed input raises arbitrary exceptions."""
     if isinstance(value, list):
         return [join(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -64,10 +64,10 @@ def join(value: object, tensors: Mapping[str, Tensor]) -> Any:
         case {"$dtype": name}:
             import torch
 
-            found = getattr(torch, name)
-            if not isinstance(found, torch.dtype):
+            dtype = getattr(torch, name)
+            if not isinstance(dtype, torch.dtype):
                 raise TypeError(name)
-            return found
+            return dtype
         case {"$float": text}:
             return float(text)
         case {"$tuple": items}:
@@ -79,7 +79,7 @@ def join(value: object, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
-    """Put `tensor` under `path`, or a longer name where {"a": {"b": x}, "a/b": y} took that."""
+    """Add `tensor` under `path`, or a longer name after a clash, as in {"a": {"b": x}, "a/b": y}."""
     while path in tensors:
         path += "'"
     tensors[path] = tensor

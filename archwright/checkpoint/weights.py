@@ -1,4 +1,4 @@
-"""The tensors of a module as a safetensors file, and back."""
+"""Saving and loading a module's tensors as a safetensors file."""
 
 from __future__ import annotations
 
@@ -20,58 +20,58 @@ if TYPE_CHECKING:
 
 
 Values = Iterable[tuple[str, "Tensor"]]
-"""Tensors by name, of which each is made when it is asked for."""
+"""Pairs of name and tensor, created one at a time."""
 
 
 def write_model(
     path: str | Path, model: nn.Module, metadata: Mapping[str, str], values: Values | None = None
 ) -> None:
-    """Write the state of `model` and `metadata` to one safetensors file, atomically.
+    """Write the state of `model` and `metadata` to a safetensors file, atomically.
 
     Tied tensors are written once.
 
     Args:
-        values: of the tensors of a model on the meta device, as of `write_tensors`.
+        values: values of a model on the meta device (see `write_tensors`).
 
     Raises:
-        UserError: the file cannot be written; an old file at `path` is then untouched.
+        UserError: the file cannot be written; an existing file is unchanged.
     """
-    tensors, own = described(model_weights(model))
+    tensors, about = described(model_weights(model))
     with replacing(path) as temporary:
-        write_tensors(temporary, tensors, {**metadata, **own}, values)
+        write_tensors(temporary, tensors, {**metadata, **about}, values)
 
 
 def described(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of weights, tied ones once, and the metadata that says the rest."""
+    """Return tensors without duplicates, and metadata with ties and extra state."""
     tensors = {name: t for name, t in weights.tensors.items() if name not in weights.ties}
-    own = {}
+    metadata = {}
     if weights.ties:
-        own[_TIED] = json.dumps(weights.ties)
+        metadata[_TIED] = json.dumps(weights.ties)
     if weights.extra:
-        own[_EXTRA] = json.dumps(split(weights.extra, _EXTRA, tensors))
-    return tensors, own
+        metadata[_EXTRA] = json.dumps(split(weights.extra, _EXTRA, tensors))
+    return tensors, metadata
 
 
 def read_model(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name, each tied one under all its names.
+    """Return a safetensors file's tensors by name, tied tensors under all names.
 
     Raises:
         UserError: there is no such file.
-        DamagedError: it is not a whole safetensors file.
+        DamagedError: the file is not a complete safetensors file.
     """
     return read_weights(Path(path)).tensors
 
 
 def load_model(path: str | Path, model: nn.Module, *, mapped: bool = False) -> None:
-    """Set the state of `model` to what `write_model` wrote; when it raises, nothing was changed.
+    """Load a file from `write_model` into `model`; unchanged if it raises.
 
     Args:
-        mapped: let the model, which may be on the meta device, have the tensors of the file: they take no memory that
-            the system cannot take back.
+        mapped: assign tensors that map the file, instead of copies. The operating system can reclaim their memory, and
+            the model may be on the meta device.
 
     Raises:
-        UserError: names, shapes, dtypes or ties that do not fit, one line each.
-        DamagedError: it is not a whole safetensors file.
+        UserError: names, shapes, dtypes or ties differ; the message lists all differences.
+        DamagedError: the file is not a complete safetensors file.
     """
     saved = read_weights(Path(path))
     if problems := [*(() if mapped else without_memory(model)), *misfits(saved, model)]:
@@ -80,13 +80,13 @@ def load_model(path: str | Path, model: nn.Module, *, mapped: bool = False) -> N
 
 
 def check_model(path: str | Path, model: nn.Module) -> None:
-    """Compare the file with a model, which may be on the meta device; raises as `load_model` does."""
+    """Check that a file fits a model (possibly on the meta device); raises as `load_model`."""
     if problems := list(misfits(described_weights(Path(path)), model)):
         raise UserError(*(f"{path}: {problem}" for problem in problems))
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """Return the text that `write_model` was given beside the model."""
+    """Return the metadata passed to `write_model`."""
     metadata = Stored(Path(path)).metadata
     return {k: v for k, v in metadata.items() if k not in ("format", _TIED, _EXTRA)}
 
@@ -94,48 +94,45 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 def take_weights(
     model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Copy `tensors` into `model` by name; return the names taken, and those left new. On the meta device nothing is
-    copied, and all is checked.
+    """Copy `tensors` into `model` by name; return copied and missing names.
 
-    A warning names tensors that the model has no place for.
+    On the meta device, the check is the same, but nothing is copied. Unused tensors cause a warning.
 
     Raises:
-        UserError: tensors of another shape, one line each, or no name that fits; the model is
-            then untouched.
+        UserError: no name matches, or shapes or ties differ; the model is unchanged.
     """
-    own = model_weights(model)
-    taken = tuple(name for name in own.tensors if name in tensors)
+    target = model_weights(model)
+    taken = tuple(name for name in target.tensors if name in tensors)
     if not taken:
         raise UserError(
-            f"None of the {len(tensors)} given tensors is in the model: "
-            f"they are named like {_few(tensors)}; the model's like {_few(own.tensors)}."
+            f"None of the {len(tensors)} tensors is in the model: "
+            f"found names such as {_few(tensors)}; expected names such as {_few(target.tensors)}."
         )
-    if problems := [*_other_shapes(own.tensors, tensors), *_untied(own, tensors)]:
+    if problems := [*_shape_misfits(target.tensors, tensors), *_untied(target, tensors)]:
         raise UserError(*problems)
-    if unused := [name for name in tensors if name not in own.tensors]:
+    if unused := [name for name in tensors if name not in target.tensors]:
         warnings.warn(f"Not used, as the model has no such tensor: {_few(unused)}.", stacklevel=2)
     for name in taken:
-        own.tensors[name].copy_(tensors[name])
-    return taken, tuple(name for name in own.tensors if name not in tensors)
+        target.tensors[name].copy_(tensors[name])
+    return taken, tuple(name for name in target.tensors if name not in tensors)
 
 
 def sources(model: nn.Module, tensors: Container[str]) -> dict[str, str]:
-    """Return by name the tensors of a model that `take_weights` sets, each with its name among those that are given;
-    tied ones once."""
-    own = model_weights(model)
-    return {own.ties.get(name, name): name for name in own.tensors if name in tensors}
+    """Map model names to names in `tensors`, as `take_weights`; tied tensors appear once."""
+    target = model_weights(model)
+    return {target.ties.get(name, name): name for name in target.tensors if name in tensors}
 
 
 class Weights(NamedTuple):
-    """A module's `state_dict`, under its names without `torch.compile`."""
+    """A module's `state_dict`, without the name prefix of `torch.compile`."""
 
     tensors: dict[str, Tensor]
-    ties: dict[str, str]  # from each name whose tensor an earlier name has too to that name
-    extra: dict[str, Any]  # what `get_extra_state` gave
+    ties: dict[str, str]  # alias -> first name of the same tensor
+    extra: dict[str, Any]  # results of `get_extra_state`
 
 
 def model_weights(model: nn.Module) -> Weights:
-    """Return the weights of `model`; the tensors are its own, without gradients."""
+    """Return the weights of `model` as detached tensors that share its memory."""
     import torch
 
     state = {plain_name(n): value for n, value in model.state_dict(keep_vars=True).items()}
@@ -146,15 +143,15 @@ def model_weights(model: nn.Module) -> Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the weights in the file at `path`; raises as `read_model` does."""
+    """Return the weights in a file; raises as `read_model`."""
     return _weights(path, *read_tensors(path))
 
 
 class Opened(Mapping[str, "Tensor"]):
-    """The tensors of a safetensors file, or of its parts, each read when it is asked for, tied ones under all names.
+    """Tensors of a file or its parts, read on access; ties under all names.
 
     Raises:
-        UserError, DamagedError: as `read_model` does.
+        UserError, DamagedError: as `read_model`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -173,47 +170,47 @@ class Opened(Mapping[str, "Tensor"]):
 
 
 def described_weights(path: Path) -> Weights:
-    """Return the weights in the file at `path` without their values; raises as `read_model` does."""
+    """Return the weights in a file without their values; raises as `read_model`."""
     stored = Stored(path)
     return _weights(path, {name: stored.described(name) for name in stored}, stored.metadata)
 
 
 def _weights(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Weights:
-    own = {name: t for name, t in tensors.items() if not name.startswith(f"{_EXTRA}/")}
+    stored = {name: t for name, t in tensors.items() if not name.startswith(f"{_EXTRA}/")}
     try:
         extra = dict(join(from_json(metadata.get(_EXTRA, "{}")), tensors))
         ties = {
             str(alias): str(name) for alias, name in from_json(metadata.get(_TIED, "{}")).items()
         }
-        return Weights(own | {alias: own[name] for alias, name in ties.items()}, ties, extra)
+        return Weights(stored | {alias: stored[name] for alias, name in ties.items()}, ties, extra)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DamagedError(f"{path} is damaged: what it says of itself does not fit.") from error
+        raise DamagedError(f"{path} is damaged: its metadata does not fit its tensors.") from error
 
 
 def misfits(saved: Weights, model: nn.Module) -> Iterator[str]:
-    """Yield a line for each difference between `saved` and `model` beside the values."""
-    own = model_weights(model)
-    here, there = {**own.tensors, **own.extra}, {**saved.tensors, **saved.extra}
+    """Yield an error for each difference between `saved` and `model`, except in values."""
+    target = model_weights(model)
+    here, there = {**target.tensors, **target.extra}, {**saved.tensors, **saved.extra}
     yield from (f"{name}: missing from the checkpoint." for name in here if name not in there)
     yield from (f"{name}: not in the model." for name in there if name not in here)
-    yield from _other_shapes(own.tensors, saved.tensors)
-    for name in own.tensors.keys() & saved.tensors.keys():
-        found, wanted = saved.tensors[name].dtype, own.tensors[name].dtype
-        if found != wanted:
-            yield f"{name}: {found} in the checkpoint, {wanted} in the model."
-    for name in here.keys() & there.keys() & (own.ties.keys() | saved.ties.keys()):
-        if own.ties.get(name) != saved.ties.get(name):
-            yield f"{name}: {_tie(saved, name)} in the checkpoint, {_tie(own, name)} in the model."
+    yield from _shape_misfits(target.tensors, saved.tensors)
+    for name in target.tensors.keys() & saved.tensors.keys():
+        dtype, wanted = saved.tensors[name].dtype, target.tensors[name].dtype
+        if dtype != wanted:
+            yield f"{name}: {dtype} in the checkpoint, {wanted} in the model."
+    for name in here.keys() & there.keys() & (target.ties.keys() | saved.ties.keys()):
+        if target.ties.get(name) != saved.ties.get(name):
+            yield f"{name}: {_tie(saved, name)} in the checkpoint, {_tie(target, name)} in the model."
 
 
 def without_memory(model: nn.Module) -> Iterator[str]:
-    """Yield a line where a model has no memory for values."""
+    """Yield an error if the model is on the meta device."""
     if any(tensor.is_meta for tensor in model_weights(model).tensors.values()):
-        yield "the model is on the meta device; give it memory first (model.to_empty)."
+        yield "the model is on the meta device; allocate it first (model.to_empty)."
 
 
 def put(saved: Weights, model: nn.Module, *, mapped: bool = False) -> None:
-    """Copy `saved`, which has no `misfits`, into `model`, or let it have these very tensors."""
+    """Copy `saved` (without `misfits`) into `model`, or assign its tensors if `mapped`."""
     values = {**saved.tensors, **saved.extra}
     model.load_state_dict(
         {name: values[plain_name(name)] for name in model.state_dict()}, assign=mapped
@@ -226,18 +223,17 @@ def write_tensors(
     metadata: dict[str, str],
     values: Values | None = None,
 ) -> None:
-    """Write a safetensors file of tensors whose values come one by one, in any order: no more than one is held.
+    """Write a safetensors file from values in any order, one at a time.
 
-    The file is the one that the library writes of them, with the metadata in order, so that equal content makes equal
-    files.
+    The file equals the output of the safetensors library, with sorted metadata: equal content gives equal files.
 
     Args:
-        tensors: what they are; they may be on the meta device.
-        values: of those, and perhaps of others, which are left out; by default they have them.
+        tensors: shapes and dtypes by name; may be on the meta device.
+        values: values by name. Further names are ignored. Default: `tensors`.
 
     Raises:
-        OSError: as any writing does.
-        UserError: the format has no tensors of a dtype.
+        OSError: writing fails.
+        UserError: the format does not support a dtype.
     """
     import torch
 
@@ -257,7 +253,7 @@ def write_tensors(
 def _header(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
 ) -> tuple[bytes, dict[str, int]]:
-    """Return what stands before the values of a safetensors file, and where each tensor's begin behind it."""
+    """Return a safetensors header, and each tensor's offset after it."""
     kinds = {name: _kind(path, tensor) for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(sorted({"format": "pt", **metadata}.items()))}
     begins, end = {}, 0
@@ -272,10 +268,10 @@ def _header(
 
 
 def _kind(path: Path, tensor: Tensor) -> str:
-    """Return what the format calls a tensor's dtype."""
+    """Return the safetensors name of a tensor's dtype."""
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise UserError(f"{path}: safetensors has no tensors of {tensor.dtype}.")
+        raise UserError(f"{path}: safetensors does not support {tensor.dtype}.")
     return DTYPES[name]
 
 
@@ -300,16 +296,16 @@ DTYPES = {
     "int64": "I64",
     "uint64": "U64",
 }
-"""torch's names of dtypes and the format's, in the format's order, of which the last stand first in a file."""
+"""torch dtype -> safetensors dtype, in the format's order; files have the last dtypes first."""
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors, mapped from the file, and the metadata of a safetensors file, or of all its parts."""
+    """Return the mapped tensors and metadata of a file or its parts."""
     stored = Stored(path)
     return {name: stored.whole(name) for name in stored}, stored.metadata
 
 
-_TIED = "archwright.tied"  # keys of the file's metadata, and the latter a prefix of names
+_TIED = "archwright.tied"  # metadata keys; the second is also a prefix of tensor names
 _EXTRA = "archwright.extra_state"
 
 
@@ -322,23 +318,23 @@ def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     ties = {}
     for name, tensor in tensors.items():
         if tensor.numel():
-            where = id(tensor) if tensor.is_meta else tensor.data_ptr()
-            place = (tensor.device, where, tensor.shape, tensor.stride(), tensor.dtype)
+            address = id(tensor) if tensor.is_meta else tensor.data_ptr()
+            place = (tensor.device, address, tensor.shape, tensor.stride(), tensor.dtype)
             if (earlier := first.setdefault(place, name)) != name:
                 ties[name] = earlier
     return ties
 
 
-def _other_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Iterator[str]:
-    for name in own:
-        if name in given and given[name].shape != own[name].shape:
-            found, wanted = list(given[name].shape), list(own[name].shape)
-            yield f"{name}: shape {found} in the checkpoint, {wanted} in the model."
+def _shape_misfits(target: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Iterator[str]:
+    for name in target:
+        if name in saved and saved[name].shape != target[name].shape:
+            shape, wanted = list(saved[name].shape), list(target[name].shape)
+            yield f"{name}: shape {shape} in the checkpoint, {wanted} in the model."
 
 
-def _untied(own: Weights, given: Mapping[str, Tensor]) -> Iterator[str]:
-    for alias, name in own.ties.items():
-        if alias in given and name in given and not given[alias].equal(given[name]):
+def _untied(target: Weights, saved: Mapping[str, Tensor]) -> Iterator[str]:
+    for alias, name in target.ties.items():
+        if alias in saved and name in saved and not saved[alias].equal(saved[name]):
             yield f"{alias}: tied to {name} in the model, but other values in the checkpoint."
 
 

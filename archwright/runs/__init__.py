@@ -1,4 +1,4 @@
-"""The run folder: all that is kept of a training, and the only way in which rooms hand it on.
+"""Run folders: files of training runs, and the interface between rooms.
 
 Reading a run folder does not import torch.
 """

@@ -1,4 +1,4 @@
-"""The metrics of a run as columns: NumPy arrays by name, a row for each step."""
+"""Metrics of a run as NumPy arrays by name, a row per step."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
     import pandas
 
 COUNTS = ("step", "tokens")
-"""Columns of whole numbers; all others are floats, NaN where a step has no such number."""
+"""Integer columns; all others are floats, with NaN for missing values."""
 USUAL = (*COUNTS, "seconds", "loss", "lr", "grad_norm", "held_out_loss")
-"""Columns that every run has, also before its first step."""
+"""Columns of every run, even before its first step."""
 HELD_OUT = "held_out_"
-"""Begins the names of what an evaluation found."""
+"""Prefix of columns of evaluations on held-out text."""
 NO_NUMBERS = ("kind", "name", "text")
 
 
 class RunHistory(Mapping[str, NDArray[Any]]):
-    """The records of a run as arrays of one length: `history["loss"]`.
+    """Records of a run as arrays of equal length: `history["loss"]`.
 
-    A row is a step. Its columns have the names of the keys in metrics.jsonl, those of evaluations on held-out text
-    with `held_out_` before them, `nats_per_token` called `held_out_loss`. Losses are in nats per token, `seconds` are
-    of training.
+    Each row is a step. Columns are named after keys in metrics.jsonl. Columns of evaluations on held-out text have the
+    prefix `held_out_`; `held_out_loss` is `nats_per_token`. Losses are in nats per token; `seconds` is training time.
     """
 
     def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -36,8 +35,9 @@ class RunHistory(Mapping[str, NDArray[Any]]):
 
     @classmethod
     def from_records(cls, records: Iterable[Record]) -> RunHistory:
-        """Return the history that records tell; of two evaluations at a step, the later counts, as at the end of a run
-        it reads the most."""
+        """Return the history of a run's records.
+
+        The last evaluation of a step counts: at the end of a run, it covers the most text."""
         rows: dict[int, dict[str, Any]] = {}
         for record in records:
             if record["kind"] == "train":
@@ -59,7 +59,7 @@ class RunHistory(Mapping[str, NDArray[Any]]):
 
     @property
     def evaluations(self) -> RunHistory:
-        """The rows in which the model was evaluated on held-out text."""
+        """Rows with an evaluation on held-out text."""
         rows = ~np.isnan(self["held_out_loss"])
         return RunHistory({name: values[rows] for name, values in self.items()})
 
@@ -95,7 +95,7 @@ class RunHistory(Mapping[str, NDArray[Any]]):
 
 
 def _numbers(record: Record) -> dict[str, Any]:
-    """Return the numbers of a record; null, which stands for what was not finite, is one."""
+    """Return the numeric entries of a record, including null (not finite)."""
     return {
         key: value
         for key, value in record.items()

@@ -1,4 +1,4 @@
-"""A run opened for use: its spec, its model with trained weights, and its tokenizer."""
+"""Opening of a run: spec, trained model and tokenizer."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class OpenRun:
     tokenizer: Tokenizer
 
     def history(self) -> RunHistory:
-        """Return what the run recorded so far, as columns: `run.history()["loss"]`."""
+        """Return the run's metrics as columns: `run.history()["loss"]`."""
         from archwright.runs.columns import RunHistory
 
         return RunHistory.from_records(self.folder.metrics())
 
     def report(self, *, inline: bool = False) -> Report:
-        """Return the run's page, which notebooks show, and which is the path of its file elsewhere.
+        """Return the run's page: a display in notebooks, a path elsewhere.
 
-        With `inline`, a notebook stores the page, several MB, in place of a link.
+        With `inline`, a notebook stores the page (several MB) instead of a link.
 
         Raises:
-            UserError: there is none yet.
+            UserError: the run has no page yet.
         """
         file = self.folder.report_file
         if not file.is_file():
             raise UserError(
-                f"{self.folder.path} has no page; archwright.write_report(run.folder) makes one"
+                f"{self.folder.path} has no page; archwright.write_report(run.folder) writes it"
             )
         return Report(file, inline=inline)
 
@@ -53,19 +53,19 @@ class OpenRun:
         return f"OpenRun({self.folder.path}: {', '.join(f'{k} {v}' for k, v in self._facts().items())})"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks, with the run's spec."""
-        table = html_table(f"run {self.folder.path}", ("what", "value"), self._facts().items())
+        """Return a table for notebooks, followed by the run's spec."""
+        table = html_table(f"run {self.folder.path}", ("property", "value"), self._facts().items())
         return table + self.spec._repr_html_()
 
     def _facts(self) -> dict[str, str]:
-        """Return what there is to know of the run at a glance."""
+        """Return the run's state, steps, tokens and last held-out loss."""
         history = self.history()
-        found = {"state": "finished" if self.folder.finished else "not finished"}
-        found["steps"] = f"{history['step'].max(initial=0):,}"
-        found["tokens"] = f"{history['tokens'].max(initial=0):,}"
+        facts = {"state": "finished" if self.folder.finished else "not finished"}
+        facts["steps"] = f"{history['step'].max(initial=0):,}"
+        facts["tokens"] = f"{history['tokens'].max(initial=0):,}"
         if len(losses := history.evaluations["held_out_loss"]):
-            found["held-out loss"] = decimal(losses[-1], 4)
-        return found
+            facts["held-out loss"] = decimal(losses[-1], 4)
+        return facts
 
 
 Run = OpenRun | str | Path
@@ -73,10 +73,10 @@ Run = OpenRun | str | Path
 
 
 def open_run(path: Run) -> OpenRun:
-    """Return the run at `path`, with its final weights, or those of its newest checkpoint; an open run as it is.
+    """Open the run at `path` with its final weights or its newest checkpoint.
 
     Raises:
-        UserError: no run there, or none with weights and a tokenizer yet.
+        UserError: no run at `path`, or a run without weights or tokenizer.
     """
     from archwright.text.tokenizer import Tokenizer
 
@@ -89,17 +89,17 @@ def open_run(path: Run) -> OpenRun:
 
 
 def open_model(path: str | Path) -> LanguageModel:
-    """Return the model of the run at `path`, which may lack a tokenizer.
+    """Return the model of the run at `path`; no tokenizer is required.
 
     Raises:
-        UserError: no run there, or none with weights yet.
+        UserError: no run at `path`, or a run without weights.
     """
     folder = RunFolder.open(path)
     return _filled(folder, _weights(folder), None)
 
 
 def _weights(folder: RunFolder) -> Path:
-    """Return the file of a run's final weights, or of those of its newest checkpoint."""
+    """Return the file of a run's final weights, or of its newest checkpoint's."""
     if folder.model_file.is_file():
         return folder.model_file
     saved = checkpoint.latest(folder.checkpoints_folder)

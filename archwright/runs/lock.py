@@ -1,4 +1,4 @@
-"""One process per run folder: a lock of the operating system, which dies with its process."""
+"""One process per run folder: operating-system locks, released when a process dies."""
 
 import contextlib
 import json
@@ -18,18 +18,18 @@ from archwright.spec.errors import UserError
 
 
 class BusyError(UserError):
-    """Another process holds the lock, or may."""
+    """Another process holds the lock, or may hold it."""
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, defer_build=True))
 class Holder:
-    """The process that holds a lock, or did when it died."""
+    """Current or last holder of a lock."""
 
     pid: Annotated[int, Field(gt=0, lt=2**31)]
     host: str
     since: str
     started: Annotated[float, Field(allow_inf_nan=False)]
-    """When the process itself began, in seconds of the epoch: numbers of processes are reused."""
+    """Start of the process in seconds since 1970, because process IDs are reused."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -37,30 +37,30 @@ class Holder:
 
 @contextlib.contextmanager
 def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
-    """Hold the lock for the block; yield its former holder if that died without letting go.
+    """Hold the lock during the block; yield the dead previous holder, if any.
 
-    A network drive may not carry locks between hosts, so what a process of another host left
-    behind counts as a lock too.
+    Network drives may not share locks between hosts. Therefore, a holder file of another host counts
+    as a lock.
 
     Raises:
-        BusyError: another process holds it; the message says which, and since when.
+        BusyError: another process holds the lock; the message has its ID, host and time.
     """
-    # Only training locks; `archwright list` need not wait for this import.
+    # Imported here for a fast `archwright list`: only training needs a lock.
     from filelock import FileLock, Timeout
 
     lock = FileLock(lock_file)
-    check_replaceable(lock_file)  # whatever a link leads to is no lock
+    check_replaceable(lock_file)  # a link must not be followed
     with clear_errors(lock_file):
         try:
             lock.acquire(blocking=False)
-        except Timeout as error:  # an OSError, too
+        except Timeout as error:  # a subclass of OSError
             raise BusyError(_busy(lock_file, read_holder(holder_file))) from error
     try:
-        before = read_holder(holder_file)
-        if before and not _is_gone(before):
+        previous = read_holder(holder_file)
+        if previous and not _is_gone(previous):
             raise BusyError(
-                f"{holder_file.parent} was taken by {before}, and from here nobody can tell whether that "
-                f"still runs. If it does not, delete {holder_file} and try again."
+                f"{holder_file.parent} was locked by {previous}. This host cannot check if it still runs. "
+                f"If it does not, delete {holder_file} and try again."
             )
         import psutil
 
@@ -68,17 +68,17 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
         us = Holder(os.getpid(), socket.gethostname(), now, psutil.Process().create_time())
         atomic_write(holder_file, json.dumps(asdict(us)) + "\n")
         try:
-            yield before
+            yield previous
         finally:
             with contextlib.suppress(OSError):
-                if read_holder(holder_file) == us:  # else somebody removed it, and another has it
+                if read_holder(holder_file) == us:  # otherwise another process has the lock
                     holder_file.unlink()
     finally:
         lock.release()
 
 
 def _is_gone(holder: Holder) -> bool:
-    """Return whether the process certainly runs no more."""
+    """True if the process has certainly ended."""
     import psutil
 
     if holder.host != socket.gethostname():
@@ -92,11 +92,11 @@ def _is_gone(holder: Holder) -> bool:
         return False
 
 
-_CLOCK_SHIFT = 2.0  # seconds by which a corrected clock moves the start of a process
+_CLOCK_SHIFT = 2.0  # seconds: clock corrections change process start times
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Return who wrote the file; None when there is none, or what is there says nothing."""
+    """Return the holder recorded in a file, None if missing or invalid."""
     try:
         return TypeAdapter(Holder).validate_json(path.read_bytes())
     except (OSError, ValueError):
@@ -109,7 +109,7 @@ def _busy(lock_file: Path, holder: Holder | None) -> str:
         return f"{folder} is in use by another process. Wait for it, or train with another --out."
     if _is_gone(holder):
         return (
-            f"{folder} is still in use by a process that {holder} started and left behind. "
-            f"End that one first."
+            f"{folder} is still in use by a child process of {holder}, which has ended. "
+            f"End the child process first."
         )
     return f"{folder} is in use by {holder}. Wait for it, stop it, or train with another --out."

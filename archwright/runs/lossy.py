@@ -1,4 +1,4 @@
-"""Whether a run has bits per byte: its tokenizer must not change the held-out text."""
+"""Lossy tokenizers: they change the held-out text, so bits per byte are undefined."""
 
 from contextlib import suppress
 
@@ -11,14 +11,14 @@ from archwright.text.tokenizer import Tokenizer
 
 
 def text_change_of(folder: RunFolder) -> str | None:
-    """Return the first change of a run's held-out text by its tokenizer: empty if there is none, None if unknown.
+    """Return the first change of a run's held-out text by its tokenizer.
 
-    It is recorded when tokens are made. For a run without a record, the tokenizer is tested on the text or, if the
-    text is gone, on one that shows the changes of normalisers and decoders.
+    Empty without a change, None if unknown. New runs record it. For older runs, the tokenizer is tested on the text or,
+    if the text is unavailable, on `PROBE`.
     """
     spec, data = folder.spec, folder.environment().get("data", {})
-    own = spec.data.tokenizer.kind != "file" and not spec.init.from_
-    if own or not spec.data.task.is_none or not spec.objective.defines_bits_per_byte:
+    is_lossless = spec.data.tokenizer.kind != "file" and not spec.init.from_
+    if is_lossless or not spec.data.task.is_none or not spec.objective.defines_bits_per_byte:
         return ""
     if (change := data.get("text_change")) is not None:
         return str(change)

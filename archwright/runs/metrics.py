@@ -1,4 +1,4 @@
-"""Records as lines of JSON, in a file that survives its writer's death at any instant."""
+"""Crash-safe files of records, one JSON object per line."""
 
 import errno
 import json
@@ -14,10 +14,10 @@ from archwright.runs.records import Record, read_record
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records in the file at `path`, oldest first; none when there is no file.
+    """Return the records in a file, oldest first; empty if there is no file.
 
-    A last line that its writer did not finish is left out, as is, with a warning, any other line
-    that is no record or lacks what its kind needs.
+    An unfinished last line is skipped. Any other line without a valid record of its kind is skipped with
+    a warning.
     """
     records, damaged = [], []
     for number, line in enumerate(_whole_lines(path), start=1):
@@ -33,12 +33,12 @@ def read_records(path: Path) -> list[Record]:
 
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
-    """Add `record` as one line; nan and inf become null, numbers of numpy and torch plain ones.
+    """Append a record as a line of strict JSON (see `plain`).
 
-    Dying in here leaves at most a torn last line, which readers ignore and the next call cuts.
+    A crash leaves at most an unfinished last line. Readers skip it and the next call removes it.
 
     Raises:
-        UserError: the disk is full; the file is then as it was.
+        UserError: writing fails, for example on a full disk; the file is unchanged.
     """
     line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
     with clear_errors(path), open_to_append(path, "a+b", buffering=0) as file:
@@ -52,18 +52,18 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def cut_records(path: Path, step: int) -> None:
-    """Drop the records of later steps than `step`, and damaged lines, all at once or not at all."""
-    kept = b""
+    """Remove records after `step` and damaged lines, atomically."""
+    content = b""
     for line in _whole_lines(path):
         record = read_record(line)
         if record is not None and record["step"] <= step:
-            kept += line
-    if path.exists() and kept != path.read_bytes():
-        atomic_write(path, kept)
+            content += line
+    if path.exists() and content != path.read_bytes():
+        atomic_write(path, content)
 
 
 def plain(value: object) -> Any:
-    """Return `value` as strict JSON has it: nan and inf are None, scalars of any kind numbers."""
+    """Convert a value for strict JSON: NumPy and torch scalars to numbers, NaN and infinity to None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -74,13 +74,13 @@ def plain(value: object) -> Any:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines that end, each with its end."""
+    """Return the finished lines, with their line ends."""
     content = path.read_bytes() if path.exists() else b""
     return [line + b"\n" for line in content.split(b"\n")[:-1]]
 
 
 def _cut_torn_line(file: IO[bytes]) -> int:
-    """Truncate an open file to its last whole line; return its size."""
+    """Remove an unfinished last line of an open file; return the new size."""
     size: int = file.seek(0, os.SEEK_END)
     if size == 0:
         return 0

@@ -1,4 +1,4 @@
-"""Schemas of records and of the environment: files may be damaged, or edited by hand."""
+"""Schemas of records and environments; files may be damaged or edited by hand."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -16,11 +16,11 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Whole | Finite | None
-"""A measurement; null stands for a number that was not finite."""
+"""A measurement; null if it was not finite."""
 
 
 class _Entry(BaseModel):
-    """Fields that are not named may hold anything."""
+    """Base of entries; further fields may have any value."""
 
     model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
 
@@ -66,7 +66,7 @@ class _Evaluation(_Any):
     second_loss: Number = None
     second_accuracy: Number = None
     tuning: Number = None
-    # Called otherwise than `tokens`, which says how many were trained on.
+    # Not `tokens`, the number of training tokens.
     judged_tokens: list[Some] = Field(default_factory=list)
     judged_nats: list[Number] = Field(default_factory=list)
 
@@ -103,7 +103,7 @@ _KINDS: dict[str, type[_Any]] = {
 
 
 def read_record(line: bytes) -> Record | None:
-    """Return the record that a line of JSON holds, None where it is no record with what its kind needs."""
+    """Return the record in a line of JSON, None if invalid."""
     try:
         record = from_json(line, allow_inf_nan=False)
         kind = record["kind"] if isinstance(record, dict) else None
@@ -162,15 +162,15 @@ _ENVIRONMENT: dict[str, Any] = {
 
 
 def well_formed(environment: Mapping[str, object]) -> tuple[Record, list[str]]:
-    """Return an environment without the entries that are not what they should be, and the names of those."""
-    whole, damaged = {}, []
+    """Return the valid entries of an environment, and the names of invalid ones."""
+    valid, damaged = {}, []
     for key, value in environment.items():
         try:
             _adapter(key).validate_python(value, strict=True)
-            whole[key] = value
+            valid[key] = value
         except ValidationError:
             damaged.append(key)
-    return whole, damaged
+    return valid, damaged
 
 
 @cache

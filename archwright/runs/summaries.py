@@ -1,4 +1,4 @@
-"""What a run folder says of its run in a line, read without the specs: damaged runs say what they can."""
+"""Summaries of run folders, including damaged ones, without validation of specs."""
 
 import warnings
 from dataclasses import dataclass
@@ -12,47 +12,47 @@ from archwright.spec.toml import read_toml
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in a line; what is not known is None, or empty."""
+    """Summary of a run; unknown values are None or empty."""
 
     path: Path
     state: str
-    """finished, open, or damaged."""
+    """`finished`, `open` or `damaged`."""
     model: str = ""
     num_parameters: int | None = None
     tokens: int = 0
-    """Trained on so far."""
+    """Number of tokens trained on."""
     loss: float | None = None
-    """Nats per token on the held-out text, the last time it was judged on it."""
+    """Last held-out loss, in nats per token."""
     bits_per_byte: float | None = None
     text: str = ""
     changed: float = 0.0
-    """When its files were last written, in seconds since 1970."""
+    """Time of the last change of the files, in seconds since 1970."""
     damage: str = ""
-    """The first thing that cannot be read."""
+    """First error in reading the run."""
 
 
 def summaries(parent: str | Path = RUNS) -> list[RunSummary]:
-    """Return the runs directly inside a folder, the newest first."""
-    found = [_summary(folder) for folder in find(parent)]
-    return sorted(found, key=lambda run: (-run.changed, run.path.name))
+    """Return summaries of the runs directly inside a folder, newest first."""
+    runs = [_summary(folder) for folder in find(parent)]
+    return sorted(runs, key=lambda run: (-run.changed, run.path.name))
 
 
 def _summary(folder: RunFolder) -> RunSummary:
-    known: dict[str, Any] = {"changed": _changed(folder)}
+    values: dict[str, Any] = {"changed": _changed(folder)}
     damage: list[str] = []
     for read in (_from_spec, _from_metrics, _from_environment):
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                known |= read(folder)
+                values |= read(folder)
             damage += [str(warning.message) for warning in caught]
         except (UserError, OSError) as error:
             damage.append(str(error))
-    if not known.pop("lossless", True):
-        known["bits_per_byte"] = None
-    state = known.pop("state", "open")
+    if not values.pop("lossless", True):
+        values["bits_per_byte"] = None
+    state = values.pop("state", "open")
     first = damage[0] if damage else ""
-    return RunSummary(folder.path, "damaged" if first else state, **known, damage=first)
+    return RunSummary(folder.path, "damaged" if first else state, **values, damage=first)
 
 
 def _from_spec(folder: RunFolder) -> dict[str, Any]:
@@ -83,18 +83,18 @@ def _from_metrics(folder: RunFolder) -> dict[str, Any]:
 
 def _from_environment(folder: RunFolder) -> dict[str, Any]:
     environment = folder.environment()
-    found = {"num_parameters": environment.get("num_parameters")}
-    # Recorded; that of an older run is tested by `report` alone.
+    values = {"num_parameters": environment.get("num_parameters")}
+    # Older runs have no record of it; only `report` tests their tokenizer.
     change = environment.get("data", {}).get("text_change")
-    return found if change is None else found | {"lossless": not change}
+    return values if change is None else values | {"lossless": not change}
 
 
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
-    found = values.get(name)
-    return found if isinstance(found, dict) else {}
+    table = values.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def _changed(folder: RunFolder) -> float:
-    """Return the time of the newest of the files that training writes."""
+    """Return the newest modification time of the files written by training."""
     files = (folder.metrics_file, folder.environment_file, folder.spec_file)
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)

@@ -224,7 +224,7 @@ def test_a_part_that_begins_nowhere_is_damage(tmp_path: Path, begin: str) -> Non
         Stored(tmp_path / "m.safetensors").whole("x")
     (line,) = caught.value.lines
     assert line.endswith(
-        "00001-of-00002.safetensors is damaged: what it says of itself does not fit."
+        "00001-of-00002.safetensors is damaged: its metadata does not fit its tensors."
     )
 
 

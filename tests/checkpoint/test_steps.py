@@ -377,7 +377,7 @@ def test_all_damaged_is_not_the_same_as_none(tmp_path: Path) -> None:
     assert [line.partition(str(tmp_path))[2] for line in caught.value.lines] == [
         "/step-2/state.json is missing.",
         "/step-1/state.json is missing.",
-        " is whole. To start from scratch, remove that folder.",
+        " are damaged. To start from scratch, remove that folder.",
     ]
 
 

@@ -110,13 +110,13 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.safetensors: there is no such file"):
         read_model(path)
     path.write_bytes(b"PK\3\4 surely a pickle")
-    with pytest.raises(DamagedError, match=r"model\.safetensors is not a whole safetensors file"):
+    with pytest.raises(DamagedError, match=r"model\.safetensors is not a complete safetensors"):
         read_model(path)
     write_model(path, Small(), {})
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match=r"model\.safetensors is not a whole safetensors file"):
+    with pytest.raises(DamagedError, match=r"model\.safetensors is not a complete safetensors"):
         read_model(path)
-    with pytest.raises(UserError, match=r"cannot be read|not a whole"):
+    with pytest.raises(UserError, match=r"cannot be read|not a complete"):
         read_model(tmp_path)
 
 

@@ -41,7 +41,7 @@ def test_a_checkpoint_in_place_of_a_run(
     more = ["out"] if words == "export" else []
     (line,) = error_lines(capsys, *words.split(), "my hub", *more)
     assert line == (
-        "my hub is a checkpoint, not a run; this makes a run of it: "
+        "my hub is a checkpoint, not a run; to import it as a run: "
         "archwright import 'my hub' --out 'runs/my hub'"
     )
     (place / "runs" / "my hub").mkdir(parents=True)

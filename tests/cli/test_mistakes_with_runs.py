@@ -64,7 +64,7 @@ def test_another_spec(run: Path, trained: Path, capsys: pytest.CaptureFixture[st
     )
     assert line == (
         f"{run} holds another run (seed: 0 -> 1). "
-        f"Train with another --out, or go on with the run there: --resume {run}"
+        f"Train with another --out, or resume the run there: --resume {run}"
     )
 
 
@@ -221,7 +221,7 @@ def test_damaged_checkpoints(unfinished: Path, capsys: pytest.CaptureFixture[str
     lines = error_lines(capsys, "train", "--resume", "run", "--quiet")
     assert len(lines) == len(steps) + 1
     assert all("is damaged: 7 bytes instead of" in line for line in lines[:-1])
-    assert "is whole. To start from scratch, remove that folder" in lines[-1]
+    assert "are damaged. To start from scratch, remove that folder" in lines[-1]
     after = contents(unfinished)
     assert {name: after[name] for name in before if "lock" not in name} == {
         name: before[name] for name in before if "lock" not in name

@@ -364,9 +364,7 @@ def test_who_loses_the_lock_stops_and_leaves_it_to_the_next(tmp_path: Path) -> N
         run.lock_file.unlink()
         run.holder_file.unlink()
         with RunFolder.open(run.path).lock():
-            with pytest.raises(
-                UserError, match=r"lock\.json was removed while the run was trained"
-            ):
+            with pytest.raises(UserError, match=r"lock\.json was removed during training"):
                 run.check_kept()
             run.holder_file.write_text(run.holder_file.read_text().replace('"pid": ', '"pid": 1'))
     assert run.holder_file.exists()

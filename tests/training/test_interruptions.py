@@ -266,7 +266,7 @@ def test_a_run_that_is_removed_stops_training(
         (tmp_path / "run" / "metrics.jsonl").touch()
 
     at_step(monkeypatch, 4, remove)
-    with pytest.raises(UserError, match="run was removed while it was trained"):
+    with pytest.raises(UserError, match="run was removed during training"):
         train(longer, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
