@@ -95,7 +95,7 @@ def test_a_special_token_that_is_none_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError) as caught:
         vocabulary.special_id("[MASKS]", "objective.mask_token")
     (line,) = caught.value.lines
-    assert line.startswith('objective.mask_token: found "[MASKS]", which is no special token')
+    assert line.startswith('objective.mask_token: found "[MASKS]"; expected a special token of')
     assert line.endswith('Did you mean "[MASK]"?')
 
 
@@ -105,7 +105,7 @@ def test_a_special_token_that_is_none_is_refused_with_the_nearest() -> None:
         ([], "a list; expected a Batch of inputs and targets"),
         (
             Batch(Inputs(np.zeros((2, 4), int)), np.zeros((2, 3), int)),
-            "targets of shape [2, 3]; expected that of the tokens that are read, [2, 4]",
+            "targets of shape [2, 3]; expected the shape of the tokens, [2, 4]",
         ),
     ],
 )
