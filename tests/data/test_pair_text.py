@@ -98,7 +98,7 @@ def test_windows_are_held_out_pairs_in_order_of_length() -> None:
 
 
 def test_pairs_that_are_too_long_are_left_out_with_a_word() -> None:
-    with pytest.warns(UserWarning, match="left out") as warned:
+    with pytest.warns(UserWarning, match="skipped") as warned:
         words = text(FilePairs(PAIRS), context_length=6)
     assert [str(w.message) for w in warned] == [
         "data.pairs: 2 of 10 pairs have a source or target of more than model.context_length = 6 tokens with its end "
