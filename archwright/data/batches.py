@@ -109,7 +109,7 @@ class Batches:
 
     @cached_property
     def lengths(self) -> TextLengths | None:
-        """Lengths of a token store's documents, cut at windows, if documents are masked."""
+        """Lengths of a token store's documents, cut at windows, with document masks."""
         offsets: Ids | None = getattr(self.tokens, "offsets", None)
         if self.end_of_text is None or offsets is None:
             return None
@@ -134,7 +134,7 @@ class Batches:
 
 
 def share_of(batch_size: int, rank: int, world_size: int) -> slice:
-    """Return the slice of a batch for a rank."""
+    """Return the slice of a rank's rows of a batch."""
     share, rest = divmod(batch_size, world_size)
     assert not rest, f"a batch of {batch_size} does not split over {world_size} processes"
     return slice(rank * share, (rank + 1) * share)

@@ -17,11 +17,11 @@ class Baseline(NamedTuple):
 
 
 DICTIONARY = 2**26
-"""Dictionary size of xz -9, in bytes; xz uses about ten times as much memory."""
+"""Dictionary size of xz -9, in bytes; xz needs about ten times this memory."""
 
 
 def baselines(documents: Iterable[Document], most_bytes: int = DICTIONARY) -> tuple[Baseline, ...]:
-    """Compress the concatenated documents, as a stream, with gzip -9 and xz -9e.
+    """Compress concatenated documents with gzip -9 and xz -9e, as a stream.
 
     Args:
         most_bytes: Upper bound of the text's size. A dictionary larger than the text has no effect.

@@ -16,9 +16,9 @@ WORD = re.compile(r"[^\W_]+")
 def corrupted(
     text: Row, spans: tuple[int, int], sentinels: Row, generator: np.random.Generator
 ) -> tuple[Row, Row]:
-    """Move random spans of a text to the target; `spans` is (number of tokens, number of spans).
+    """Replace random spans of a text by sentinels in the source.
 
-    Each span is replaced by its sentinel in the source, and follows this sentinel in the target.
+    The target has each span after its sentinel. `spans` is (total tokens of the spans, number of spans).
     """
     if len(text) < 2:  # no token could remain
         return sentinels[:1], np.append(sentinels[:1], text)
@@ -62,10 +62,10 @@ class Sentences:
 
 
 def principal(sentences: Sequence[str], number: int) -> list[int]:
-    """Return the indices of the `number` sentences most similar to the rest, ascending.
+    """Return the indices of the `number` most representative sentences, ascending.
 
-    Similarity is the F1 of ROUGE-1, 2 |S and R| / (|S| + |R|), for the set S of a sentence's words and the set R of
-    all other sentences' words. Words are runs of letters and digits, in lower case. Ties go to the earlier sentence.
+    The score of a sentence is the F1 of ROUGE-1, 2 |S and R| / (|S| + |R|), with the set S of its words and the set R
+    of all other sentences' words. Words are runs of letters and digits, in lower case. Ties go to the earlier sentence.
 
     Source: Zhang et al. (2019), PEGASUS, section 3.1, "Ind" and "Uniq".
     """

@@ -19,11 +19,11 @@ Ids = NDArray[np.int64]
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 PIECE_BYTES = 8
-"""Bytes of a sampled piece of text per token of the context; a piece fills two or three windows."""
+"""Size of a piece of text, in bytes per token of context. A piece fills two or three windows."""
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
-    """Return nats / (num_bytes * ln 2), the bits per byte of a text.
+    """Return bits per byte, nats / (num_bytes * ln 2).
 
     The end of a document is not predicted, so that the result is comparable with compressors.
 
@@ -35,7 +35,7 @@ def bits_per_byte(nats: float, num_bytes: int) -> float:
 
 
 def why_no_bits(text_change: str | None) -> str:
-    """Describe the lack of bits per byte, from `TokenStore.text_change`."""
+    """Explain missing bits per byte, from `TokenStore.text_change`."""
     change = f"changes the text: {text_change}" if text_change else "may change the text"
     return f"no bits per byte, as the tokenizer {change}"
 
@@ -81,7 +81,7 @@ class ListedWindows:
 
     Args:
         order: Window indices, in batch order.
-        batch: Function (start, indices) of the position in `order` and the window indices of a batch.
+        batch: Function of a batch's first position in `order` and its window indices.
     """
 
     defines_bits_per_byte = False
@@ -108,13 +108,14 @@ class ListedWindows:
 
 
 class HeldOut:
-    """Fixed windows over held-out documents, each read separately from its end-of-text token.
+    """Fixed windows over held-out documents.
 
-    If the objective defines bits per byte, the first window of a document predicts all its tokens. Each later window
-    starts `stride` further (the last one less, to be full) and predicts only tokens after the previous window. Every
-    token of the text is thus predicted once, after at least `context_length` - `stride` tokens of its document, if it
-    has them. For other objectives, windows do not overlap. Random numbers of the objective are the same in every
-    evaluation. `num_tokens` and `num_bytes` count the text once.
+    Each document is read separately, starting with its end-of-text token. If the objective defines bits per byte, the
+    first window of a document predicts all its tokens. Each later window starts `stride` further (the last one less,
+    to be full) and predicts only tokens after the previous window. Every token of the text is thus predicted once,
+    after at least `context_length` - `stride` tokens if its document is long enough. For other objectives, windows do
+    not overlap. Random numbers of the objective are the same in every evaluation. `num_tokens` and `num_bytes` count
+    the text once.
 
     `max_tokens` limits evaluation to a sample of windows, spread evenly over the text. Without `token_lengths`, which
     count its bytes, the sample consists of complete documents. `max_bytes` limits evaluation to a sample of pieces of
@@ -180,7 +181,6 @@ class HeldOut:
         self._rows = sorted(rows, key=lambda row: row.start - row.stop)
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return math.ceil(len(self._rows) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:

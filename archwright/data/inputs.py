@@ -52,7 +52,7 @@ class Batch:
     inputs: Inputs
     targets: Array
     sequence_targets: Array | None = None
-    """Class of each row [batch], if rows are classified: 0 if the second segment follows the first, else 1."""
+    """Class of each row [batch], if rows are classified. 0: the second segment follows the first; 1: it does not."""
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
         """Apply a function to each array."""

@@ -29,7 +29,7 @@ from archwright.text.tokenizer import Tokenizer
 MakeBatch = Callable[[Inputs, np.random.Generator], Batch]
 """Function from windows of text and a random generator to a batch.
 
-Windows are `tokens` [batch, window_length], with `segment_ids` and `position_ids` if documents are masked, and a
+Windows are `tokens` [batch, window_length], with `segment_ids` and `position_ids` for document masks, and a
 `padding_mask` if lengths differ. Windows of pairs have sources as `tokens` and targets as `decoder_tokens`."""
 
 
@@ -70,7 +70,7 @@ class Vocabulary(NamedTuple):
         return np.array([self.special_id(name, "objective.sentinel") for name in names])
 
     def special_id(self, name: str, key: str) -> int:
-        """Return the id of a special token, named in the user's setting `key`.
+        """Return the id of the special token in the user's setting `key`.
 
         Raises:
             UserError: the tokenizer has no such special token.
@@ -152,7 +152,7 @@ def next_token(spec: NextToken, vocabulary: Vocabulary) -> MakeBatch:
 def prefix_lm(spec: PrefixLM, vocabulary: Vocabulary) -> MakeBatch:
     """Predict each next token after a prefix of random length.
 
-    If documents are masked, all documents of a row have a prefix of the same length.
+    With document masks, all documents of a row have a prefix of the same length.
     """
     follow = next_token(NextToken(), vocabulary)
 
@@ -175,7 +175,7 @@ def prefix_lm(spec: PrefixLM, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
-    """Predict a random choice of tokens at their positions, never special tokens or padding.
+    """Predict random tokens at their positions, but no special tokens or padding.
 
     If rows consist of two segments, each window is first turned into such a row.
     """
@@ -246,9 +246,9 @@ def _chosen(
 def _in_segments(
     rows: Sequence[Row], order: bool, first: int, separator: int, generator: np.random.Generator
 ) -> tuple[Inputs, Row]:
-    """Split each row into segments a and b; with probability 1/2, b does not follow a.
+    """Split each row into two segments, a and b.
 
-    Such segments are swapped if `order`; otherwise b is the end of another row, if there is one.
+    In half of the rows, b does not follow a: if `order`, they are swapped, otherwise b is the end of another row.
 
     Returns:
         Rows [first, a ..., separator, b ..., separator] with token types; 0 for each row with b after a, else 1.
@@ -259,16 +259,16 @@ def _in_segments(
         max(1, int(share * len(row)))
         for share, row in zip(generator.random(number), rows, strict=True)
     ]
-    others = (np.arange(number) + generator.integers(1, max(number, 2), number)) % number
+    partners = (np.arange(number) + generator.integers(1, max(number, 2), number)) % number
     if not order:
-        apart &= others != np.arange(number)
+        apart &= partners != np.arange(number)
     tokens, types = [], []
-    for row, cut, other, is_apart in zip(rows, cuts, others, apart, strict=True):
+    for row, cut, partner, is_apart in zip(rows, cuts, partners, apart, strict=True):
         a, b = row[:cut], row[cut:]
         if is_apart and order:
             a, b = b, a
         elif is_apart:
-            b = rows[other][max(0, len(rows[other]) - len(b)) :] if len(b) else b
+            b = rows[partner][max(0, len(rows[partner]) - len(b)) :] if len(b) else b
         tokens.append(np.concatenate([[first], a, [separator], b, [separator]]))
         types.append(np.repeat([0, 1], [len(a) + 2, len(b) + 1]))
     filled, padding_mask = padded(tokens, separator)
@@ -360,9 +360,9 @@ def _of_texts(
     source_length: Callable[[int], int],
     ends: Ends,
 ) -> MakeBatch:
-    """Apply `pair` to every row and end both sides; if documents are masked, to every document.
+    """Build batches by applying `pair` to each row, with end tokens.
 
-    The pairs of a row's documents are packed into one row, up to the source length.
+    With document masks, `pair` is applied to each document, and a row's pairs are packed up to the source length.
     """
 
     def ended(text: Row, generator: np.random.Generator) -> Pair:

@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
 
 
 class PairText:
-    """The tokenized pairs of one side of a split; pairs beyond the context are skipped with a warning.
+    """One side's tokenized pairs, without pairs beyond the context (with a warning).
 
     Raises:
         UserError: all pairs are too long.
@@ -78,7 +78,7 @@ class PairText:
         return [self.examples[i] for i in permuted(places, len(self.examples), keys).tolist()]
 
     def _generated(self, seed: int, indices: Ids) -> list[Encoded]:
-        """Return new pairs; pairs of the sample replace new ones that are too long."""
+        """Return new pairs; a pair beyond the context is replaced from the sample."""
         pairs = self._encoded([self.pairs.pair(seed, i) for i in indices.tolist()])
         return [
             pair if self._fits(pair) else self.examples[i % len(self.examples)]
@@ -94,7 +94,7 @@ class PairText:
         return max(len(pair.source), len(pair.target)) <= self.most
 
     def _report(self, first: Pair, number: int) -> None:
-        """Warn about skipped pairs, or raise a UserError if none is left."""
+        """Warn about skipped pairs, or raise a UserError if all are."""
         problem = (
             f"data.pairs: {self.num_too_long:,} of {number:,} pairs have a source or target of more than "
             f"model.context_length = {self.context_length} tokens with its end token, the first at {first.place}"
@@ -105,7 +105,7 @@ class PairText:
 
 
 SAMPLE = 2048
-"""Number of endless pairs in the sample for sizes and replacements."""
+"""Size of the sample of endless pairs, for statistics and replacements."""
 
 
 class PairBatches:

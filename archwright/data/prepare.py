@@ -82,8 +82,8 @@ def prepare_documents(
 ) -> TokenStore:
     """Return the token store of documents, created if missing.
 
-    Its name is a hash of content and tokenizer, so it is reused until one of them changes. It appears complete or not
-    at all. Processes that need the same store create it together, once.
+    Its name is a hash of content and tokenizer, so it is reused until one of them changes. It appears only when it is
+    complete. Processes that need the same store create it together, once.
 
     Args:
         folder: Parent folder; default: the cache.
@@ -179,7 +179,7 @@ def _made(target: _Target) -> TokenStore:
 
 
 def _write(target: _Target, progress: Progress) -> None:
-    """Write a store, or a part, to a draft, and publish it when it is complete on disk."""
+    """Write a store or part as a draft, and publish it when complete."""
     with _draft_writer(target) as writer:
         for encoded in _encoded(target, progress):
             writer.add(encoded)
@@ -225,7 +225,7 @@ def _removing_stale_parts(*targets: _Target) -> Iterator[None]:
 
 
 def _make_parts(target: _Target, *, wait: bool) -> None:
-    """Create missing parts; with `wait`, also those that other processes fail to create."""
+    """Create missing parts; with `wait`, also wait for parts in progress."""
     with Progress("Tokenizing", target.documents.size) as progress:
         left = target.parts
         for is_last in (False, True) if wait else (False,):
@@ -295,7 +295,7 @@ class Piece(NamedTuple):
 
 
 def _encoded(target: _Target, progress: Progress) -> Iterator[Encoded]:
-    """Yield encoded batches in order; threads encode them, as both libraries release the GIL."""
+    """Yield encoded batches in order, from threads, as both libraries release the GIL."""
     waiting: deque[Future[Encoded]] = deque()
     threads = target.threads
     with ThreadPoolExecutor(threads) as pool:

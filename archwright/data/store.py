@@ -22,7 +22,7 @@ FORMAT = 1
 INDEX, OFFSETS, BYTES = "index.json", "offsets.npy", "bytes.npy"
 CHECKED = "verified"
 VERIFIED = f"{CHECKED}-*.json"
-"""Pattern of the records of verification, one per machine."""
+"""File pattern of verification records, one per machine."""
 BLOCK = 1 << 22
 """Bytes per block of hashing."""
 
@@ -74,7 +74,7 @@ class Index(_Values):
     shards: tuple[Shard, ...]
     arrays: Arrays
     text_change: str | None = None
-    """First change of the text by encoding and decoding: empty if there is none, None if not tested."""
+    """First text change by the tokenizer: empty if none, None if untested."""
     format: int = FORMAT
     digest: str = ""
     """BLAKE2 hash of all other values."""
@@ -96,7 +96,7 @@ class Index(_Values):
 
 
 class TokenStore:
-    """The tokens of a text as one array, with end-of-text before each document.
+    """The tokens of a text as one array; end-of-text precedes each document.
 
     Document i is `store.read(offsets[i], offsets[i + 1])`, starting with its end-of-text token.
     `document_bytes[i]` is the number of UTF-8 bytes of its text. All content is compared with its hashes before its
@@ -113,7 +113,7 @@ class TokenStore:
         """Id before each document."""
         self.num_documents, self.num_bytes = self.index.num_documents, self.index.num_bytes
         """Number of documents, and of UTF-8 bytes of the text."""
-        if not self.index.num_documents:
+        if not self.index.num_documents:  # only a part may be empty
             raise StoreError(folder, f'"{INDEX}" is damaged')
         try:
             self._verify_once()
@@ -225,11 +225,12 @@ def hashed_arrays(folder: Path) -> Arrays:
 
 
 def check_part(folder: Path, index: Index) -> None:
-    """Check the arrays by hash and the shards by size; opening the joined store hashes the shards.
+    """Check a part's arrays by hash, and its shards by size.
 
     Raises:
         StoreError: a file is missing or differs.
     """
+    # The shards are hashed when the joined store is opened.
     try:
         for shard in index.shards:
             size = (folder / shard.file).stat().st_size
@@ -242,7 +243,7 @@ def check_part(folder: Path, index: Index) -> None:
 
 
 def read_index(folder: Path) -> Index:
-    """Return the index of a store or a part; a part may have no documents.
+    """Return the index of a store or a part.
 
     Raises:
         StoreError: the index is missing, damaged or of another format.

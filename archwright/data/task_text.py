@@ -23,7 +23,7 @@ SIDES: tuple[Side, Side] = ("train", "held_out")
 FORMAT = 1
 """Version of fingerprints; changes when the same seeds give other examples."""
 HELD_OUT_SHARE = 8
-"""Number of possible examples per held-out example."""
+"""Inverse of the share of held-out examples."""
 NUM_HELD_OUT = 2048
 """Number of held-out examples."""
 MOST_TRIES = 1000
@@ -31,10 +31,10 @@ MOST_TRIES = 1000
 
 
 class TaskText:
-    """One side of a task: an endless text; example i of a seed depends only on (seed, i).
+    """One side of a task, as an endless text of examples.
 
-    The sides have no common examples, because the hash of an example's tokens decides its side. An example consists of
-    `begin_of_text` and `context_length` - 1 further tokens.
+    Example i of a seed depends only on (seed, i). It consists of `begin_of_text` and `context_length` - 1 further
+    tokens. The sides have no common examples, because the hash of an example's tokens decides its side.
     """
 
     num_documents = NUM_HELD_OUT

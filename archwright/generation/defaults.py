@@ -61,6 +61,6 @@ def searching(tokenizer: Tokenizer, **settings: Any) -> Searching:
 
 
 def _numbers(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the settings with a number in range."""
+    """Return the named numeric settings, without values out of range."""
     numbers = {name: config[name] for name in names if type(config.get(name)) in (int, float)}
     return {name: number for name, number in numbers.items() if LIMITS[name][0](number)}

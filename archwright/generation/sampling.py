@@ -123,7 +123,7 @@ class Reader:
         return logits
 
     def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
-        """Select sequences by index, with repetition, to continue with."""
+        """Reorder the sequences by index; indices may repeat or be missing."""
         self._text = self._text[rows.to(self._text.device)]
         if self._sources is not None:
             tokens, real = self._sources
@@ -201,7 +201,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_beams": (lambda x: isinstance(x, int) and 1 <= x <= MOST_BEAMS, f"1 to {MOST_BEAMS:,}"),
     "length_penalty": (lambda x: -10 <= x <= 10, "-10 to 10"),
 }
-"""Test of each setting's value, which nan fails, and the same in words."""
+"""Valid range of each setting, as a test (nan fails) and in words."""
 
 
 def check_settings(prompt: Tensor, **settings: Any) -> None:

@@ -23,7 +23,7 @@ class Settings(TypedDict, total=False):
     """Generation settings; an import's generation_config.json replaces missing or None values."""
 
     max_tokens: int
-    """Most tokens to generate; default 256."""
+    """Maximum number of tokens; default 256."""
     temperature: float | None
     """Sampling temperature; default 0.8, or 0 (greedy) for the answer to a source. See `sample`."""
     top_k: int | None
@@ -37,7 +37,7 @@ class Settings(TypedDict, total=False):
     length_penalty: float | None
     """Exponent of the length in beam search; default 1. See `beam_search_many`."""
     early_stopping: EarlyStopping | None
-    """End of beam search; default False. See `beam_search_many`."""
+    """Stopping rule of beam search; default False. See `beam_search_many`."""
 
 
 def generate(
@@ -136,7 +136,7 @@ def _start(tokenizer: Tokenizer, prompt: str, has_source: bool) -> list[int]:
 
 
 def _common(tokenizer: Tokenizer, settings: Settings) -> dict[str, Any]:
-    """Return the settings that sampling and beam search share."""
+    """Return the settings shared by sampling and beam search."""
     return {
         "max_tokens": settings.get("max_tokens", 256),
         "stop": tokenizer.stop_ids,

@@ -19,7 +19,7 @@ MOST_SOLVED = 4096
 
 
 class MarkovSampler(Sampler):
-    """A Markov chain with a random transition table p(x_t | x_(t-order) ... x_(t-1)).
+    """A Markov chain with a random table of p(x_t | x_(t-order) ... x_(t-1)).
 
     The first `order` tokens are drawn from the stationary distribution pi, so that all positions have the same
     distribution. All later tokens are answers. floor = - sum over states s of pi(s) sum over x of p(x | s) ln p(x | s).
@@ -90,7 +90,7 @@ def _step(shares: Floats, table: Floats) -> Floats:
 
 
 def _solved(table: Floats) -> Floats:
-    """Return pi with pi P = pi and sum pi = 1; P are the transitions between states."""
+    """Solve pi P = pi with sum pi = 1; P are the transitions between states."""
     states, symbols = table.shape
     here = np.arange(states)
     equations = -np.eye(states)

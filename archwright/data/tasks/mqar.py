@@ -8,10 +8,10 @@ from archwright.spec.tasks import MQAR
 
 
 class MQARSampler(Sampler):
-    """k_1 v_1 ... k_n v_n, then slots of two tokens; each key is queried once.
+    """k_1 v_1 ... k_n v_n, then slots of two tokens with queries.
 
-    A query fills a slot with a key and its value. The slot, counted from 1, is drawn from the free slots with
-    p(slot) ~ slot^(power - 1). All other slots contain random values.
+    Each key is queried once: it fills a slot together with its value. The slot, counted from 1, is drawn from the free
+    slots with p(slot) ~ slot^(power - 1). All other slots contain random values.
 
     In Zoology, a random token follows a queried key. Here, its value does, so that no example contradicts itself.
     """
