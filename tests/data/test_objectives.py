@@ -334,7 +334,7 @@ class TestMaskedTokens:
 
     def test_its_mask_token_is_one_of_the_tokenizer(self) -> None:
         with pytest.raises(
-            UserError, match=r'objective\.mask_token: found "\[MASK\]", which is no'
+            UserError, match=r'objective\.mask_token: found "\[MASK\]"; expected a special token'
         ):
             Examples(MaskedTokens(), Vocabulary(92, END))
         run = load_run("modern").override("objective.kind=masked_tokens")
@@ -411,7 +411,7 @@ class TestSpanCorruption:
 
     def test_its_sentinels_are_those_of_the_tokenizer(self) -> None:
         with pytest.raises(
-            UserError, match=r'objective\.sentinel: found "<extra_id_0>", which is no'
+            UserError, match=r'objective\.sentinel: found "<extra_id_0>"; expected a special token'
         ):
             Examples(SpanCorruption(), Vocabulary(92, END))
         run = load_run("modern").override("objective.kind=span_corruption")

@@ -113,7 +113,7 @@ def test_pairs_that_are_too_long_are_left_out_with_a_word() -> None:
 
 
 def test_a_drawn_pair_that_is_too_long_is_replaced() -> None:
-    with pytest.warns(UserWarning, match="are left out"):
+    with pytest.warns(UserWarning, match="are skipped"):
         words = text(SyntheticPairs("train"), context_length=60)
     drawn = words.drawn(3, np.arange(100))
     assert max(max(len(one.source), len(one.target)) for one in drawn) <= 59
