@@ -1,1 +1,1 @@
-"""How tokens become batches."""
+"""Tokenized data and batches."""

@@ -1,4 +1,4 @@
-"""Batches as a pure function of (seed, step): nothing to save but the step."""
+"""Batches as a pure function of (seed, step), so that checkpoints store only the step."""
 
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
@@ -13,11 +13,11 @@ from archwright.spec.errors import UserError
 
 Ids = NDArray[np.int64]
 BLOCK = 1 << 20
-"""Documents whose lengths are added up at a time."""
+"""Number of documents per block when lengths are summed."""
 
 
 class TokenSource(Protocol):
-    """Tokens in a row: a `TokenStore` or any one-dimensional integer array."""
+    """A one-dimensional sequence of tokens: a `TokenStore` or an integer array."""
 
     def __len__(self) -> int: ...
 
@@ -25,33 +25,33 @@ class TokenSource(Protocol):
 
 
 class TextLengths(NamedTuple):
-    """Lengths of texts that do not see each other, over an epoch."""
+    """Lengths of texts over an epoch; tokens attend only within their text."""
 
     mean: float
-    """Mean length of the text of a token, in tokens: the sum of squared lengths over the sum of lengths."""
+    """Sum of squared lengths / sum of lengths: the mean over tokens, in tokens."""
     target: float
-    """Tokens of targets for each token of the texts; 1 if there are no targets."""
+    """Target tokens per text token; 1 if there are no separate targets."""
     share: float = 1.0
-    """Tokens of the texts for each token that a run counts."""
+    """Text tokens per token in the run's token count."""
 
 
 class BatchSource(Protocol):
-    """The batches of a training."""
+    """The batches of a training run."""
 
     @property
     def lengths(self) -> TextLengths | None:
-        """Lengths of texts; None if each row is one text as long as the context."""
+        """Lengths of texts; None if each row is one text of context length."""
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return the batch of a step, or the rows of it that belong to one of many processes."""
+        """Return a rank's rows of the batch of a step."""
 
 
 class Batches:
-    """Windows of a long row of tokens, in an order that is computed, not stored.
+    """Batches of windows over one sequence of tokens, in pseudorandom order.
 
-    An epoch cuts the tokens into windows, whose length and overlap are the objective's (of the next token, windows of
-    `context_length` + 1 that overlap by one), from an offset of its own, and visits each once, in an order of
-    its own. `packing="document_mask"` needs the id of `end_of_text`; a `TokenStore` knows it.
+    An epoch cuts the tokens into windows and visits each window once. The objective sets their length and overlap (for
+    next-token prediction, `context_length` + 1 tokens that overlap by one). Each epoch has another offset and order.
+    `packing="document_mask"` needs `end_of_text`, an attribute of a `TokenStore`.
 
     Raises:
         UserError: the text is shorter than one window.
@@ -72,11 +72,11 @@ class Batches:
         self.window_length = self._examples.objective.window_length(context_length)
         overlap = self._examples.objective.overlap
         if len(tokens) < self.window_length:
-            more = self.window_length - context_length
+            extra = self.window_length - context_length
             raise UserError(
                 f"data.text: the text is too short: {self.window_length} tokens are needed "
-                f"(model.context_length{f' + {more}' if more else ''}), there are {len(tokens)}. Give more "
-                f"text, or set model.context_length to {max(len(tokens) - more, 1)} or less."
+                f"(model.context_length{f' + {extra}' if extra else ''}), there are {len(tokens)}. Give more "
+                f"text, or set model.context_length to {max(len(tokens) - extra, 1)} or less."
             )
         self.tokens, self.context_length = tokens, context_length
         self.batch_size = batch_size
@@ -91,13 +91,13 @@ class Batches:
         self._stride = self.window_length - overlap
         self.windows_per_epoch = max(1, len(tokens) // self._stride - 1)
         self._key = mix(np.array([seed], np.uint64))
-        # All the room that is left, so that no token at the end is never seen.
+        # The offset ranges over all leftover tokens, so that some epoch visits the last ones.
         self._num_offsets = len(tokens) - self.windows_per_epoch * self._stride - overlap + 1
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return the batch of a step, or the rows of it that belong to one of many processes."""
+        """Return a rank's rows of the batch of a step."""
         share = share_of(self.batch_size, rank, world_size)
-        # What an objective draws is drawn for the whole batch, so that it is the same in however many processes.
+        # Objectives draw random numbers for the full batch, so that batches do not depend on the world size.
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         windows = np.empty((len(rows), self.window_length), np.int64)
         for window, start in zip(windows, self._starts(rows), strict=True):
@@ -109,7 +109,7 @@ class Batches:
 
     @cached_property
     def lengths(self) -> TextLengths | None:
-        """Lengths of the documents of a token store, cut where windows end, if rows mask documents."""
+        """Lengths of a token store's documents, cut at windows, with document masks."""
         offsets: Ids | None = getattr(self.tokens, "offsets", None)
         if self.end_of_text is None or offsets is None:
             return None
@@ -118,14 +118,13 @@ class Batches:
             edges = np.asarray(offsets[first : first + BLOCK + 1])
             begin, end = edges[:-1], edges[1:]
             head = np.minimum(end, (begin // stride + 1) * stride) - begin
-            whole, rest = np.divmod(end - begin - head, stride)
-            squares += int((head**2 + whole * stride**2 + rest**2).sum())
-        # An objective makes a source of a whole window, and a target; those of documents are in proportion.
+            full, rest = np.divmod(end - begin - head, stride)
+            squares += int((head**2 + full * stride**2 + rest**2).sum())
+        # Sources and targets of documents are proportional to the source and target of a full window.
         mean = squares / int(offsets[-1]) * context / stride
         return TextLengths(mean, self._examples.objective.target_length(context) / context)
 
     def _starts(self, rows: Ids) -> list[int]:
-        """Return the position of each row's first token."""
         epochs, indices = np.divmod(rows, self.windows_per_epoch)
         keys = mix(epochs.astype(np.uint64) + self._key)
         offsets = (mix(keys) % np.uint64(self._num_offsets)).astype(np.int64)
@@ -135,14 +134,14 @@ class Batches:
 
 
 def share_of(batch_size: int, rank: int, world_size: int) -> slice:
-    """Return the rows of a batch that belong to one of many processes."""
+    """Return the slice of a rank's rows of a batch."""
     share, rest = divmod(batch_size, world_size)
     assert not rest, f"a batch of {batch_size} does not split over {world_size} processes"
     return slice(rank * share, (rank + 1) * share)
 
 
 def _documents(tokens: Ids, end_of_text: int) -> tuple[Ids, Ids]:
-    """Return positions and document ids of rows; a row's first token begins a document, too."""
+    """Return positions within documents, and document ids; every row begins a document."""
     first = tokens == end_of_text
     first[:, 0] = True
     columns = np.arange(tokens.shape[1])

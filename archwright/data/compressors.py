@@ -1,4 +1,4 @@
-"""Bits per byte of general compressors on a text: the mark for a language model to beat."""
+"""Bits per byte of general-purpose compressors, baselines for language models."""
 
 import lzma
 import zlib
@@ -9,7 +9,7 @@ from archwright.text.corpus import Document
 
 
 class Baseline(NamedTuple):
-    """A compressor's size for a text, in bits per byte of it."""
+    """A compressor's result on a text of `num_bytes` bytes."""
 
     name: str
     bits_per_byte: float
@@ -17,17 +17,17 @@ class Baseline(NamedTuple):
 
 
 DICTIONARY = 2**26
-"""Bytes of xz's dictionary at -9: beside it come ten times as many, which a shorter text does not need."""
+"""Dictionary size of xz -9, in bytes; xz needs about ten times this memory."""
 
 
 def baselines(documents: Iterable[Document], most_bytes: int = DICTIONARY) -> tuple[Baseline, ...]:
-    """Return what gzip -9 and xz -9e reach on the concatenation of documents, read as a stream.
+    """Compress concatenated documents with gzip -9 and xz -9e, as a stream.
 
     Args:
-        most_bytes: that there may be. A dictionary as large as the text finds all that a larger one does.
+        most_bytes: Upper bound of the text's size. A dictionary larger than the text has no effect.
 
     Raises:
-        ValueError: there is no text.
+        ValueError: the text is empty.
     """
     # 16 + 15 bits: the largest window, with gzip's header and checksum.
     compressors: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How a text becomes a source: spans are left out, or masked, and sentences change places."""
+"""Corruption of texts: removed spans, masked spans and permuted sentences."""
 
 import re
 from collections import Counter
@@ -16,11 +16,14 @@ WORD = re.compile(r"[^\W_]+")
 def corrupted(
     text: Row, spans: tuple[int, int], sentinels: Row, generator: np.random.Generator
 ) -> tuple[Row, Row]:
-    """Return a text with so many tokens left out, in so many spans, and what was left out."""
-    if len(text) < 2:  # there is nothing that could be kept
+    """Replace random spans of a text by sentinels in the source.
+
+    The target has each span after its sentinel. `spans` is (total tokens of the spans, number of spans).
+    """
+    if len(text) < 2:  # no token could remain
         return sentinels[:1], np.append(sentinels[:1], text)
     out, number = spans
-    # Kept and left out in turn: [kept, out, kept, out, ...], a span of each at a time.
+    # Spans alternate: [kept, out, kept, out, ...].
     kept_lengths, out_lengths = (_split(n, number, generator) for n in (len(text) - out, out))
     ends = np.cumsum(np.stack([kept_lengths, out_lengths], axis=1).ravel())
     pieces = np.split(text, ends[:-1])
@@ -31,11 +34,13 @@ def corrupted(
 
 
 class Sentences:
-    """Where sentences end: behind a token that ends with ".", "!" or "?", closing brackets and quotation marks aside,
-    if a blank follows. What stands before the first end and behind the last one is a sentence, too.
+    """Splits texts into sentences.
+
+    A sentence ends after a token that ends with ".", "!" or "?", ignoring closing brackets and quotation marks, if
+    white space follows. The last sentence ends with the text.
 
     Args:
-        texts: of each token.
+        texts: The text of each token id.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -45,7 +50,7 @@ class Sentences:
         self._begins_blank = np.array([text[:1].isspace() for text in texts], bool)
 
     def permuted(self, text: Row, generator: np.random.Generator) -> Row:
-        """Return a text with its sentences in random order, each order equally likely."""
+        """Return a text with its sentences in uniformly random order."""
         sentences = self.split(text)
         return np.concatenate([sentences[i] for i in generator.permutation(len(sentences))])
 
@@ -57,67 +62,64 @@ class Sentences:
 
 
 def principal(sentences: Sequence[str], number: int) -> list[int]:
-    """Return which sentences of a text are most alike the rest, in their order: those with the largest F1 of ROUGE-1,
-    2 |S and R| / (|S| + |R|), of the set S of the words of a sentence and the set R of those of all others; of equals,
-    the first (Zhang et al., 2019, PEGASUS, section 3.1, "Ind" and "Uniq").
+    """Return the indices of the `number` most representative sentences, ascending.
 
-    Args:
-        sentences: their texts; words are runs of letters and digits, in lower case.
-        number: how many are chosen.
+    The score of a sentence is the F1 of ROUGE-1, 2 |S and R| / (|S| + |R|), with the set S of its words and the set R
+    of all other sentences' words. Words are runs of letters and digits, in lower case. Ties go to the earlier sentence.
+
+    Source: Zhang et al. (2019), PEGASUS, section 3.1, "Ind" and "Uniq".
     """
-    words = [{*WORD.findall(sentence.lower())} for sentence in sentences]
-    in_how_many = Counter(word for own in words for word in own)
+    word_sets = [{*WORD.findall(sentence.lower())} for sentence in sentences]
+    frequency = Counter(word for words in word_sets for word in words)
     scores = []
-    for own in words:
-        shared = sum(in_how_many[word] > 1 for word in own)
-        rest = len(in_how_many) - (len(own) - shared)  # less those that no other sentence has
-        scores.append(2 * shared / max(1, len(own) + rest))
-    best = sorted(range(len(words)), key=lambda i: -scores[i])[:number]
+    for words in word_sets:
+        shared = sum(frequency[word] > 1 for word in words)
+        rest = len(frequency) - (len(words) - shared)  # without words of this sentence only
+        scores.append(2 * shared / max(1, len(words) + rest))
+    best = sorted(range(len(word_sets)), key=lambda i: -scores[i])[:number]
     return sorted(best)
 
 
 def infilled(
     text: Row, share: float, mean_length: float, mask_id: int, generator: np.random.Generator
 ) -> Row:
-    """Return a text with one mask token in the place of each span, never longer than the text."""
+    """Replace random spans of a text by one mask token each; the result is never longer."""
     out = round(share * len(text))
     if out == 0:
         return text
     lengths = _poisson_lengths(out, mean_length, generator)
-    kept = len(text) - out
-    # Between kept tokens, before and behind them is room for a span each.
-    lengths = _merged(lengths, kept + 1)
-    gaps = np.sort(generator.choice(kept + 1, len(lengths), replace=False))
+    num_gaps = len(text) - out + 1  # between the remaining tokens, and at both ends
+    lengths = _merged(lengths, num_gaps)
+    gaps = np.sort(generator.choice(num_gaps, len(lengths), replace=False))
     starts = gaps + np.cumsum(lengths) - lengths
     masked = np.zeros(len(text) + 1, np.int64)
     np.add.at(masked, starts, 1)
     np.add.at(masked, starts + lengths, -1)
     stays = np.insert(np.cumsum(masked)[:-1] == 0, starts, True)
-    found: Row = np.insert(text, starts, mask_id)[stays]
-    return found
+    source: Row = np.insert(text, starts, mask_id)[stays]
+    return source
 
 
 def _split(number: int, parts: int, generator: np.random.Generator) -> Row:
-    """Split a number into positive parts, each way equally likely."""
+    """Split a number into random positive parts; all splits are equally likely."""
     cuts = np.sort(generator.choice(number - 1, parts - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [number]]))
 
 
 def _poisson_lengths(out: int, mean: float, generator: np.random.Generator) -> Row:
-    """Return lengths of spans that have `out` tokens together, drawn from Poisson(mean), the last one cut; so few of
-    length 0 that there are no more spans than tokens."""
+    """Draw at most `out` span lengths from Poisson(mean), cut to the sum `out`."""
     drawn: list[int] = []
     while sum(drawn) < out:
         drawn += generator.poisson(mean, 1 + round((out - sum(drawn)) / mean)).tolist()
     ends = np.minimum(np.cumsum(drawn), out)
     lengths = np.diff(ends[: np.searchsorted(ends, out) + 1], prepend=0)
     spare = out - np.count_nonzero(lengths)
-    found: Row = lengths[(lengths > 0) | (np.cumsum(lengths == 0) <= spare)]
-    return found
+    spans: Row = lengths[(lengths > 0) | (np.cumsum(lengths == 0) <= spare)]
+    return spans
 
 
 def _merged(lengths: Row, most: int) -> Row:
-    """Return lengths of at most so many spans, those that are too many added to the last one."""
+    """Merge the last spans so that at most `most` remain."""
     if len(lengths) <= most:
         return lengths
     return np.append(lengths[: most - 1], lengths[most - 1 :].sum())

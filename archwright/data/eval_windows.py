@@ -1,4 +1,4 @@
-"""Measuring on held-out text: windows that predict every token once, and bits per byte."""
+"""Evaluation windows over held-out text, and bits per byte."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -19,65 +19,69 @@ Ids = NDArray[np.int64]
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 PIECE_BYTES = 8
-"""Of a piece of text, for each token of a window: two windows or three."""
+"""Size of a piece of text, in bytes per token of context. A piece fills two or three windows."""
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
-    """Return the bits a model needs for each byte of text: nats / (bytes * ln 2).
+    """Return bits per byte, nats / (num_bytes * ln 2).
 
-    `nats` is the sum of -ln p over all predicted text tokens, each document starting from the
-    end-of-text token; `num_bytes` counts the same text in UTF-8, each byte once. The end of a
-    document is not predicted, so that the figure compares with compressors run on the text.
+    The end of a document is not predicted, so that the result is comparable with compressors.
+
+    Args:
+        nats: Sum of -ln p over the text's tokens; each document starts from the end-of-text token.
+        num_bytes: Length of the same text in UTF-8.
     """
     return nats / (num_bytes * math.log(2))
 
 
 def why_no_bits(text_change: str | None) -> str:
-    """Return why a text has no bits per byte, by `TokenStore.text_change`."""
-    found = f"changes the text: {text_change}" if text_change else "may change the text"
-    return f"no bits per byte, as the tokenizer {found}"
+    """Explain missing bits per byte, from `TokenStore.text_change`."""
+    change = f"changes the text: {text_change}" if text_change else "may change the text"
+    return f"no bits per byte, as the tokenizer {change}"
 
 
 class Window(NamedTuple):
-    """Tokens `start` to `stop` of the store, of which the last `counted` are counted."""
+    """Tokens `start` to `stop` of the store; only the last `counted` are predicted."""
 
     start: int
     stop: int
     counted: int
     piece: int = 0
-    """Number of the piece of text that it reads, where those are sampled."""
+    """Index of the window's piece of text, if pieces are sampled."""
 
 
 class Windows(Protocol):
-    """Batches to evaluate on, the same each time."""
+    """Evaluation batches, identical in every evaluation."""
 
     num_tokens: int
     num_bytes: int
     counts_answers: bool
-    """Whether the share of right predictions is wanted."""
+    """True if the accuracy of answers is measured."""
     defines_bits_per_byte: bool
-    """Whether the losses of all targets add up to that of the text, which the tokens give back."""
+    """True if target losses sum to the text's loss and the tokenizer is lossless."""
     generates_text: bool
-    """Whether a model that was trained so goes on with a text."""
+    """True if the objective trains models to continue a text."""
 
     @property
     def places(self) -> tuple[Ids, Ids]:
-        """The document of each window, and the number in the order of the text of what was sampled, the window itself
-        or its piece, as they are iterated."""
+        """Document index and sample index of each window, in iteration order.
+
+        A sample is a window, or a piece of text if pieces are sampled. Its index follows the order of the text.
+        """
 
     @property
     def window_bytes(self) -> Ids | None:
-        """The bytes that each window predicts, where pieces of text are sampled."""
+        """Number of predicted bytes per window, if pieces of text are sampled."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
 
 class ListedWindows:
-    """Windows that are documents of their own. Their batches are kept, as a run is evaluated many times.
+    """Windows that are separate documents, with batches cached for repeated evaluation.
 
     Args:
-        order: numbers of the windows, in the order of the batches.
-        batch: makes the batch of some numbers; the place of the first comes before them.
+        order: Window indices, in batch order.
+        batch: Function of a batch's first position in `order` and its window indices.
     """
 
     defines_bits_per_byte = False
@@ -104,22 +108,22 @@ class ListedWindows:
 
 
 class HeldOut:
-    """Fixed windows over held-out documents, each document alone and from its end-of-text token.
+    """Fixed windows over held-out documents.
 
-    Where the objective defines bits per byte, the first window of a document predicts all its tokens; each later
-    one starts `stride` further (the last one less, so that it is full, too) and predicts only what no earlier one
-    has. Every token of the text is thus predicted once, after at least `context_length` - `stride` tokens
-    where the document has them. Windows of other objectives follow on one another. What an objective draws is drawn
-    alike in each evaluation. `num_tokens` and `num_bytes` count the text once.
+    Each document is read separately, starting with its end-of-text token. If the objective defines bits per byte, the
+    first window of a document predicts all its tokens. Each later window starts `stride` further (the last one less,
+    to be full) and predicts only tokens after the previous window. Every token of the text is thus predicted once,
+    after at least `context_length` - `stride` tokens if its document is long enough. For other objectives, windows do
+    not overlap. Random numbers of the objective are the same in every evaluation. `num_tokens` and `num_bytes` count
+    the text once.
 
-    With `max_tokens`, windows spread evenly over all text are taken until that many tokens are
-    reached: a fair sample of the whole. Counting its bytes needs those of each token,
-    `tokenizer.token_lengths`; without them whole documents are taken. With `max_bytes`, pieces of text that are as
-    evenly spread are taken until as many bytes are reached. Where a piece begins and ends depends on bytes alone, so
-    that it is the same text whatever its tokens; each token stands in the piece that its first byte does.
+    `max_tokens` limits evaluation to a sample of windows, spread evenly over the text. Without `token_lengths`, which
+    count its bytes, the sample consists of complete documents. `max_bytes` limits evaluation to a sample of pieces of
+    text, also spread evenly. Pieces end at fixed byte positions, so that every tokenizer reads the same pieces; a
+    token belongs to the piece of its first byte.
 
     Raises:
-        UserError: there is nothing to predict; or pieces are wanted of tokens whose bytes are not known.
+        UserError: there is no text to predict, or `max_bytes` with tokens of unknown lengths in bytes.
     """
 
     counts_answers = False
@@ -157,8 +161,8 @@ class HeldOut:
         if max_bytes is not None:
             if token_lengths is None or not lossless:
                 raise UserError(
-                    "evaluate.max_bytes: found a tokenizer that changes the text, or of which the bytes of a token are "
-                    "not known; expected one of byte-level tokens"
+                    "evaluate.max_bytes: found a tokenizer that changes the text or has tokens without known bytes; "
+                    "expected a byte-level tokenizer"
                 )
             size = PIECE_BYTES * context_length
             ranges = _pieces(store, size, max_bytes, token_lengths)
@@ -173,11 +177,10 @@ class HeldOut:
         self.num_bytes = _bytes(store, rows, token_lengths)
         if not self.num_bytes:
             raise UserError("data.held_out: there is no held-out text to measure on.")
-        # Rows of equal length stand together: full ones first, so that few batches need padding.
+        # Sorted by length, full windows first, so that few batches need padding.
         self._rows = sorted(rows, key=lambda row: row.start - row.stop)
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return math.ceil(len(self._rows) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -185,13 +188,13 @@ class HeldOut:
             yield self._batch(self._rows[first : first + self.batch_size], first)
 
     def texts(self) -> Iterator[Ids]:
-        """Yield the predicted tokens, the text that `num_bytes` counts, in stretches in order."""
-        for first, stop in _stretches(self._rows):
+        """Yield the predicted tokens as consecutive ranges of the text."""
+        for first, stop in _merged_ranges(self._rows):
             yield np.asarray(self.store.read(first, stop), np.int64)
 
     @property
     def places(self) -> tuple[Ids, Ids]:
-        """The document of each window, and its number in the order of the text, as they are iterated."""
+        """Document index and sample index of each window; see `Windows`."""
         starts = np.array([row.start for row in self._rows])
         documents = np.searchsorted(self.store.offsets, starts, "right") - 1
         if self._token_lengths is not None:
@@ -200,50 +203,48 @@ class HeldOut:
 
     @property
     def window_bytes(self) -> Ids | None:
-        """The bytes that each window predicts, where pieces of text are sampled."""
         lengths = self._token_lengths
         if lengths is None:
             return None
-        read = (self.store.read(row.stop - row.counted, row.stop) for row in self._rows)
-        return np.array([int(lengths[tokens].sum()) for tokens in read])
+        texts = (self.store.read(row.stop - row.counted, row.stop) for row in self._rows)
+        return np.array([int(lengths[tokens].sum()) for tokens in texts])
 
     def _windows(self, base: int, end: int, piece: int) -> Iterator[Window]:
-        """Yield the windows over a document or a piece of one, of which the first token is not predicted."""
+        """Yield the windows of a document or piece; its first token is not predicted."""
         number = int(self._num_windows(np.array(end - base)))
         return (self._window(base, end, place, piece) for place in range(number))
 
     def _num_windows(self, lengths: Ids) -> Ids:
-        """Return how many windows there are over documents of some lengths, their first token included."""
+        """Return the number of windows per length; lengths include the first token."""
         rest = np.maximum(lengths - self.window_length, 0)
         return -(-rest // self.stride) + (lengths > 1)
 
     def _window(self, base: int, end: int, place: int, piece: int) -> Window:
-        """Return a window over a document by its place among them."""
+        """Return window number `place` of a document or piece."""
         start = base + place * self.stride
         stop = min(start + self.window_length, end)
-        # The token that a document starts from is none of its text.
+        # A document's first token, end-of-text, is not predicted.
         done = start - self.stride + self.window_length if place else base + 1
         if self.stride < self.window_length:
             start = max(base, stop - self.window_length)
         return Window(start, stop, stop - done, piece)
 
     def _sample(self, max_tokens: int) -> list[Window]:
-        """Return windows spread evenly over all there are, of which no others are made; the last one is cut to meet
-        the cap."""
+        """Return evenly spread windows with `max_tokens` in total; the last one is cut."""
         offsets = self.store.offsets
         left = min(max_tokens, len(self.store) - self.store.num_documents)
         first = np.concatenate([[0], np.cumsum(self._num_windows(np.diff(offsets)))])
-        taken: list[Window] = []
+        windows: list[Window] = []
         for i in _spread(int(first[-1])):
             document = int(np.searchsorted(first, i, "right")) - 1
             base, end = int(offsets[document]), int(offsets[document + 1])
             row = self._window(base, end, i - int(first[document]), document)
             excess = max(0, row.counted - left)
-            taken.append(row._replace(stop=row.stop - excess, counted=row.counted - excess))
+            windows.append(row._replace(stop=row.stop - excess, counted=row.counted - excess))
             left -= row.counted - excess
             if left == 0:
                 break
-        return sorted(taken)
+        return sorted(windows)
 
     def _batch(self, rows: list[Window], seed: int) -> Batch:
         lengths = np.array([row.stop - row.start for row in rows])
@@ -265,7 +266,7 @@ class HeldOut:
 
 
 def _whole_documents(store: TokenStore, max_tokens: int) -> list[int]:
-    """Return documents spread evenly over the text that have at most `max_tokens`, or the shortest."""
+    """Return evenly spread documents with `max_tokens` at most, or the shortest document."""
     lengths = np.diff(store.offsets) - 1
     taken = []
     left = max_tokens
@@ -281,8 +282,10 @@ def _whole_documents(store: TokenStore, max_tokens: int) -> list[int]:
 def _pieces(
     store: TokenStore, size: int, max_bytes: int, token_lengths: NDArray[np.int64]
 ) -> list[tuple[int, int]]:
-    """Return pieces of documents, of `size` bytes or what is left of one, spread evenly over the text: the tokens of
-    each, the one before them first."""
+    """Return the token ranges of evenly spread pieces of documents.
+
+    A piece has `size` bytes, or the rest of its document. A range starts with the token before the piece.
+    """
     numbers = -(-store.document_bytes // size)
     first = np.concatenate([[0], np.cumsum(numbers)])
     taken: dict[int, list[int]] = {}
@@ -298,7 +301,7 @@ def _pieces(
     for document, places in sorted(taken.items()):
         base = int(store.offsets[document])
         ends = np.cumsum(token_lengths[store.document(document)[1:]])
-        starts = np.concatenate([[0], ends])  # byte 0 is that of the second token
+        starts = np.concatenate([[0], ends])  # byte 0 belongs to the second token
         for place in sorted(places):
             low, high = np.searchsorted(starts[:-1], [size * place, size * (place + 1)])
             ranges.append((base + int(low), base + 1 + int(high)))
@@ -306,15 +309,15 @@ def _pieces(
 
 
 def _spread(n: int) -> Iterator[int]:
-    """Yield 0..n-1 so that every beginning of the sequence is spread evenly (golden-ratio steps)."""
+    """Yield 0..n-1 in golden-ratio steps, so that every prefix is spread evenly."""
     step = max(1, round(n * GOLDEN))
     while math.gcd(step, n) > 1:
         step += 1
     return (i * step % n for i in range(n))
 
 
-def _stretches(rows: list[Window]) -> Iterator[tuple[int, int]]:
-    """Yield the predicted tokens as ranges of the store, joined where one follows on another."""
+def _merged_ranges(rows: list[Window]) -> Iterator[tuple[int, int]]:
+    """Yield the predicted tokens as ranges of the store; adjacent ranges are merged."""
     ranges = sorted((row.stop - row.counted, row.stop) for row in rows)
     first, stop = ranges[0]
     for start, end in ranges[1:]:
@@ -326,11 +329,11 @@ def _stretches(rows: list[Window]) -> Iterator[tuple[int, int]]:
 
 
 def _bytes(store: TokenStore, rows: list[Window], token_lengths: NDArray[np.int64] | None) -> int:
-    """Return the UTF-8 bytes of what is predicted: of whole documents, or token by token."""
+    """Return the number of UTF-8 bytes of the predicted tokens."""
     if not rows:
         return 0
     total = 0
-    for first, stop in _stretches(rows):
+    for first, stop in _merged_ranges(rows):
         document = int(np.searchsorted(store.offsets, first, "right")) - 1
         if (first - 1, stop) == (store.offsets[document], store.offsets[document + 1]):
             total += int(store.document_bytes[document])

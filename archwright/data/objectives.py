@@ -1,4 +1,4 @@
-"""Objectives: from windows of text to what a model reads and what it is to predict."""
+"""Training objectives: windows of text become inputs and targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,30 +27,30 @@ from archwright.spec.objectives import (
 from archwright.text.tokenizer import Tokenizer
 
 MakeBatch = Callable[[Inputs, np.random.Generator], Batch]
-"""Makes windows of text into inputs and targets. The windows are tokens [batch, window_length], with `segment_ids` and
-`position_ids` where documents do not see each other, and a `padding_mask` where they are of several lengths; of pairs,
-the sources are `tokens` and the targets `decoder_tokens`. What is drawn, is drawn from the generator."""
+"""Function from windows of text and a random generator to a batch.
+
+Windows are `tokens` [batch, window_length], with `segment_ids` and `position_ids` for document masks, and a
+`padding_mask` if lengths differ. Windows of pairs have sources as `tokens` and targets as `decoder_tokens`."""
 
 
 class Vocabulary(NamedTuple):
-    """The tokenizer, as far as an objective may know it."""
+    """The properties of a tokenizer for objectives."""
 
     size: int = 0
-    """One more than the largest id."""
+    """Largest id + 1."""
     end_of_text: int = 0
-    """The id that every document starts from."""
+    """Id at the start of every document."""
     special_ids: Mapping[str, int] = MappingProxyType({})
-    """The ids of special tokens, which no text has, by name."""
+    """Ids of special tokens, which never occur in texts, by name."""
     decode: Callable[[list[int]], str] = lambda ids: ""
-    """Returns the text of ids."""
+    """Function from ids to text."""
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """The ids before and behind what an encoder reads; None: the end of a text behind it."""
+    """Ids before and after an encoder input; None: `end_of_text` after it."""
     decoder_start: tuple[int, ...] | None = None
-    """What a decoder beside an encoder reads first; None: the end of a text."""
+    """First input ids of a decoder with an encoder; None: `end_of_text`."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """Return that of a tokenizer."""
         return cls(
             tokenizer.vocab_size,
             tokenizer.begin_of_text,
@@ -62,52 +62,50 @@ class Vocabulary(NamedTuple):
 
     @property
     def ends(self) -> "Ends":
-        """What stands around the texts of two stacks."""
-        before, behind = self.frame or ((), (self.end_of_text,))
+        prefix, suffix = self.frame or ((), (self.end_of_text,))
         start, *first = self.decoder_start or (self.end_of_text,)
-        return Ends(before, behind, start, tuple(first))
+        return Ends(prefix, suffix, start, tuple(first))
 
     def sentinels(self, names: Sequence[str]) -> Row:
-        """Return the ids of special tokens that stand for spans."""
         return np.array([self.special_id(name, "objective.sentinel") for name in names])
 
     def special_id(self, name: str, key: str) -> int:
-        """Return the id of a special token.
+        """Return the id of the special token in the user's setting `key`.
 
         Raises:
-            UserError: there is none of that name, which the user gave as the value of `key`.
+            UserError: the tokenizer has no such special token.
         """
         if name not in self.special_ids:
             raise UserError(
-                f'{key}: found "{name}", which is no special token of the tokenizer; expected one of its own, or '
-                f"data.tokenizer.special_tokens with it.{nearest(name, self.special_ids)}"
+                f'{key}: found "{name}"; expected a special token of the tokenizer, or add it to '
+                f"data.tokenizer.special_tokens.{nearest(name, self.special_ids)}"
             )
         return self.special_ids[name]
 
 
 class Ends(NamedTuple):
-    """What stands around a source, and a target."""
+    """Special tokens around sources and targets."""
 
-    before: tuple[int, ...]
-    """What an encoder reads before a source."""
-    behind: tuple[int, ...]
-    """What ends a source, and a target."""
+    prefix: tuple[int, ...]
+    """Ids before a source."""
+    suffix: tuple[int, ...]
+    """Ids after a source, and after a target."""
     start: int
-    """What a decoder reads first."""
+    """First input id of the decoder."""
     first: tuple[int, ...]
-    """What a target begins with."""
+    """Ids before a target."""
 
     @property
     def end(self) -> int:
-        """The token that ends a text that is all of its own."""
-        return self.behind[0]
+        """Id after the source and the target of a corrupted text."""
+        return self.suffix[0]
 
 
 class Examples:
-    """Makes windows of text into batches by an objective.
+    """Builds batches of an objective from windows of text.
 
     Raises:
-        UserError: an objective without a part, or one that the vocabulary does not fit.
+        UserError: the objective has no part, or needs special tokens that the vocabulary lacks.
     """
 
     def __init__(
@@ -117,30 +115,29 @@ class Examples:
         self._make: MakeBatch = OBJECTIVES.make(self.objective, vocabulary or Vocabulary())
 
     def batch(self, text: Inputs, *seed: int) -> Batch:
-        """Return the batch that windows of text become: a pure function of both.
+        """Build a batch, a pure function of the windows and the seed.
 
         Raises:
-            UserError: the objective's part, one from outside, gives something else.
+            UserError: a user-defined objective returned something else than a valid batch.
         """
-        made = self._make(text, np.random.default_rng(seed))
-        if not isinstance(made, Batch):
-            raise self._refusal(f"a {type(made).__name__}; expected a Batch of inputs and targets")
-        read = (
-            made.inputs.tokens if made.inputs.decoder_tokens is None else made.inputs.decoder_tokens
-        )
-        if made.targets.shape != read.shape:
-            raise self._refusal(
-                f"targets of shape {list(made.targets.shape)}; expected that of the tokens that are read, "
-                f"{list(read.shape)}"
+        batch = self._make(text, np.random.default_rng(seed))
+        if not isinstance(batch, Batch):
+            raise self._error(f"a {type(batch).__name__}; expected a Batch of inputs and targets")
+        tokens = batch.inputs.decoder_tokens
+        if tokens is None:
+            tokens = batch.inputs.tokens
+        if batch.targets.shape != tokens.shape:
+            raise self._error(
+                f"targets of shape {list(batch.targets.shape)}; expected the shape of the tokens, {list(tokens.shape)}"
             )
-        return made.map(np.ascontiguousarray)
+        return batch.map(np.ascontiguousarray)
 
-    def _refusal(self, what: str) -> UserError:
-        return UserError(f'objective.kind = "{self.objective.kind}": its part gave {what}')
+    def _error(self, problem: str) -> UserError:
+        return UserError(f'objective.kind = "{self.objective.kind}": its part gave {problem}')
 
 
 def next_token(spec: NextToken, vocabulary: Vocabulary) -> MakeBatch:
-    """The targets are the tokens that follow: inputs x_1 ... x_n, targets x_2 ... x_(n+1)."""
+    """Predict each next token: inputs x_1 ... x_n, targets x_2 ... x_(n+1)."""
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         inputs, targets = text.map(lambda array: array[:, :-1]), text.tokens[:, 1:]
@@ -153,8 +150,10 @@ def next_token(spec: NextToken, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def prefix_lm(spec: PrefixLM, vocabulary: Vocabulary) -> MakeBatch:
-    """The targets are the tokens that follow, of those behind the prefix alone; where documents do not see each other,
-    each begins with a prefix of the row's length."""
+    """Predict each next token after a prefix of random length.
+
+    With document masks, all documents of a row have a prefix of the same length.
+    """
     follow = next_token(NextToken(), vocabulary)
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
@@ -164,20 +163,22 @@ def prefix_lm(spec: PrefixLM, vocabulary: Vocabulary) -> MakeBatch:
         if inputs.position_ids is not None:
             index = inputs.position_ids
         real = True if inputs.padding_mask is None else inputs.padding_mask
-        most = np.where(real, index + 1, 0).max(axis=1)  # what the longest document of a row has
-        share = generator.uniform(spec.shortest, spec.longest, len(most))
-        # One token at least begins a text, and one at least is predicted.
-        lengths = np.clip(np.rint(share * most), 1, np.maximum(most, 1)).astype(np.int64)
-        behind = index + 1 >= lengths[:, None]
-        targets = np.where(behind, batch.targets, IGNORE)
+        longest = np.where(real, index + 1, 0).max(axis=1)  # length of each row's longest document
+        share = generator.uniform(spec.shortest, spec.longest, len(longest))
+        # At least one token is read before the first prediction, and at least one is predicted.
+        lengths = np.clip(np.rint(share * longest), 1, np.maximum(longest, 1)).astype(np.int64)
+        follows = index + 1 >= lengths[:, None]
+        targets = np.where(follows, batch.targets, IGNORE)
         return Batch(replace(inputs, prefix_lengths=lengths), targets)
 
     return make
 
 
 def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
-    """The targets are the tokens that were chosen, at their own places; special tokens and padding are never chosen.
-    Rows of two segments are made of a window each, before tokens are chosen."""
+    """Predict random tokens at their positions, but no special tokens or padding.
+
+    If rows consist of two segments, each window is first turned into such a row.
+    """
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
     special_ids = list(vocabulary.special_ids.values())
     ends = (0, 0)
@@ -188,26 +189,26 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
         )
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
-        judged = None
+        classes = None
         if spec.judges_rows:
             rows = _unpadded(text.tokens, text.padding_mask)
-            text, judged = _in_segments(rows, spec.segments == "order", *ends, generator)
+            text, classes = _in_segments(rows, spec.segments == "order", *ends, generator)
         tokens = text.tokens
         chosen = _chosen(tokens.shape, spec, generator) & ~np.isin(tokens, special_ids)
         if text.padding_mask is not None:
             chosen &= text.padding_mask
-        how = generator.random(tokens.shape)
+        draws = generator.random(tokens.shape)
         noise = generator.integers(vocabulary.size, size=tokens.shape)
-        replaced = np.where(how < spec.kept + spec.random, noise, mask_id)
-        hidden = np.where(how < spec.kept, tokens, replaced)
+        replaced = np.where(draws < spec.kept + spec.random, noise, mask_id)
+        hidden = np.where(draws < spec.kept, tokens, replaced)
         inputs = replace(text, tokens=np.where(chosen, hidden, tokens))
-        return Batch(inputs, np.where(chosen, tokens, IGNORE), judged)
+        return Batch(inputs, np.where(chosen, tokens, IGNORE), classes)
 
     return make
 
 
 def replaced_tokens(spec: ReplacedTokens, vocabulary: Vocabulary) -> MakeBatch:
-    """As of `masked_tokens`, all of them masked, with the number that the token of each place is drawn by."""
+    """As `masked_tokens`, always masked, with random numbers to sample the replacements."""
     masks = MaskedTokens(share=spec.share, kept=0.0, random=0.0, mask_token=spec.mask_token)
     masked = masked_tokens(masks, vocabulary)
 
@@ -223,33 +224,34 @@ def replaced_tokens(spec: ReplacedTokens, vocabulary: Vocabulary) -> MakeBatch:
 def _chosen(
     shape: tuple[int, ...], spec: MaskedTokens, generator: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Choose a share of the places, in runs of neighbours where they may be longer than one."""
+    """Choose a share of the positions, in runs of 1 to `longest_run` neighbours."""
     if spec.longest_run == 1:
         return generator.random(shape) < spec.share
     weights = 1 / np.arange(1, spec.longest_run + 1)
-    # The share of runs that have n places or more.
+    # longer[n - 1] is the share of runs with n positions or more.
     longer = np.cumsum(weights[::-1])[::-1] / weights.sum()
-    # A place is left out where none of the runs that might begin at it or before reach it.
+    # Bisect the probability of a start, for which P(no run reaches a position) = 1 - share.
     low, high = 0.0, 1.0
     for _ in range(60):
         start = (low + high) / 2
         low, high = (start, high) if 1 - np.prod(1 - start * longer) < spec.share else (low, start)
     begins = generator.random(shape) < start
     lengths = generator.choice(len(weights), size=shape, p=weights / weights.sum()) + 1
-    found = begins.copy()
+    chosen = begins.copy()
     for further in range(1, spec.longest_run):
-        found[:, further:] |= (begins & (lengths > further))[:, :-further]
-    return found
+        chosen[:, further:] |= (begins & (lengths > further))[:, :-further]
+    return chosen
 
 
 def _in_segments(
     rows: Sequence[Row], order: bool, first: int, separator: int, generator: np.random.Generator
 ) -> tuple[Inputs, Row]:
-    """Cut each row in two, and let half of them not belong together: the second segment is the end of another row, or,
-    with `order`, the two change places. A row that is alone keeps its end.
+    """Split each row into two segments, a and b.
 
-    Returns rows [first, a ..., separator, b ..., separator] with their token types, and 1 for those that do not belong
-    together.
+    In half of the rows, b does not follow a: if `order`, they are swapped, otherwise b is the end of another row.
+
+    Returns:
+        Rows [first, a ..., separator, b ..., separator] with token types; 0 for each row with b after a, else 1.
     """
     number = len(rows)
     apart = generator.random(number) < 0.5
@@ -257,16 +259,16 @@ def _in_segments(
         max(1, int(share * len(row)))
         for share, row in zip(generator.random(number), rows, strict=True)
     ]
-    others = (np.arange(number) + generator.integers(1, max(number, 2), number)) % number
+    partners = (np.arange(number) + generator.integers(1, max(number, 2), number)) % number
     if not order:
-        apart &= others != np.arange(number)
+        apart &= partners != np.arange(number)
     tokens, types = [], []
-    for row, cut, other, is_apart in zip(rows, cuts, others, apart, strict=True):
+    for row, cut, partner, is_apart in zip(rows, cuts, partners, apart, strict=True):
         a, b = row[:cut], row[cut:]
         if is_apart and order:
             a, b = b, a
         elif is_apart:
-            b = rows[other][max(0, len(rows[other]) - len(b)) :] if len(b) else b
+            b = rows[partner][max(0, len(rows[partner]) - len(b)) :] if len(b) else b
         tokens.append(np.concatenate([[first], a, [separator], b, [separator]]))
         types.append(np.repeat([0, 1], [len(a) + 2, len(b) + 1]))
     filled, padding_mask = padded(tokens, separator)
@@ -275,7 +277,7 @@ def _in_segments(
 
 
 def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
-    """Source and target end with the token of the end of a text."""
+    """Replace spans by sentinels in the source and predict them; both sides have an end token."""
     sentinels = vocabulary.sentinels(spec.special_tokens)
 
     def pair(text: Row, generator: np.random.Generator) -> Pair:
@@ -285,7 +287,7 @@ def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
-    """As of `span_corruption`, with a denoiser drawn for each text, whose mode the source begins with."""
+    """As `span_corruption`, with a random denoiser per text and its mode token first."""
     sentinels = vocabulary.sentinels(spec.sentinels)
     modes = [
         [vocabulary.special_id(d.mode, "objective.denoisers")] if d.mode else []
@@ -305,7 +307,7 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
-    """Source and target end with the token of the end of a text."""
+    """Predict a text from a source with masked spans; both sides have an end token."""
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
     sentences = None
     if spec.permute_sentences:
@@ -319,7 +321,7 @@ def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def gap_sentences(spec: GapSentences, vocabulary: Vocabulary) -> MakeBatch:
-    """Source and target end with the token of the end of a text; nothing is drawn."""
+    """Mask the principal sentences in the source and predict them; nothing is random."""
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
     sentences = Sentences([vocabulary.decode([i]) for i in range(vocabulary.size)])
 
@@ -327,22 +329,22 @@ def gap_sentences(spec: GapSentences, vocabulary: Vocabulary) -> MakeBatch:
         parts = sentences.split(text)
         texts = [vocabulary.decode(part.tolist()) for part in parts]
         chosen = principal(texts, max(1, round(spec.share * len(parts))))
-        kept = [np.array([mask_id]) if i in chosen else part for i, part in enumerate(parts)]
-        return np.concatenate(kept), np.concatenate([parts[i] for i in chosen])
+        source = [np.array([mask_id]) if i in chosen else part for i, part in enumerate(parts)]
+        return np.concatenate(source), np.concatenate([parts[i] for i in chosen])
 
     return _of_texts(pair, spec.source_length, vocabulary.ends)
 
 
 def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
-    """Source and target stand between what the tokenizer puts around them, such as the end of a text behind each."""
+    """Predict the target of each pair; the tokenizer's special tokens frame both sides."""
     ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         sources = _unpadded(text.tokens, text.padding_mask)
         targets = _unpadded(text.decoder_tokens, text.decoder_padding_mask)
         framed = (
-            [np.concatenate([before, row, ends.behind]).astype(np.int64) for row in rows]
-            for before, rows in ((ends.before, sources), (ends.first, targets))
+            [np.concatenate([prefix, row, ends.suffix]).astype(np.int64) for row in rows]
+            for prefix, rows in ((ends.prefix, sources), (ends.first, targets))
         )
         return _sequence_to_sequence([[pair] for pair in zip(*framed, strict=True)], ends.start)
 
@@ -358,8 +360,10 @@ def _of_texts(
     source_length: Callable[[int], int],
     ends: Ends,
 ) -> MakeBatch:
-    """Return what makes a source and a target of each row, both ended; where documents do not see each other, of each
-    document, one behind the other as far as there is room."""
+    """Build batches by applying `pair` to each row, with end tokens.
+
+    With document masks, `pair` is applied to each document, and a row's pairs are packed up to the source length.
+    """
 
     def ended(text: Row, generator: np.random.Generator) -> Pair:
         source, target = pair(text, generator)
@@ -372,28 +376,28 @@ def _of_texts(
         room, packed = source_length(text.tokens.shape[1]), []
         for row, ids in zip(text.tokens, text.segment_ids, strict=True):
             documents = np.split(row, np.flatnonzero(np.diff(ids)) + 1)
-            packed.append(_packed(documents, lambda each: ended(each, generator), room))
+            packed.append(_packed(documents, lambda document: ended(document, generator), room))
         return _sequence_to_sequence(packed, ends.start, packed=True)
 
     return make
 
 
 def _packed(documents: Sequence[Row], pair: Callable[[Row], Pair], room: int) -> list[Pair]:
-    """Return the pairs of documents, the last one cut to where there is room for it."""
-    found: list[Pair] = []
+    """Return the pairs of the first documents; the last document is cut to fit."""
+    pairs: list[Pair] = []
     left = np.array([room, room])
     for document in documents:
         while len(document):
-            made = pair(document)
-            lengths = np.array([*map(len, made)])
+            candidate = pair(document)
+            lengths = np.array([*map(len, candidate)])
             if (excess := int((lengths - left).max())) <= 0:
-                found.append(made)
+                pairs.append(candidate)
                 left -= lengths
                 break
             document = document[:-excess]
         else:
             break
-    return found
+    return pairs
 
 
 def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
@@ -406,8 +410,10 @@ def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
 def _sequence_to_sequence(
     rows: Sequence[Sequence[Pair]], start: int, *, packed: bool = False
 ) -> Batch:
-    """Return the batch of rows of pairs, padded to equal lengths: the decoder reads `start` and all of a target but its
-    last token; pairs that are packed into a row do not see each other."""
+    """Return the padded batch of rows of pairs.
+
+    The decoder reads `start` and a target without its last token. Packed pairs do not attend to each other.
+    """
     sources = [[source for source, _ in row] for row in rows]
     targets = [[target for _, target in row] for row in rows]
     read = [[np.concatenate([[start], target[:-1]]) for target in row] for row in targets]
@@ -425,13 +431,13 @@ def _sequence_to_sequence(
 
 
 def _segment_ids(rows: Sequence[Sequence[Row]]) -> Row:
-    """Return the number of each token's text within its row, also of padding behind the last."""
+    """Return each token's text index within its row; padding has an unused index."""
     ids = [np.repeat(np.arange(len(row)), [*map(len, row)]) for row in rows]
     return padded(ids, max(len(row) for row in rows))[0]
 
 
 def padded(rows: Sequence[Row], fill: int) -> tuple[Row, NDArray[np.bool_] | None]:
-    """Return rows filled up to the longest, and which tokens are real; None where all are."""
+    """Return rows padded to the longest, and their padding mask, None without padding."""
     lengths = np.array([len(row) for row in rows])
     real = np.arange(lengths.max()) < lengths[:, None]
     filled = np.full(real.shape, fill, np.int64)
@@ -455,4 +461,4 @@ OBJECTIVES = Registry(
         SequenceToSequence: sequence_to_sequence,
     },
 )
-"""Functions that return a function of (text, generator), which makes windows of text into a batch: see `MakeBatch`."""
+"""Functions of (spec, vocabulary) that return a `MakeBatch`, by objective."""

@@ -1,4 +1,4 @@
-"""Batches and held-out windows of pairs: a source that the encoder reads, a target that the decoder writes."""
+"""Batches and held-out windows of source-target pairs."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,71 +18,71 @@ from archwright.text.tokenizer import Tokenizer
 
 
 class Encoded(NamedTuple):
-    """A pair as tokens, without those that begin and end a text."""
+    """The token ids of a pair, without special tokens around its sides."""
 
     source: Ids
     target: Ids
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of both, their ends included."""
+        """Number of tokens of both sides, with an end token each."""
         return len(self.source) + len(self.target) + 2
 
 
 class PairText:
-    """One side of pairs as tokens. Pairs that are longer than the context are left out, which is said.
+    """One side's tokenized pairs, without pairs beyond the context (with a warning).
 
     Raises:
         UserError: all pairs are too long.
     """
 
     def __init__(self, pairs: Pairs, tokenizer: Tokenizer, context_length: int) -> None:
-        before, behind = tokenizer.frame
-        around = max(len(before), len(tokenizer.decoder_start) - 1) + len(behind)
-        self.pairs, self.tokenizer, self.most = pairs, tokenizer, context_length - around
+        prefix, suffix = tokenizer.frame
+        framing = max(len(prefix), len(tokenizer.decoder_start) - 1) + len(suffix)
+        self.pairs, self.tokenizer, self.most = pairs, tokenizer, context_length - framing
         self.context_length = context_length
         self.fingerprint = pairs.fingerprint
         number = min(pairs.num_pairs, SAMPLE) if pairs.endless else pairs.num_pairs
-        read = [pairs.pair(0, index) for index in range(number)]
-        encoded = self._encoded(read)
-        too_long = [pair for pair, one in zip(read, encoded, strict=True) if not self._fits(one)]
-        kept = [i for i, one in enumerate(encoded) if self._fits(one)]
-        self.examples = [encoded[i] for i in kept]
+        texts = [pairs.pair(0, index) for index in range(number)]
+        encoded = self._encoded(texts)
+        too_long = [text for text, pair in zip(texts, encoded, strict=True) if not self._fits(pair)]
+        fitting = [i for i, pair in enumerate(encoded) if self._fits(pair)]
+        self.examples = [encoded[i] for i in fitting]
         self.bytes_each = [
-            len(read[i].source.encode()) + len(read[i].target.encode()) for i in kept
+            len(texts[i].source.encode()) + len(texts[i].target.encode()) for i in fitting
         ]
         self.num_too_long = len(too_long)
         if too_long:
-            self._say(too_long[0], len(read))
+            self._report(too_long[0], len(texts))
 
     def __len__(self) -> int:
-        """Return the tokens of the pairs that are there; of those that are drawn for each step, of a sample."""
-        return sum(one.num_tokens for one in self.examples)
+        """Return the number of tokens of all pairs, or of a sample of endless pairs."""
+        return sum(pair.num_tokens for pair in self.examples)
 
     @property
     def num_documents(self) -> int:
-        """How many pairs there are, or are in the sample."""
+        """Number of pairs, or of pairs in the sample."""
         return len(self.examples)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of their sources and targets."""
+        """Bytes of all sources and targets."""
         return sum(self.bytes_each)
 
     def drawn(self, seed: int, indices: Ids) -> list[Encoded]:
-        """Return the pairs of a seed by their numbers; each epoch reads all pairs of a file, in an order of its own."""
+        """Return pairs of a seed by index; each epoch reads a file in another order."""
         if self.pairs.endless:
-            return self._drawn_anew(seed, indices)
+            return self._generated(seed, indices)
         epochs, places = np.divmod(indices, len(self.examples))
         keys = mix(epochs.astype(np.uint64) + mix(np.array([seed], np.uint64)))
         return [self.examples[i] for i in permuted(places, len(self.examples), keys).tolist()]
 
-    def _drawn_anew(self, seed: int, indices: Ids) -> list[Encoded]:
-        """Return fresh pairs; in the place of one that is too long stands one of the sample."""
-        found = self._encoded([self.pairs.pair(seed, i) for i in indices.tolist()])
+    def _generated(self, seed: int, indices: Ids) -> list[Encoded]:
+        """Return new pairs; a pair beyond the context is replaced from the sample."""
+        pairs = self._encoded([self.pairs.pair(seed, i) for i in indices.tolist()])
         return [
-            one if self._fits(one) else self.examples[i % len(self.examples)]
-            for i, one in zip(indices.tolist(), found, strict=True)
+            pair if self._fits(pair) else self.examples[i % len(self.examples)]
+            for i, pair in zip(indices.tolist(), pairs, strict=True)
         ]
 
     def _encoded(self, pairs: Sequence[Pair]) -> list[Encoded]:
@@ -90,23 +90,22 @@ class PairText:
         ids = [row.astype(np.int64) for row in self.tokenizer.encode_many(texts)]
         return [Encoded(*both) for both in zip(ids[0::2], ids[1::2], strict=True)]
 
-    def _fits(self, one: Encoded) -> bool:
-        return max(len(one.source), len(one.target)) <= self.most
+    def _fits(self, pair: Encoded) -> bool:
+        return max(len(pair.source), len(pair.target)) <= self.most
 
-    def _say(self, first: Pair, number: int) -> None:
-        """Say how many pairs are left out."""
-        what = (
-            f"data.pairs: {self.num_too_long:,} of {number:,} pairs have more than model.context_length = "
-            f"{self.context_length} tokens in the source or the target, the one that ends a text included, the first "
-            f"at {first.place}"
+    def _report(self, first: Pair, number: int) -> None:
+        """Warn about skipped pairs, or raise a UserError if all are."""
+        problem = (
+            f"data.pairs: {self.num_too_long:,} of {number:,} pairs have a source or target of more than "
+            f"model.context_length = {self.context_length} tokens with its end token, the first at {first.place}"
         )
         if self.num_too_long == number:
-            raise UserError(f"{what}; none is left: raise model.context_length")
-        warnings.warn(f"{what}; they are left out", stacklevel=3)
+            raise UserError(f"{problem}; none is left: raise model.context_length")
+        warnings.warn(f"{problem}; they are skipped", stacklevel=3)
 
 
 SAMPLE = 2048
-"""Of pairs that are drawn for each step, how many are looked at beforehand."""
+"""Size of the sample of endless pairs, for statistics and replacements."""
 
 
 class PairBatches:
@@ -118,33 +117,32 @@ class PairBatches:
 
     @cached_property
     def lengths(self) -> TextLengths:
-        """Lengths of sources, their ends included; of pairs drawn for each step, of a sample."""
+        """Lengths of sources with special tokens; a sample's lengths if pairs are endless."""
         ends = sum(map(len, self.text.tokenizer.frame))
-        source = np.array([len(one.source) + ends for one in self.text.examples])
+        source = np.array([len(pair.source) + ends for pair in self.text.examples])
         counted, total = len(source) * self.text.context_length, float(source.sum())
         targets = (len(self.text) - total) / total
         return TextLengths(float((source**2).sum()) / total, targets, total / counted)
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return the batch of a step, or the rows of it that belong to one of many processes."""
         share = share_of(self.batch_size, rank, world_size)
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         return batch_of(self.text.drawn(self.seed, rows), self._examples, self.seed, step)[share]
 
 
 class PairWindows(ListedWindows):
-    """Held-out pairs to evaluate on: the first that have `max_tokens` together, or all there are."""
+    """Held-out pairs for evaluation, from the first up to `max_tokens` tokens."""
 
     def __init__(
         self, text: PairText, examples: Examples, batch_size: int, max_tokens: int | None = None
     ) -> None:
-        ends = np.cumsum([one.num_tokens for one in text.examples])
+        ends = np.cumsum([pair.num_tokens for pair in text.examples])
         number = len(ends)
         if max_tokens is not None:
             number = max(1, int(np.searchsorted(ends, max_tokens, "right")))
         self.num_tokens = int(ends[number - 1])
         self.num_bytes = sum(text.bytes_each[:number])
-        # Pairs of about one length stand together, so that little is padding.
+        # Sorting pairs by length saves padding.
         order = sorted(range(number), key=lambda i: text.examples[i].num_tokens)
 
         def batch(start: int, numbers: Ids) -> Batch:
@@ -154,9 +152,9 @@ class PairWindows(ListedWindows):
 
 
 def batch_of(pairs: Sequence[Encoded], examples: Examples, *seed: int) -> Batch:
-    """Return the batch that pairs become."""
-    tokens, padding_mask = padded([one.source for one in pairs], 0)
-    decoder_tokens, decoder_mask = padded([one.target for one in pairs], 0)
+    """Build the batch of an objective from pairs."""
+    tokens, padding_mask = padded([pair.source for pair in pairs], 0)
+    decoder_tokens, decoder_mask = padded([pair.target for pair in pairs], 0)
     text = Inputs(
         tokens,
         padding_mask=padding_mask,

@@ -1,4 +1,4 @@
-"""Permutations of 0..n-1 that are computed element by element: no memory, no state."""
+"""Permutations of 0..n-1, computed per element without memory or state."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,10 @@ S30, S27, S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def permuted(indices: NDArray[np.int64], n: int, keys: Words) -> NDArray[np.int64]:
-    """Return where each index goes under the permutation of range(n) that its key stands for.
+    """Map each index by a permutation of range(n), selected by its key.
 
-    A Feistel network permutes the numbers of 2 x half bits; walking its cycle until a number below
-    n appears makes that a permutation of range(n) (Black and Rogaway, 2002).
+    A Feistel network permutes the numbers of 2 x half bits. Repeating it until the result is below n
+    gives a permutation of range(n) (Black and Rogaway, 2002, cycle walking).
     """
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     round_keys = mix(keys + np.arange(ROUNDS, dtype=np.uint64)[:, None])
@@ -36,7 +36,7 @@ def _feistel(values: Words, half: np.uint64, round_keys: Words) -> Words:
 
 
 def mix(values: Words) -> Words:
-    """Return well-mixed 64-bit numbers (the finaliser of SplitMix64; Steele et al., 2014)."""
+    """Return 64-bit hashes of numbers (the finaliser of SplitMix64; Steele et al., 2014)."""
     mixed = values + WEYL
     mixed = (mixed ^ (mixed >> S30)) * FIRST
     mixed = (mixed ^ (mixed >> S27)) * SECOND

@@ -1,9 +1,9 @@
-"""From documents to a token store: encoded in parallel, written at one go, made only once.
+"""Tokenization of documents into a token store, in parallel and only once.
 
-A large text of several files is made in parts, each a folder of its own beside the store and named, locked and cleaned
-like one, so that any number of processes on any number of machines can make one store. Where parts end depends on the
-text alone. The last step joins them by links to their shards; until the store is published, every part stays as it is,
-so a process may be killed anywhere."""
+A large text of several files is tokenized in parts. Each part has a folder next to the store, and a name, lock and
+cleanup like a store, so that any number of processes on any number of machines can share the work. Boundaries of parts
+depend only on the text. The last step joins the parts by links to their shards. Parts do not change until the store is
+published, so a process can be killed at any time."""
 
 import hashlib
 import json
@@ -31,15 +31,15 @@ from archwright.text.reading import ChangedError
 from archwright.text.tokenizer import Tokenizer
 
 SHARD = 1 << 27
-"""Tokens of a shard."""
+"""Number of tokens per shard."""
 PART = 1 << 30
-"""Bytes of files that one process tokenizes at a time, at least."""
+"""Smallest size of a part, in bytes of files."""
 BATCH = 1 << 20
-"""Characters that a thread encodes at a time, about."""
+"""Approximate number of characters per batch of a thread."""
 
 
 class Prepared(NamedTuple):
-    """The token stores of both parts of a corpus."""
+    """The token stores of a corpus."""
 
     train: TokenStore
     held_out: TokenStore
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class _Target:
-    """A store to make, or a part of one."""
+    """A store, or a part of one, to create."""
 
     place: Path
     documents: Documents
@@ -61,13 +61,13 @@ class _Target:
 def prepare(
     corpus: Corpus, tokenizer: Tokenizer, folder: Path | None = None, threads: int | None = None
 ) -> Prepared:
-    """Return both parts of a corpus as token stores; see `prepare_documents`."""
+    """Return the token stores of a corpus; see `prepare_documents`."""
     targets = [
         _target(corpus.train, tokenizer, folder, SHARD, threads, check_text=False),
         _target(corpus.held_out, tokenizer, folder, SHARD, threads),
     ]
-    with _of_one_text(*targets):
-        for target in targets:  # parts of both, before this process waits for others
+    with _removing_stale_parts(*targets):
+        for target in targets:  # create parts of both before waiting for another process
             if target.parts and not os.path.lexists(target.place):
                 _make_parts(target, wait=False)
         return Prepared(*map(_prepared, targets))
@@ -80,28 +80,29 @@ def prepare_documents(
     shard: int = SHARD,
     threads: int | None = None,
 ) -> TokenStore:
-    """Return the token store of documents, made below `folder` (by default the cache) if need be.
+    """Return the token store of documents, created if missing.
 
-    Its name is a hash of content and tokenizer, so it is used again as long as neither changes. It
-    appears complete or not at all; processes that want the same store make it once, and share its parts.
+    Its name is a hash of content and tokenizer, so it is reused until one of them changes. It appears only when it is
+    complete. Processes that need the same store create it together, once.
 
     Args:
-        threads: that encode; by default `num_threads`.
+        folder: Parent folder; default: the cache.
+        threads: Number of encoding threads; default: `num_threads()`.
 
     Raises:
-        UserError: full disk, read-only folder, or text that changed meanwhile; nothing unfinished is left.
+        UserError: full disk, read-only folder, or a change of the text meanwhile; unfinished files are removed.
     """
     target = _target(documents, tokenizer, folder, shard, threads)
-    with _of_one_text(target):
+    with _removing_stale_parts(target):
         return _prepared(target)
 
 
 def _prepared(target: _Target) -> TokenStore:
-    """Return a store, made if need be."""
+    """Return a store, created if missing."""
     try:
         return _opened(target)
     except StoreError:
-        pass  # missing, damaged, or being made this very moment
+        pass  # missing, damaged or incomplete
     with only_one(target.place):
         try:
             return _opened(target)
@@ -114,7 +115,7 @@ def _prepared(target: _Target) -> TokenStore:
         if not target.parts:
             return _made(target)
         remove(target.place)
-    return _made_together(target)
+    return _made_of_parts(target)
 
 
 def _target(
@@ -126,69 +127,68 @@ def _target(
     *,
     check_text: bool = True,
 ) -> _Target:
-    """Return the store to make; tokenizers that are made here change no text, so that theirs need no check."""
-    check_text = check_text and not tokenizer.is_fast
+    """Return the store to create, with its parts if the text is large."""
+    check_text = check_text and not tokenizer.is_fast  # fast tokenizers never change text
     folder = folder or cache_folder("tokens")
     threads = threads or num_threads()
     pieces, checks = documents.parts(PART), ["text"] * check_text
-    how = tokenizer, shard, threads, check_text
+    options = tokenizer, shard, threads, check_text
     parts = tuple(
-        _Target(folder / _name(piece, tokenizer, shard, *checks), piece, *how)
+        _Target(folder / _name(piece, tokenizer, shard, *checks), piece, *options)
         for piece in (pieces if len(pieces) > 1 else ())
     )
-    # Shards end where parts do, so that the same text cut otherwise is another store.
+    # Shards end at the boundaries of parts, so other boundaries require another name.
     name = _name(
         documents, tokenizer, shard, *checks, *(part.documents.fingerprint for part in parts)
     )
-    return _Target(folder / name, documents, *how, parts)
+    return _Target(folder / name, documents, *options, parts)
 
 
 def _name(documents: Documents, tokenizer: Tokenizer, shard: int, *parts: str) -> str:
-    """Return the name of the folder for the tokens of documents: a hash of all that decides what is in it."""
+    """Return a store's folder name, a hash of everything that affects its content."""
     content = json.dumps([FORMAT, documents.fingerprint, tokenizer.fingerprint, shard, *parts])
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def _opened(target: _Target) -> TokenStore:
-    """Return the store if it is there, whole, and of this text and tokenizer."""
+    """Open an existing store, if it is intact and of this text and tokenizer."""
     if os.path.lexists(target.place):
-        # Left by a process that was killed after it had joined them. Removing a link changes the times of the file,
-        # for which the store would be verified again: hence before it is opened.
+        # A process that is killed after joining leaves parts. They are removed before opening, because removing a
+        # link changes the times of a shard, and a shard with other times is verified again.
         _remove_parts(target)
     store = TokenStore(target.place)
     if not _is_of(store.index, target):
-        raise StoreError(target.place, "it is of another text or tokenizer")
+        raise StoreError(target.place, "it belongs to another text or tokenizer")
     mark_used(target.place)
     return store
 
 
 def _is_of(index: Index, target: _Target) -> bool:
-    """Tell whether an index is of this text and tokenizer."""
+    """True if an index is of this text and tokenizer."""
     tokenizer = target.tokenizer
-    found = (index.text, index.tokenizer, index.end_of_text, index.dtype)
+    actual = (index.text, index.tokenizer, index.end_of_text, index.dtype)
     dtype = dtype_for(tokenizer.vocab_size).name
     expected = (target.documents.fingerprint, tokenizer.fingerprint, tokenizer.begin_of_text, dtype)
-    return found == expected
+    return actual == expected
 
 
 def _made(target: _Target) -> TokenStore:
-    """Make a store in one go, and open it."""
     with Progress("Tokenizing", target.documents.size) as progress:
         _write(target, progress)
     return TokenStore(target.place)
 
 
 def _write(target: _Target, progress: Progress) -> None:
-    """Write a store, or a part, beside its place and move it there when all of it is on the disk."""
-    with _written_beside(target) as writer:
+    """Write a store or part as a draft, and publish it when complete."""
+    with _draft_writer(target) as writer:
         for encoded in _encoded(target, progress):
             writer.add(encoded)
         writer.finish(target.documents.fingerprint)
 
 
 @contextmanager
-def _written_beside(target: _Target) -> Iterator[Writer]:
-    """Yield a writer to a draft, which takes its place after the block; the caller holds the lock."""
+def _draft_writer(target: _Target) -> Iterator[Writer]:
+    """Yield a writer to a draft, published after the block; the caller holds the lock."""
     place = target.place
     for unfinished in [place, *place.parent.glob(f".tmp-{place.name}-*")]:
         remove(unfinished)
@@ -201,8 +201,8 @@ def _written_beside(target: _Target) -> Iterator[Writer]:
         yield writer
 
 
-def _made_together(target: _Target) -> TokenStore:
-    """Make the parts that no other process makes, wait for the others, and let one process join them."""
+def _made_of_parts(target: _Target) -> TokenStore:
+    """Create a store together with other processes; only one of them joins the parts."""
     _make_parts(target, wait=True)
     with only_one(target.place):
         try:
@@ -214,8 +214,8 @@ def _made_together(target: _Target) -> TokenStore:
 
 
 @contextmanager
-def _of_one_text(*targets: _Target) -> Iterator[None]:
-    """Remove all parts where the text has changed in the block: nobody will ask for them again."""
+def _removing_stale_parts(*targets: _Target) -> Iterator[None]:
+    """Remove all parts if the text changes during the block, which makes them useless."""
     try:
         yield
     except ChangedError:
@@ -225,7 +225,7 @@ def _of_one_text(*targets: _Target) -> Iterator[None]:
 
 
 def _make_parts(target: _Target, *, wait: bool) -> None:
-    """Make each part that is neither made nor being made; then, with `wait`, those whose processes died meanwhile."""
+    """Create missing parts; with `wait`, also wait for parts in progress."""
     with Progress("Tokenizing", target.documents.size) as progress:
         left = target.parts
         for is_last in (False, True) if wait else (False,):
@@ -233,12 +233,12 @@ def _make_parts(target: _Target, *, wait: bool) -> None:
 
 
 def _make_part(part: _Target, joined: Path, progress: Progress, *, wait: bool) -> bool:
-    """Make a part unless it is there, also as a part of the joined store; return False if another process is at it."""
+    """Create a part if it and the joined store are missing; return False if it is locked."""
     if not _is_made(part):
         with only_one(part.place, wait=wait) as ours:
             if not ours:
                 return False
-            # In this order: parts are removed after the store has appeared.
+            # In this order, because parts are removed after the store is published.
             if not _is_made(part) and not os.path.lexists(joined):
                 _write(part, progress)
                 return True
@@ -247,7 +247,7 @@ def _make_part(part: _Target, joined: Path, progress: Progress, *, wait: bool) -
 
 
 def _is_made(part: _Target) -> bool:
-    """Tell whether a part is there; its content is checked when it is joined."""
+    """True if a part exists; its content is checked during the join."""
     try:
         return _is_of(read_index(part.place), part)
     except StoreError:
@@ -255,8 +255,8 @@ def _is_made(part: _Target) -> bool:
 
 
 def _join(target: _Target) -> None:
-    """Publish the store that all parts are; they stay as they are. The caller holds the lock of the store."""
-    with _written_beside(target) as writer:
+    """Publish the store of all parts, which do not change; the caller holds its lock."""
+    with _draft_writer(target) as writer:
         for part in target.parts:
             with only_one(part.place):
                 writer.take(part.place, _checked(part))
@@ -264,7 +264,7 @@ def _join(target: _Target) -> None:
 
 
 def _checked(part: _Target) -> Index:
-    """Return the index of a part; one that is damaged, or that somebody removed, is made once more."""
+    """Return the index of a part, which is recreated if damaged or removed."""
     try:
         index = read_index(part.place)
         if _is_of(index, part):
@@ -278,7 +278,7 @@ def _checked(part: _Target) -> Index:
 
 
 def _remove_parts(target: _Target) -> None:
-    """Remove the parts of a store, but those that a process is making."""
+    """Remove the parts of a store, except parts in progress."""
     for part in target.parts:
         if os.path.lexists(part.place):
             with suppress(UserError), only_one(part.place, wait=False) as ours:
@@ -287,14 +287,15 @@ def _remove_parts(target: _Target) -> None:
 
 
 class Piece(NamedTuple):
-    """Text, and whether a document begins with it."""
+    """A piece of a document's text."""
 
     text: str
     first: bool
+    """True if the document begins with the piece."""
 
 
 def _encoded(target: _Target, progress: Progress) -> Iterator[Encoded]:
-    """Encode batches of pieces in threads (both libraries let go of the interpreter) in order."""
+    """Yield encoded batches in order, from threads, as both libraries release the GIL."""
     waiting: deque[Future[Encoded]] = deque()
     threads = target.threads
     with ThreadPoolExecutor(threads) as pool:
@@ -305,12 +306,12 @@ def _encoded(target: _Target, progress: Progress) -> Iterator[Encoded]:
                     yield progress.counted(waiting.popleft().result(), _size)
             while waiting:
                 yield progress.counted(waiting.popleft().result(), _size)
-        finally:  # after Ctrl-C nobody waits for what was not begun
+        finally:  # after Ctrl-C, cancel batches that were not started
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def num_threads() -> int:
-    """Return how many threads encode: the cores this process may use, at most eight."""
+    """Return the number of encoding threads: available cores, at most eight."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, 8))
 
@@ -336,7 +337,7 @@ def _batches(documents: Documents, tokenizer: Tokenizer) -> Iterator[list[Piece]
 
 
 def _encode(batch: list[Piece], target: _Target) -> Encoded:
-    """Encode pieces and put the token that begins a text where a document begins."""
+    """Encode pieces, with the begin-of-text token before each document."""
     tokenizer = target.tokenizer
     begin = np.array([tokenizer.begin_of_text], np.uint32)
     parts: list[NDArray[np.uint32]] = []

@@ -1,4 +1,4 @@
-"""Tokens on disk: memory-mapped shards with an index, made once for a text and a tokenizer."""
+"""Tokens on disk: memory-mapped shards with an index."""
 
 import contextlib
 import hashlib
@@ -17,14 +17,14 @@ from archwright.text.cache import only_one
 from archwright.text.tokenizer import Tokenizer
 
 FORMAT = 1
-"""Of the folder's layout."""
+"""Version of the folder layout."""
 
 INDEX, OFFSETS, BYTES = "index.json", "offsets.npy", "bytes.npy"
 CHECKED = "verified"
 VERIFIED = f"{CHECKED}-*.json"
-"""Files that say what was verified, one for each machine."""
+"""File pattern of verification records, one per machine."""
 BLOCK = 1 << 22
-"""Bytes that are hashed in one go."""
+"""Bytes per block of hashing."""
 
 Tokens = NDArray[np.integer[Any]]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
@@ -32,7 +32,7 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class StoreError(UserError):
-    """A folder that holds no whole token store; `reason` says why."""
+    """A missing or damaged token store; `reason` describes the problem."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(f'"{folder}" holds no token store that can be read: {reason}.')
@@ -59,14 +59,14 @@ class Arrays(_Values):
 
 
 class Index(_Values):
-    """Contents of `index.json`; offsets and bytes of documents are arrays beside it."""
+    """Contents of `index.json`; offsets and bytes of documents are separate arrays."""
 
     dtype: Literal["uint16", "uint32"]
     num_tokens: Count
     num_documents: Count
     num_bytes: Count
     end_of_text: Count
-    """The id every document starts from: end-of-text, or the token that a foreign tokenizer has for it."""
+    """Id at the start of every document: end-of-text, or the begin-of-text of an imported tokenizer."""
     text: str
     """Fingerprint of the documents."""
     tokenizer: str
@@ -74,18 +74,18 @@ class Index(_Values):
     shards: tuple[Shard, ...]
     arrays: Arrays
     text_change: str | None = None
-    """First change of the text by encoding and decoding it: empty if there is none, None if not tested."""
+    """First text change by the tokenizer: empty if none, None if untested."""
     format: int = FORMAT
     digest: str = ""
     """BLAKE2 hash of all other values."""
 
     def sealed(self) -> "Index":
-        """Return the index with the hash of its values."""
+        """Return a copy with the hash of its values."""
         return self.model_copy(update={"digest": self._digest()})
 
     @property
-    def whole(self) -> bool:
-        """Tell whether the values are those that were sealed."""
+    def is_intact(self) -> bool:
+        """True if the values match their hash."""
         return self.digest == self._digest()
 
     def _digest(self) -> str:
@@ -96,37 +96,35 @@ class Index(_Values):
 
 
 class TokenStore:
-    """The tokens of a text, each document preceded by end-of-text, read as one long array.
+    """The tokens of a text as one array; end-of-text precedes each document.
 
-    Document i is `store.read(offsets[i], offsets[i + 1])`, with its end-of-text token first;
-    `document_bytes[i]` counts the UTF-8 bytes of its text. All content is compared with its hashes
-    before it is first used, once until the machine starts again or a file is touched: by one of its
-    processes, for which the others wait.
+    Document i is `store.read(offsets[i], offsets[i + 1])`, starting with its end-of-text token.
+    `document_bytes[i]` is the number of UTF-8 bytes of its text. All content is compared with its hashes before its
+    first use, and again after a reboot or a change of a file. One process verifies; others on the machine wait.
 
     Raises:
-        StoreError: the folder holds no store, a damaged one, one of another format, or one that changes.
+        StoreError: the store is missing, damaged, of another format, or changed during use.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.index = read_index(folder)
         self.end_of_text = self.index.end_of_text
-        """The id that stands before each document."""
+        """Id before each document."""
         self.num_documents, self.num_bytes = self.index.num_documents, self.index.num_bytes
-        """How many documents there are, and the UTF-8 bytes of all."""
-        if not self.index.num_documents:
+        """Number of documents, and of UTF-8 bytes of the text."""
+        if not self.index.num_documents:  # only a part may be empty
             raise StoreError(folder, f'"{INDEX}" is damaged')
         try:
             self._verify_once()
             self._map()
         except OSError as error:
-            if error.errno in files.EXHAUSTED:  # a good store is not to be made again
+            if error.errno in files.EXHAUSTED:  # the store itself may be intact
                 raise
             name = Path(error.filename or folder).name
             raise StoreError(folder, f'"{name}": {error.strerror or error}') from error
 
     def _map(self) -> None:
-        """Map all files, which have the content that was written."""
         dtype, shards = np.dtype(self.index.dtype), self.index.shards
         paths = (str(self.folder / shard.file) for shard in shards)
         self._stamps = [(path, files.stamp(path)) for path in paths]
@@ -142,27 +140,27 @@ class TokenStore:
         self.document_bytes: NDArray[np.int64] = np.load(self.folder / BYTES, mmap_mode="r")
 
     def _verify_once(self) -> None:
-        """Verify the content, unless a process of this machine has since it was started. Each machine does so for
-        itself: what it reads goes through memory and links of its own."""
+        """Verify the content, unless this machine has verified it since its start."""
+        # Each machine verifies separately, because its memory and connections can corrupt data.
         names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in self.index.shards))
         state = files.state_of({name: self.folder / name for name in names})
         place = files.machine_file(self.folder, CHECKED, state)
-        if _is_kept(place, state):
+        if _is_recorded(place, state):
             return
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(UserError):  # where no lock can be made, each process verifies
+            with contextlib.suppress(UserError):  # without a lock, each process verifies
                 stack.enter_context(only_one(place))
-            if not _is_kept(place, state):
+            if not _is_recorded(place, state):
                 self.verify()
                 with contextlib.suppress(OSError, UserError):  # the next process verifies
                     files.write_machine_file(place, state, CHECKED)
 
     def __len__(self) -> int:
-        """Return the number of tokens, end-of-text included."""
+        """Return the number of tokens, including end-of-text tokens."""
         return self.index.num_tokens
 
     def __getitem__(self, where: slice) -> Tokens:
-        """Return the tokens of a range, in the store's own integer type."""
+        """Return a range of tokens, in the dtype of the store."""
         start, stop, step = where.indices(len(self))
         assert step == 1, "a store is read in order"
         return self.read(start, stop)
@@ -172,7 +170,7 @@ class TokenStore:
         first = int(np.searchsorted(self._borders, start, "right")) - 1
         parts = []
         while start < stop:
-            self._check_kept(first)
+            self._check_unchanged(first)
             base, end = int(self._borders[first]), min(stop, int(self._borders[first + 1]))
             parts.append(self._shards[first][start - base : end - base])
             start, first = end, first + 1
@@ -180,23 +178,23 @@ class TokenStore:
             return parts[0]
         return np.concatenate(parts) if parts else np.zeros(0, self.index.dtype)
 
-    def _check_kept(self, shard: int) -> None:
-        """Refuse a shard that was changed on disk; where it was cut, reading its map would end the process."""
-        file, known = self._stamps[shard]
-        with contextlib.suppress(FileNotFoundError):  # what was removed stays mapped
+    def _check_unchanged(self, shard: int) -> None:
+        """Raise a StoreError if a shard changed on disk; reading a truncated map is fatal."""
+        file, expected = self._stamps[shard]
+        with contextlib.suppress(FileNotFoundError):  # removed files stay mapped
             now = files.stamp(file)
-            if now != known and now[0] == known[0]:
+            if now != expected and now[0] == expected[0]:
                 raise StoreError(self.folder, f'"{Path(file).name}" was changed while it was read')
 
     def document(self, i: int) -> Tokens:
-        """Return document i, its end-of-text token first."""
+        """Return document i, starting with its end-of-text token."""
         return self.read(int(self.offsets[i]), int(self.offsets[i + 1]))
 
     def verify(self) -> None:
         """Compare every file with its hash.
 
         Raises:
-            StoreError: one differs; the folder can be removed and is made again.
+            StoreError: a file differs. Remove the folder to recreate the store.
         """
         arrays = self.index.arrays
         digests = {OFFSETS: arrays.offsets, BYTES: arrays.bytes}
@@ -210,15 +208,12 @@ class TokenStore:
 
     @property
     def digest(self) -> str:
-        """A hash of all tokens."""
+        """Hash of all tokens."""
         digests = "".join(shard.digest for shard in self.index.shards)
         return hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
 
     def text_change(self, tokenizer: Tokenizer) -> str | None:
-        """Return the first change of the text by its tokenizer: empty if there is none, None if not tested.
-
-        Tokenizers that are made here change no text.
-        """
+        """Return the first text change by the tokenizer: empty if none, None if untested."""
         return "" if tokenizer.is_fast else self.index.text_change
 
     def __repr__(self) -> str:
@@ -226,16 +221,16 @@ class TokenStore:
 
 
 def hashed_arrays(folder: Path) -> Arrays:
-    """Return the hashes of the arrays in a folder."""
     return Arrays(offsets=_digest(folder / OFFSETS), bytes=_digest(folder / BYTES))
 
 
 def check_part(folder: Path, index: Index) -> None:
-    """Compare arrays with their hashes, and shards with their sizes; whoever opens the joined store hashes the shards.
+    """Check a part's arrays by hash, and its shards by size.
 
     Raises:
-        StoreError: one is missing or differs.
+        StoreError: a file is missing or differs.
     """
+    # The shards are hashed when the joined store is opened.
     try:
         for shard in index.shards:
             size = (folder / shard.file).stat().st_size
@@ -248,10 +243,10 @@ def check_part(folder: Path, index: Index) -> None:
 
 
 def read_index(folder: Path) -> Index:
-    """Return the index of a store, or of a part of one, which may have no documents.
+    """Return the index of a store or a part.
 
     Raises:
-        StoreError: it is missing or damaged, or of another format.
+        StoreError: the index is missing, damaged or of another format.
     """
     try:
         content = (folder / INDEX).read_bytes()
@@ -267,13 +262,12 @@ def read_index(folder: Path) -> Index:
     if index.format != FORMAT:
         reason = f"it has format {index.format}, this version reads {FORMAT}"
         raise StoreError(folder, reason)
-    if not index.whole:
+    if not index.is_intact:
         raise StoreError(folder, f'"{INDEX}" is damaged')
     return index
 
 
 def _digest(path: Path, progress: Progress | None = None) -> str:
-    """Return the BLAKE2 hash of a file."""
     hasher = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -283,7 +277,7 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
     return hasher.hexdigest()
 
 
-def _is_kept(place: Path, state: dict[str, Any]) -> bool:
-    """Return whether a check is remembered that holds for this state."""
-    found = files.read_object(place)
-    return {key: found.get(key) for key in state} == state
+def _is_recorded(place: Path, state: dict[str, Any]) -> bool:
+    """True if a verification of this state is recorded."""
+    record = files.read_object(place)
+    return {key: record.get(key) for key in state} == state

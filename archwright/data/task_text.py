@@ -1,4 +1,4 @@
-"""Batches and held-out windows of a synthetic task: examples that are drawn when they are read."""
+"""Batches and held-out windows of synthetic tasks, with examples drawn on demand."""
 
 import hashlib
 import json
@@ -21,20 +21,20 @@ Side = Literal["train", "held_out"]
 SIDES: tuple[Side, Side] = ("train", "held_out")
 
 FORMAT = 1
-"""Of fingerprints: raised when the same seeds would give other examples."""
+"""Version of fingerprints; changes when the same seeds give other examples."""
 HELD_OUT_SHARE = 8
-"""Of how many possible examples one is held out, by the hash of its tokens."""
+"""Inverse of the share of held-out examples."""
 NUM_HELD_OUT = 2048
-"""Examples that are held out."""
+"""Number of held-out examples."""
 MOST_TRIES = 1000
-"""Draws for one example of a side, after which a task has too few different ones."""
+"""Most draws for one example; if all fail, the task has too few different examples."""
 
 
 class TaskText:
-    """One side of a task as a text without end: example i of a seed is a function of (seed, i) alone.
+    """One side of a task, as an endless text of examples.
 
-    No example of one side is one of the other: the hash of its tokens says on which it is. An example is
-    `begin_of_text` and then as many tokens as fit.
+    Example i of a seed depends only on (seed, i). It consists of `begin_of_text` and `context_length` - 1 further
+    tokens. The sides have no common examples, because the hash of an example's tokens decides its side.
     """
 
     num_documents = NUM_HELD_OUT
@@ -49,19 +49,18 @@ class TaskText:
         ).hexdigest()
 
     def __len__(self) -> int:
-        """Return the tokens of all held-out examples."""
+        """Return the number of tokens of all held-out examples."""
         return NUM_HELD_OUT * self.context_length
 
     @cached_property
     def sampler(self) -> Sampler:
-        """Draws examples of the context's length."""
         return self.sampler_of(self.context_length)
 
     def sampler_of(self, context_length: int) -> Sampler:
-        """Return what draws examples for another length of context.
+        """Return a sampler of examples for another context length.
 
         Raises:
-            UserError: the task needs a longer one.
+            UserError: the task needs a longer context.
         """
         if context_length < self.task.shortest:
             raise UserError(
@@ -72,7 +71,7 @@ class TaskText:
         return sampler
 
     def batch(self, seed: int, indices: Sequence[int], sampler: Sampler | None = None) -> Batch:
-        """Return examples of a seed as a batch."""
+        """Return the batch of examples with these indices."""
         drawn = [self._drawn(seed, index, sampler or self.sampler) for index in indices]
         tokens = [np.concatenate([[self.begin_of_text], example.tokens]) for example in drawn]
         answers = [np.concatenate([[IGNORE], example.answers]) for example in drawn]
@@ -92,24 +91,25 @@ class TaskText:
 
 
 class TaskBatches:
-    """Batches of fresh examples, as a pure function of (seed, step): no example is seen twice."""
+    """Batches of new examples in every step, as a pure function of (seed, step)."""
 
     lengths = None
 
     def __init__(self, text: TaskText, batch_size: int, seed: int = 0) -> None:
         self.text, self.batch_size, self.seed = text, batch_size, seed
-        _ = text.sampler  # refuses a context that is too short
+        _ = text.sampler  # raises if the context is too short
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return the batch of a step, or the rows of it that belong to one of many processes."""
         rows = share_of(self.batch_size, rank, world_size)
         first = step * self.batch_size
         return self.text.batch(self.seed, range(first + rows.start, first + rows.stop))
 
 
 class TaskWindows(ListedWindows):
-    """Held-out examples to evaluate on, the same for all seeds of a run: the first that have `max_tokens` together, or
-    all there are. Bits per byte are not defined, as the examples are no text."""
+    """Held-out examples for evaluation, up to `max_tokens` tokens.
+
+    All seeds of a run share them. Bits per byte are undefined, because examples are not text.
+    """
 
     counts_answers = True
     num_bytes = 0

@@ -1,4 +1,4 @@
-"""Writes a token store: shards as tokens come, or whole ones of other stores, then the index."""
+"""Writing of token stores."""
 
 import hashlib
 import shutil
@@ -16,25 +16,24 @@ from archwright.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokens of some pieces in a row, and for each document that begins among them, where.
-
-    `num_bytes[0]` belongs to the document that began earlier, the others to those in `starts`.
-    """
+    """The tokens of consecutive pieces of text."""
 
     tokens: NDArray[np.integer[Any]]
     starts: list[int]
+    """Start positions of documents."""
     num_bytes: list[int]
+    """UTF-8 bytes of text before the first start, and of each document in `starts`."""
     text_change: str | None = None
-    """As of `Index`."""
+    """First change of the text; see `Index`."""
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """Return the smallest integer type a store uses for this vocabulary."""
+    """Return the integer type of a store for this vocabulary size."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 class Writer:
-    """Writes shards, then the index; by plain writes, as a full disk kills who writes to a map."""
+    """Writes shards, then the index; without memory maps, which are fatal on a full disk."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, shard: int) -> None:
         self.folder = folder
@@ -55,7 +54,7 @@ class Writer:
             self.file.close()
 
     def add(self, encoded: Encoded) -> None:
-        """Append tokens and remember where documents begin."""
+        """Append tokens and the offsets of their documents."""
         if self.document_bytes:
             self.document_bytes[-1] += encoded.num_bytes[0]
         self.document_bytes.extend(encoded.num_bytes[1:])
@@ -75,7 +74,7 @@ class Writer:
         self._write(tokens)
 
     def take(self, folder: Path, index: Index) -> None:
-        """Append a store that is whole, whose files stay: its shards follow as they are, as links."""
+        """Append a complete store by links to its shards, which do not change."""
         for shard in index.shards:
             name = f"shard-{len(self.shards):05}.bin"
             _link(folder / shard.file, self.folder / name)
@@ -131,7 +130,7 @@ class Writer:
 
 
 def _link(file: Path, name: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no links."""
+    """Create a hard link to a file, or a copy if the file system has no links."""
     try:
         name.hardlink_to(file)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How does it write? Sampling from a model."""
+"""Text generation: sampling and beam search."""
 
 from archwright.generation.sampling import sample as sample
 from archwright.generation.writing import generate as generate

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts that a model goes on with, several of them followed at a time."""
+"""Beam search."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ EarlyStopping = bool | Literal["never"]
 
 
 class Beam(NamedTuple):
-    """A text that was begun, or that has ended."""
+    """A running or finished hypothesis."""
 
     score: float
-    """Sum of log p of its tokens; of one that has ended, divided by their number to the power of the length penalty."""
+    """Sum of log p over the tokens; of a finished beam, divided by length^length_penalty."""
     tokens: tuple[int, ...]
 
 
@@ -29,10 +29,10 @@ def beam_search(
     source: Int[Tensor, " source_length"] | None = None,
     **settings: Any,
 ) -> list[int]:
-    """Return the text that `beam_search_many` finds for one source, which only models with an encoder read."""
+    """Return the best sequence for one prompt and at most one source; see `beam_search_many`."""
     sources = None if source is None else [source]
-    (found,) = beam_search_many(model, prompt, sources, **settings)
-    return found
+    (tokens,) = beam_search_many(model, prompt, sources, **settings)
+    return tokens
 
 
 @torch.inference_mode()
@@ -48,27 +48,26 @@ def beam_search_many(
     stop: int | Collection[int] = (),
     num_tokens: int | None = None,
 ) -> list[list[int]]:
-    """Return, for each source, the tokens of the text with the largest (sum of log p) / length^length_penalty found.
+    """Return the tokens with the largest score found for each source.
 
-    At each step the `num_beams` likeliest of all texts that are one token longer are kept. A text that ends among
-    them is set aside; its length counts the token that ends it. When `num_beams` have ended, `early_stopping` says
-    whether the search goes on. (Lowerre, 1976; with lengths as powers, Wu et al., 2016, section 7, without its
-    constant.)
+    score = (sum of log p) / length^length_penalty. Each step extends all running beams by one token and continues
+    with the `num_beams` most likely unfinished ones. A stop token finishes a beam and counts in its length.
 
     Args:
-        prompt: token ids to go on from, at least one.
-        sources: token ids that the encoder reads, side by side; None: a model without one, and one text.
-        num_beams: how many texts are followed; 1 takes the likeliest token, always.
-        length_penalty: 0 compares sums, 1 means; more favours longer texts.
-        early_stopping: True: no more is sought once `num_beams` have ended. False: the search is over when no text
-            that goes on is better now than the worst of these. "never": when none could become better, were it as
-            long as `max_tokens` allows.
-        stop: end before this token, or any of these.
-        num_tokens: tokens that exist; a vocabulary rounded up has rows without a token.
+        prompt: Token ids, at least one; the same for all sources.
+        sources: Encoder token ids, searched as one batch; None for a model without an encoder.
+        num_beams: Number of beams; 1 is greedy decoding.
+        length_penalty: 0 compares sums of log p, 1 compares means; larger values favour longer sequences.
+        early_stopping: When to stop after `num_beams` beams have finished. True: immediately. False: when no running
+            beam scores better than the worst of them at its current length. "never": when none would even at
+            `max_tokens`.
+        stop: Token id or ids that finish a beam; not part of the result.
+        num_tokens: Vocabulary size without padding rows.
 
     Raises:
-        UserError: an empty prompt, a source that the model does not take or lacks, or settings out of their limits,
-            one line each.
+        UserError: an empty prompt, a missing or unexpected source, or settings out of range.
+
+    Source: Lowerre (1976); length penalty: Wu et al. (2016), section 7, without its constant.
     """
     numbers = {"num_beams": num_beams, "length_penalty": length_penalty}
     check_settings(prompt, max_tokens=max_tokens, **numbers)
@@ -81,15 +80,15 @@ def beam_search_many(
     for _ in range(max_tokens):
         log_p = reader.read_rows(read)[:, :num_tokens].float().log_softmax(-1)
         rows, first = list[int](), 0
-        going_on = [search for search in searches if search.running]
-        for search in going_on:
+        active = [search for search in searches if search.running]
+        for search in active:
             here = log_p[first : first + len(search.running)]
             rows += [first + row for row in search.take(here)]
             first += len(here)
         if not rows:
             break
         reader.reorder(torch.tensor(rows, device=prompt.device))
-        last = [[beam.tokens[-1]] for search in going_on for beam in search.running]
+        last = [[beam.tokens[-1]] for search in active for beam in search.running]
         read = prompt.new_tensor(last)
     return [search.best() for search in searches]
 
@@ -107,52 +106,53 @@ class Limits:
 
 @dataclass
 class Search:
-    """The search for one text: what goes on, and the best of what has ended."""
+    """The search for one sequence."""
 
     limits: Limits
     length: int = 0
-    """Tokens of each text that goes on."""
+    """Number of tokens of each running beam."""
     running: list[Beam] = field(default_factory=lambda: [Beam(0.0, ())])
-    """Empty when the search is over."""
+    """Unfinished beams, best first; empty when the search is over."""
     ended: list[Beam] = field(default_factory=list)
+    """Finished beams, best first."""
 
     def take(self, log_p: Float[Tensor, "running vocab"]) -> list[int]:
-        """Make each running text one token longer; return the row of `log_p` that each one kept comes from."""
+        """Extend the running beams by one token; return each new beam's row of `log_p`."""
         self.length += 1
-        limits, found = self.limits, self._longer(log_p)
+        limits, candidates = self.limits, self._longer(log_p)
         is_last = self.length == limits.max_tokens
-        ends = [is_last or beam.tokens[-1] in limits.stops for _, beam in found]
-        goes_on = [one for one, is_end in zip(found, ends, strict=True) if not is_end]
-        goes_on = goes_on[: limits.num_beams]
+        ends = [is_last or beam.tokens[-1] in limits.stops for _, beam in candidates]
+        running = [pair for pair, is_end in zip(candidates, ends, strict=True) if not is_end]
+        running = running[: limits.num_beams]
         scale = self.length**limits.length_penalty
         self.ended += [
             Beam(beam.score / scale, beam.tokens)
-            for (_, beam), is_end in list(zip(found, ends, strict=True))[: limits.num_beams]
+            for (_, beam), is_end in list(zip(candidates, ends, strict=True))[: limits.num_beams]
             if is_end
         ]
         self.ended = sorted(self.ended, key=lambda beam: -beam.score)[: limits.num_beams]
-        self.running = [beam for _, beam in goes_on]
+        self.running = [beam for _, beam in running]
         if self._is_over():
-            self.running, goes_on = [], []
-        return [row for row, _ in goes_on]
+            self.running, running = [], []
+        return [row for row, _ in running]
 
     def best(self) -> list[int]:
-        """Return the tokens of the best text that has ended, without the one that ended it."""
+        """Return the tokens of the best finished beam, without its stop token."""
         tokens = self.ended[0].tokens if self.ended else ()
         return list(tokens[:-1] if tokens and tokens[-1] in self.limits.stops else tokens)
 
     def _longer(self, log_p: Tensor) -> list[tuple[int, Beam]]:
-        """Return the likeliest texts that are one token longer, the best first, each with the row it comes from."""
+        """Return the most likely extensions as (row, beam), best first."""
         before = torch.tensor([beam.score for beam in self.running], device=log_p.device)
         scores = (log_p + before[:, None]).flatten()  # [running * vocab]
-        # As many as leave enough if all that can end do.
+        # Leaves `num_beams` unfinished candidates even if each beam's stop tokens are the most likely.
         number = (1 + max(1, len(self.limits.stops))) * self.limits.num_beams
         best = scores.topk(min(number, len(scores)))
-        found = []
-        for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            row, token = divmod(place, log_p.shape[1])
-            found.append((row, Beam(score, (*self.running[row].tokens, token))))
-        return found
+        candidates = []
+        for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            row, token = divmod(index, log_p.shape[1])
+            candidates.append((row, Beam(score, (*self.running[row].tokens, token))))
+        return candidates
 
     def _is_over(self) -> bool:
         limits = self.limits

@@ -1,4 +1,4 @@
-"""How a model is sampled from where nobody says: as the folder it came from does, or plainly."""
+"""Default generation settings, from generation_config.json if there is one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,36 +30,37 @@ class Searching:
     early_stopping: EarlyStopping = False
 
 
-def sampling(tokenizer: Tokenizer, *, has_source: bool = False, **asked: Any) -> Sampling:
-    """Return settings of `Sampling`; those that are None or missing are from generation_config.json.
+def sampling(tokenizer: Tokenizer, *, has_source: bool = False, **settings: Any) -> Sampling:
+    """Return sampling settings; generation_config.json replaces missing or None values.
 
-    It counts where its `do_sample` is true, with temperature 1 and all tokens if it says no others; false stands
-    for the likeliest token where nothing is given. Where it says neither, and for values out of their limits, they
-    are those of `Sampling`; for the answer to a source, the likeliest token.
+    If its `do_sample` is true, its values apply, with a default temperature of 1. If `do_sample` is false, or missing
+    for a model with a source, decoding is greedy unless a setting is passed. Values out of range are ignored.
     """
-    given = {name: value for name, value in asked.items() if value is not None}
+    explicit = {name: value for name, value in settings.items() if value is not None}
     config = table(tokenizer.files, GENERATION)
     draws = config.get("do_sample")
-    if not given and (draws is False or (has_source and draws is not True)):
+    if not explicit and (draws is False or (has_source and draws is not True)):
         return Sampling(temperature=0.0)
-    found = {"temperature": 1.0} | _numbers(config, *DRAWING) if draws is True else {}
-    return Sampling(**found | given)
+    defaults = {"temperature": 1.0} | _numbers(config, *DRAWING) if draws is True else {}
+    return Sampling(**defaults | explicit)
 
 
-def searching(tokenizer: Tokenizer, **asked: Any) -> Searching:
-    """Return settings of `Searching`; those that are None or missing are from generation_config.json, if it does not
-    draw and its values are within their limits."""
-    given = {name: value for name, value in asked.items() if value is not None}
+def searching(tokenizer: Tokenizer, **settings: Any) -> Searching:
+    """Return beam-search settings; generation_config.json replaces missing or None values.
+
+    The file is ignored if its `do_sample` is true. Values out of range are ignored.
+    """
+    explicit = {name: value for name, value in settings.items() if value is not None}
     config = table(tokenizer.files, GENERATION)
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     if config.get("do_sample") is not True:
-        found = _numbers(config, "num_beams", "length_penalty")
+        defaults = _numbers(config, "num_beams", "length_penalty")
         if config.get("early_stopping") in (True, "never"):
-            found["early_stopping"] = config["early_stopping"]
-    return Searching(**found | given)
+            defaults["early_stopping"] = config["early_stopping"]
+    return Searching(**defaults | explicit)
 
 
 def _numbers(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the settings that are numbers within their limits."""
+    """Return the named numeric settings, without values out of range."""
     numbers = {name: config[name] for name in names if type(config.get(name)) in (int, float)}
     return {name: number for name, number in numbers.items() if LIMITS[name][0](number)}

@@ -1,4 +1,4 @@
-"""Plain sampling: one token at a time from the model's distribution, made sharper or cut."""
+"""Sampling from a model, one token at a time."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -26,20 +26,19 @@ def sample(
     num_tokens: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Return an iterator over tokens drawn from softmax(logits / temperature), restricted to the top k and the top p.
+    """Return an iterator over tokens drawn from softmax(logits / temperature).
 
     Args:
-        prompt: token ids to go on from, at least one.
-        source: token ids that the encoder reads, of a model that has one.
-        temperature: 0 takes the likeliest token.
-        top_k: keep the k likeliest tokens; 0 keeps all.
-        top_p: keep the likeliest tokens that hold this much probability (Holtzman et al., 2019).
-        stop: end before this token, or any of these.
-        num_tokens: tokens that exist; a vocabulary rounded up has rows without a token.
+        prompt: Token ids, at least one.
+        source: Encoder token ids, for a model with an encoder.
+        temperature: 0 takes the most likely token.
+        top_k: Number of most likely tokens to draw from; 0 for all.
+        top_p: Draw from the fewest most likely tokens with this total probability (Holtzman et al., 2019).
+        stop: Token id or ids that end the sequence; not part of the result.
+        num_tokens: Vocabulary size without padding rows.
 
     Raises:
-        UserError: an empty prompt, a source that the model does not take or lacks, or settings out of their limits, one
-            line each.
+        UserError: an empty prompt, a missing or unexpected source, or settings out of range.
     """
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     check_settings(prompt, max_tokens=max_tokens, **drawing, seed=seed)
@@ -60,7 +59,6 @@ def _drawn(
     max_tokens: int,
     stop: Collection[int],
 ) -> Iterator[int]:
-    """Yield tokens one by one, each from what the model says after all before it."""
     reader.model.eval()
     logits = reader.read(prompt)
     for i in range(max_tokens):
@@ -73,33 +71,32 @@ def _drawn(
 
 
 class Reader:
-    """Reads a text on and on, and says what may follow.
+    """Computes the next-token logits of growing sequences, with a cache.
 
-    What was read is kept in a cache. A model that reaches back without limit never sees more than it was
-    trained on: at context_length it begins again with the last half, so that a token costs the same however
-    long the text. One that sees only so far back reads on for ever. An attention without a cache
-    reads the last context_length tokens again for every one. Where a text grows beyond a length from which
-    all angles are others (LongRoPE), it is read again as a whole.
+    A model with unbounded masks restarts at `context_length` from the last half of the tokens, so that it never sees
+    more tokens than in training. A model with bounded masks never restarts. A model without a cache reads the last
+    `context_length` tokens again for every token. A sequence that grows past a switch length (LongRoPE), at which
+    all rotation angles change, is read again from its start.
 
     Args:
-        sources: what the encoder reads for each row, of a model that has one; the tokens of each.
+        sources: Encoder token ids of each sequence, for a model with an encoder.
 
     Raises:
-        UserError: a source and no encoder, an encoder and no source, or an encoder alone.
+        UserError: a source without an encoder, an encoder without a source, or a model that sees later tokens.
     """
 
     def __init__(self, model: LanguageModel, sources: Sequence[Tensor] | None = None) -> None:
         if (sources is None) != model.spec.encoder.is_none:
             raise UserError(
-                "source: found none; the model has an encoder, which reads a text that the answer is to"
+                "source: found none; expected a text for the model's encoder"
                 if sources is None
-                else "source: found one; the model has no encoder to read it: give a prompt"
+                else "source: found one; the model has no encoder: give a prompt instead"
             )
         for pattern in model.masks.values():
             if pattern.lookahead != 0 and not prefix_size(pattern):
                 raise UserError(
-                    f"model: found one whose tokens see what follows them (its mask is {type(pattern).__name__}), as "
-                    "an encoder's do; expected one that can write token by token: a decoder, alone or beside an encoder"
+                    f"model: found a mask with which tokens see later ones ({type(pattern).__name__}), as in an "
+                    "encoder; expected a decoder or an encoder-decoder"
                 )
         self._sources = None if sources is None else _side_by_side(sources)
         self.model, self.context = model, model.spec.context_length
@@ -108,11 +105,11 @@ class Reader:
         self._switches = model.switch_lengths
 
     def read(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, " vocab"]:
-        """Return the logits after these tokens, which follow those read before."""
+        """Return the logits after the next tokens of a single sequence."""
         return self.read_rows(tokens[None])[0]
 
     def read_rows(self, tokens: Int[Tensor, "rows length"]) -> Float[Tensor, "rows vocab"]:
-        """Return the logits after the tokens of each row, which follow those read before: a text for each row."""
+        """Return the logits after the next tokens of each sequence."""
         tokens = self._with_context(tokens)
         fresh = self._cache is None or not self._cache.num_read
         if self._sources is not None:
@@ -121,12 +118,12 @@ class Reader:
         else:
             prefix = self._prefix(tokens) if self._cache is not None and fresh else None
             hidden = self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
-        # Without a cache, behind it are those of further predicting streams.
+        # Without a cache, hidden states of further predicting streams follow.
         logits: Tensor = self.model.head(hidden[:, tokens.shape[1] - 1])
         return logits
 
     def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
-        """Go on with some of the texts, in a new order; a text may come more than once."""
+        """Reorder the sequences by index; indices may repeat or be missing."""
         self._text = self._text[rows.to(self._text.device)]
         if self._sources is not None:
             tokens, real = self._sources
@@ -135,11 +132,11 @@ class Reader:
             self._cache.reorder(rows)
 
     def _with_context(self, tokens: Tensor) -> Tensor:
-        """Return what is to be read: the new tokens, behind some of those before where it begins again."""
+        """Return the tokens to read: the new ones, after earlier ones if reading restarts."""
         cache, num_new = self._cache, tokens.shape[1]
         endless = cache is not None and self.model.can_generate_indefinitely
         if cache is not None and endless and cache.num_read > max(self._switches, default=-1):
-            return tokens  # and no earlier one is asked for again
+            return tokens  # earlier tokens are never needed again
         self._text = torch.cat((self._text.to(tokens.device), tokens), 1)
         if not endless:
             self._text = self._text[:, -self.context :]
@@ -149,14 +146,14 @@ class Reader:
             if cache.num_read:
                 self._text = self._text[:, -max(1, self.context // 2) :]
                 self._cache = self.model.new_cache()
-            return self._text  # of a long prompt, as much as can be read
+            return self._text  # if the prompt is too long, its end
         if any(0 < cache.num_read <= s < cache.num_read + num_new for s in self._switches):
             self._cache = self.model.new_cache()
             return self._text
         return tokens
 
     def _prefix(self, tokens: Tensor) -> Tensor | None:
-        """Return how much of a prompt is prefix, for masks that have one."""
+        """Return prefix lengths [rows] if a prompt is shorter than the masks' prefix."""
         rows, length = tokens.shape
         sizes = [size for mask in self.model.masks.values() if (size := prefix_size(mask))]
         if length >= max(sizes, default=0):
@@ -165,7 +162,7 @@ class Reader:
 
 
 def _side_by_side(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return sources as rows [rows, longest], and which of their tokens are real; None where all are."""
+    """Return padded sources [rows, longest] and their padding mask, None without padding."""
     rows = pad_sequence([*sources], batch_first=True)
     lengths = torch.tensor([len(source) for source in sources], device=rows.device)
     real = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
@@ -204,12 +201,12 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_beams": (lambda x: isinstance(x, int) and 1 <= x <= MOST_BEAMS, f"1 to {MOST_BEAMS:,}"),
     "length_penalty": (lambda x: -10 <= x <= 10, "-10 to 10"),
 }
-"""Which numbers each setting of a text may be, nan never, and the same in words."""
+"""Valid range of each setting, as a test (nan fails) and in words."""
 
 
 def check_settings(prompt: Tensor, **settings: Any) -> None:
-    """Refuse an empty prompt, and settings out of their limits."""
-    lines = [] if len(prompt) else ["prompt: found no token; expected one at least to go on from"]
+    """Raise a UserError for an empty prompt or settings out of range."""
+    lines = [] if len(prompt) else ["prompt: found no token; expected at least one"]
     for name, value in settings.items():
         allows, expected = LIMITS[name]
         if not allows(value):

@@ -1,4 +1,4 @@
-"""From a prompt, or a source, to text."""
+"""Text generation from a prompt or a source."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -15,38 +15,38 @@ from archwright.spec.errors import UserError, nearest
 from archwright.text.tokenizer import Tokenizer
 
 SIDE_BY_SIDE = 64
-"""Sources that are answered at a time."""
+"""Sources per batch."""
 SEARCHING = ("num_beams", "length_penalty", "early_stopping")
 
 
 class Settings(TypedDict, total=False):
-    """Settings of a text; for None or a missing one, generation_config.json of an import counts."""
+    """Generation settings; an import's generation_config.json replaces missing or None values."""
 
     max_tokens: int
-    """By default 256."""
+    """Maximum number of tokens; default 256."""
     temperature: float | None
-    """Where nobody says, 0.8; for the answer to a source 0, the likeliest token. See `sample`."""
+    """Sampling temperature; default 0.8, or 0 (greedy) for the answer to a source. See `sample`."""
     top_k: int | None
-    """Where nobody says 0, all. See `sample`."""
+    """Number of most likely tokens to draw from; default 0 (all). See `sample`."""
     top_p: float | None
-    """Where nobody says 1. See `sample`."""
+    """Total probability of the tokens to draw from; default 1 (all). See `sample`."""
     seed: int
-    """Of what is drawn, by default 0."""
+    """Random seed of sampling; default 0."""
     num_beams: int | None
-    """More than one search for the likeliest text, all of which then comes at once. See `beam_search_many`."""
+    """Number of beams; default 1 (no beam search). See `beam_search_many`."""
     length_penalty: float | None
-    """Where nobody says 1. See `beam_search_many`."""
+    """Exponent of the length in beam search; default 1. See `beam_search_many`."""
     early_stopping: EarlyStopping | None
-    """Where nobody says False. See `beam_search_many`."""
+    """Stopping rule of beam search; default False. See `beam_search_many`."""
 
 
 def generate(
     run: Run, prompt: str = "", *, source: str | None = None, **settings: Unpack[Settings]
 ) -> str:
-    """Return a text that begins with `prompt` and goes on as the run's model would; see `stream`.
+    """Return `prompt` and its continuation by the run's model; see `stream`.
 
     Raises:
-        UserError: settings out of their limits, one line each.
+        UserError: settings out of range.
     """
     run = open_run(run)
     return prompt + "".join(stream(run.model, run.tokenizer, prompt, source=source, **settings))
@@ -55,35 +55,36 @@ def generate(
 def generate_many(
     run: Run, sources: Sequence[str], prompt: str = "", **settings: Unpack[Settings]
 ) -> list[str]:
-    """Return the answer to each of many sources, each as `generate` has it but for rounding: they are read side by
-    side, unless they are drawn.
+    """Return the answers of `generate` to many sources, up to rounding.
+
+    Greedy decoding and beam search process sources in batches; sampling processes them one by one.
 
     Raises:
-        UserError: settings out of their limits, one line each.
+        UserError: settings out of range.
     """
     run = open_run(run)
     model, tokenizer = run.model, run.tokenizer
-    search, temperature = _settled(tokenizer, True, settings)
+    search, temperature = _resolved(tokenizer, True, settings)
     if search.num_beams == 1 and temperature != 0:
         return [generate(run, prompt, source=source, **settings) for source in sources]
     device = next(model.parameters()).device
-    read = [torch.tensor(source_tokens(tokenizer, source), device=device) for source in sources]
+    encoded = [torch.tensor(source_tokens(tokenizer, source), device=device) for source in sources]
     start = _start(tokenizer, prompt, has_source=True)
     answers = [""] * len(sources)
-    # Sources of about one length stand together, so that little is padding.
-    order = sorted(range(len(sources)), key=lambda i: len(read[i]))
+    # Sorting sources by length saves padding.
+    order = sorted(range(len(sources)), key=lambda i: len(encoded[i]))
     for first in range(0, len(order), SIDE_BY_SIDE):
-        here = order[first : first + SIDE_BY_SIDE]
-        found = beam_search_many(
+        batch = order[first : first + SIDE_BY_SIDE]
+        sequences = beam_search_many(
             model,
             torch.tensor(start, device=device),
-            [read[i] for i in here],
+            [encoded[i] for i in batch],
             **_common(tokenizer, settings),
             **asdict(search),
         )
-        for i, tokens in zip(here, found, strict=True):
-            given = tokenizer.encode(prompt).tolist()
-            texts = _characters(tokenizer, given, iter(tokens), keep_special=True)
+        for i, tokens in zip(batch, sequences, strict=True):
+            prompt_ids = tokenizer.encode(prompt).tolist()
+            texts = _characters(tokenizer, prompt_ids, iter(tokens), keep_special=True)
             answers[i] = prompt + "".join(texts)
     return answers
 
@@ -96,39 +97,37 @@ def stream(
     source: str | None = None,
     **settings: Unpack[Settings],
 ) -> Iterator[str]:
-    """Return an iterator over what follows `prompt`, in parts as soon as their characters are whole.
+    """Return an iterator over the continuation of `prompt`, in complete characters.
 
-    The model reads the token that begins a text first, as in training, and stops before the next one, and
-    before any that ends a text.
+    Generation starts from the begin-of-text token, as in training, and stops before any of `tokenizer.stop_ids`.
 
     Args:
-        source: the text that the encoder reads, of a model that has one; special tokens, such as sentinels, are written
-            by their names.
+        source: Text for the encoder; special tokens, such as sentinels, are spelled by name.
 
     Raises:
-        UserError: settings out of their limits, one line each.
+        UserError: settings out of range.
     """
     device = next(model.parameters()).device
-    search, _ = _settled(tokenizer, source is not None, settings)
-    read = None
+    search, _ = _resolved(tokenizer, source is not None, settings)
+    source_ids = None
     if source is not None:
-        read = torch.tensor(source_tokens(tokenizer, source), device=device)
-    common = _common(tokenizer, settings) | {"source": read}
+        source_ids = torch.tensor(source_tokens(tokenizer, source), device=device)
+    common = _common(tokenizer, settings) | {"source": source_ids}
     prefix = torch.tensor(_start(tokenizer, prompt, source is not None), device=device)
     if search.num_beams == 1:
-        drawn = sampling(tokenizer, has_source=source is not None, **_asked(settings, DRAWING))
+        drawn = sampling(tokenizer, has_source=source is not None, **_subset(settings, DRAWING))
         tokens = sample(model, prefix, **common, **asdict(drawn), seed=settings.get("seed", 0))
     else:
         tokens = iter(beam_search(model, prefix, **common, **asdict(search)))
-    # The answer to a source may name its sentinels.
-    given = tokenizer.encode(prompt).tolist()
-    return _characters(tokenizer, given, tokens, keep_special=source is not None)
+    # The answer to a source may contain sentinels.
+    prompt_ids = tokenizer.encode(prompt).tolist()
+    return _characters(tokenizer, prompt_ids, tokens, keep_special=source is not None)
 
 
 def source_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the tokens of a source as in training: special tokens by name, and its frame."""
-    before, behind = tokenizer.frame
-    return [*before, *tokenizer.encode(text, allowed_special="all").tolist(), *behind]
+    """Return the encoder token ids of a source, framed by special tokens as in training."""
+    prefix, suffix = tokenizer.frame
+    return [*prefix, *tokenizer.encode(text, allowed_special="all").tolist(), *suffix]
 
 
 def _start(tokenizer: Tokenizer, prompt: str, has_source: bool) -> list[int]:
@@ -137,7 +136,7 @@ def _start(tokenizer: Tokenizer, prompt: str, has_source: bool) -> list[int]:
 
 
 def _common(tokenizer: Tokenizer, settings: Settings) -> dict[str, Any]:
-    """Return what drawing and searching are both told."""
+    """Return the settings shared by sampling and beam search."""
     return {
         "max_tokens": settings.get("max_tokens", 256),
         "stop": tokenizer.stop_ids,
@@ -145,38 +144,38 @@ def _common(tokenizer: Tokenizer, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _asked(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
+def _subset(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
     return {name: settings.get(name) for name in names}
 
 
-def _settled(tokenizer: Tokenizer, has_source: bool, settings: Settings) -> tuple[Searching, float]:
-    """Return how the likeliest text is sought, with one beam where it is not, and the temperature then.
+def _resolved(
+    tokenizer: Tokenizer, has_source: bool, settings: Settings
+) -> tuple[Searching, float]:
+    """Return the settings of beam search and the temperature of sampling.
 
-    Refuse what draws a text beside what searches for the likeliest one.
+    Raises:
+        UserError: an unknown setting, or settings of both sampling and beam search.
     """
     for name in sorted(settings.keys() - Settings.__annotations__.keys()):
-        raise UserError(f"{name}: no setting of a text.{nearest(name, Settings.__annotations__)}")
-    drawing, asked = _asked(settings, DRAWING), _asked(settings, SEARCHING)
+        hint = nearest(name, Settings.__annotations__)
+        raise UserError(f"{name}: not a setting of text generation.{hint}")
+    drawing, beams = _subset(settings, DRAWING), _subset(settings, SEARCHING)
     draws = any(value is not None for value in drawing.values())
-    if draws and asked["num_beams"] is None:  # in place of what a checkpoint says
-        asked["num_beams"] = 1
-    search = searching(tokenizer, **asked)
+    if draws and beams["num_beams"] is None:  # overrides generation_config.json
+        beams["num_beams"] = 1
+    search = searching(tokenizer, **beams)
     lines = []
     if search.num_beams != 1:
         lines = [
-            f"{name}: found {value} beside num_beams = {search.num_beams}, which draws nothing; expected one of them"
+            f"{name}: found {value} with num_beams = {search.num_beams}, which draws nothing; expected one of them"
             for name, value in drawing.items()
             if value is not None
         ]
     else:
-        compares = {
-            "length_penalty": "compares no lengths",
-            "early_stopping": "has none to wait for",
-        }
         lines = [
-            f"{name}: found {settings.get(name)} beside num_beams = 1, which {why}; expected num_beams of 2 or more"
-            for name, why in compares.items()
-            if settings.get(name) is not None
+            f"{name}: found {value} with num_beams = 1, which ignores it; expected num_beams of 2 or more"
+            for name, value in beams.items()
+            if value is not None and name != "num_beams"
         ]
     if lines:
         raise UserError(*lines)
@@ -186,7 +185,7 @@ def _settled(tokenizer: Tokenizer, has_source: bool, settings: Settings) -> tupl
 def _characters(
     tokenizer: Tokenizer, written: list[int], tokens: Iterator[int], *, keep_special: bool
 ) -> Iterator[str]:
-    """Yield the text of tokens that come after `written`; a character may be spread over tokens."""
+    """Yield the text of tokens after `written`; a character may span several tokens."""
     shown = len(tokenizer.decode(written, keep_special=keep_special))
     for token in tokens:
         written.append(token)

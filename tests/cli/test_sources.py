@@ -54,22 +54,22 @@ def there(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
 
 
-NO_ENCODER = "found one; the model has no encoder to read it: give a prompt"
-NO_SOURCE = "found none; the model has an encoder, which reads a text that the answer is to"
+NO_ENCODER = "found one; the model has no encoder: give a prompt instead"
+NO_SOURCE = "found none; expected a text for the model's encoder"
 WRONG = {
     "generate decoder --source abc": f"--source: {NO_ENCODER}",
     "generate decoder --source-file text.txt": f"--source-file: {NO_ENCODER}",
     "generate pairs --prompt abc": f"--source: {NO_SOURCE}",
-    "generate masked --prompt the": "model: found one whose tokens see what follows them (its mask is Full), as an "
-    "encoder's do; expected one that can write token by token: a decoder, alone or beside an encoder",
+    "generate masked --prompt the": "model: found a mask with which tokens see later ones (Full), as in an encoder; "
+    "expected a decoder or an encoder-decoder",
     "generate pairs --source a --source-file text.txt": "--source-file: given beside --source; expected one of them",
     "generate pairs --source-file none.txt": '--source-file: cannot read "none.txt": No such file or directory',
     "generate pairs --source a --num-beams 0": "--num-beams: found 0; expected 1 to 1,024",
     "generate pairs --source a --num-beams 3 --length-penalty nan": "--length-penalty: found nan; expected -10 to 10",
     "generate pairs --source a --num-beams 3 --length-penalty long": "--length-penalty: found \"long\"; expected a "
     "number. See archwright generate --help",
-    "generate pairs --source a --early-stopping": "--early-stopping: found True beside num_beams = 1, which has none "
-    "to wait for; expected num_beams of 2 or more",
+    "generate pairs --source a --early-stopping": "--early-stopping: found True with num_beams = 1, which ignores it; "
+    "expected num_beams of 2 or more",
     "eval decoder --pairs pairs.tsv": "--pairs: decoder has a model without an encoder, which would read the sources; "
     "judge it on a text: --text",
     "eval pairs --pairs half.tsv": '--pairs: "half.tsv" line 2: found 1 column; expected a source, a tab and a target',
@@ -81,8 +81,7 @@ WRONG = {
     "eval pairs --answers": "--answers: given without --pairs, whose sources would be answered",
     "eval pairs --pairs pairs.tsv --num-beams 2": "--num-beams: given without --answers, which it is a setting of",
     "train pairs objective.kind=span_corruption data.text=text.txt --out new": 'objective.sentinel: found '
-    '"<extra_id_0>", which is no special token of the tokenizer; expected one of its own, or '
-    "data.tokenizer.special_tokens with it.",
+    '"<extra_id_0>"; expected a special token of the tokenizer, or add it to data.tokenizer.special_tokens.',
     "train modern data.pairs=half.tsv model.encoder.kind=stack model.cross_attention.kind=softmax": 'data.pairs: '
     '"half.tsv" line 2: found 1 column; expected a source, a tab and a target',
     "train spans objective.kind=sequence_to_sequence data.text=text.txt": 'objective.kind: found '

@@ -217,7 +217,9 @@ class TestDenoising:
     def test_its_special_tokens_are_those_of_the_tokenizer(self) -> None:
         run = load_run("t5-small").override("objective.kind=denoising")
         assert run.tokenizer.special_tokens == ("[R]", "[S]", "[X]", *SENTINELS)
-        with pytest.raises(UserError, match=r'objective\.denoisers: found "\[R\]", which is no'):
+        with pytest.raises(
+            UserError, match=r'objective\.denoisers: found "\[R\]"; expected a special token'
+        ):
             Examples(Denoising(), Vocabulary(1300, END, SENTINELS))
 
     def test_a_mode_is_no_sentinel(self) -> None:
@@ -320,7 +322,9 @@ class TestTextInfilling:
 
     def test_its_mask_token_is_one_of_the_tokenizer(self) -> None:
         assert load_run("bart-base").tokenizer.special_tokens == ("<mask>",)
-        with pytest.raises(UserError, match=r'objective\.mask_token: found "<mask>", which is no'):
+        with pytest.raises(
+            UserError, match=r'objective\.mask_token: found "<mask>"; expected a special token'
+        ):
             Examples(TextInfilling(), Vocabulary(1000, END))
 
 

@@ -243,7 +243,7 @@ def test_pieces_spread_over_the_text(tmp_path: Path) -> None:
 
 def test_pieces_of_tokens_whose_bytes_are_not_known_are_refused(tmp_path: Path) -> None:
     store = stored(tmp_path, ["some text"])
-    with pytest.raises(UserError, match="bytes of a token are not known"):
+    with pytest.raises(UserError, match="tokens without known bytes"):
         HeldOut(store, 8, 4, max_bytes=100)
 
 

@@ -95,7 +95,7 @@ def test_a_special_token_that_is_none_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError) as caught:
         vocabulary.special_id("[MASKS]", "objective.mask_token")
     (line,) = caught.value.lines
-    assert line.startswith('objective.mask_token: found "[MASKS]", which is no special token')
+    assert line.startswith('objective.mask_token: found "[MASKS]"; expected a special token of')
     assert line.endswith('Did you mean "[MASK]"?')
 
 
@@ -105,7 +105,7 @@ def test_a_special_token_that_is_none_is_refused_with_the_nearest() -> None:
         ([], "a list; expected a Batch of inputs and targets"),
         (
             Batch(Inputs(np.zeros((2, 4), int)), np.zeros((2, 3), int)),
-            "targets of shape [2, 3]; expected that of the tokens that are read, [2, 4]",
+            "targets of shape [2, 3]; expected the shape of the tokens, [2, 4]",
         ),
     ],
 )
@@ -334,7 +334,7 @@ class TestMaskedTokens:
 
     def test_its_mask_token_is_one_of_the_tokenizer(self) -> None:
         with pytest.raises(
-            UserError, match=r'objective\.mask_token: found "\[MASK\]", which is no'
+            UserError, match=r'objective\.mask_token: found "\[MASK\]"; expected a special token'
         ):
             Examples(MaskedTokens(), Vocabulary(92, END))
         run = load_run("modern").override("objective.kind=masked_tokens")
@@ -411,7 +411,7 @@ class TestSpanCorruption:
 
     def test_its_sentinels_are_those_of_the_tokenizer(self) -> None:
         with pytest.raises(
-            UserError, match=r'objective\.sentinel: found "<extra_id_0>", which is no'
+            UserError, match=r'objective\.sentinel: found "<extra_id_0>"; expected a special token'
         ):
             Examples(SpanCorruption(), Vocabulary(92, END))
         run = load_run("modern").override("objective.kind=span_corruption")

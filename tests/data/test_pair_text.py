@@ -98,11 +98,11 @@ def test_windows_are_held_out_pairs_in_order_of_length() -> None:
 
 
 def test_pairs_that_are_too_long_are_left_out_with_a_word() -> None:
-    with pytest.warns(UserWarning, match="left out") as warned:
+    with pytest.warns(UserWarning, match="skipped") as warned:
         words = text(FilePairs(PAIRS), context_length=6)
     assert [str(w.message) for w in warned] == [
-        "data.pairs: 2 of 10 pairs have more than model.context_length = 6 tokens in the source or the target, the "
-        "one that ends a text included, the first at line 6; they are left out"
+        "data.pairs: 2 of 10 pairs have a source or target of more than model.context_length = 6 tokens with its end "
+        "token, the first at line 6; they are skipped"
     ]
     kept = [pair.target for i, pair in enumerate(PAIRS) if i not in (5, 6)]
     assert sorted(TOKENIZER.decode(e.target) for e in words.drawn(0, np.arange(8))) == sorted(kept)
@@ -113,7 +113,7 @@ def test_pairs_that_are_too_long_are_left_out_with_a_word() -> None:
 
 
 def test_a_drawn_pair_that_is_too_long_is_replaced() -> None:
-    with pytest.warns(UserWarning, match="are left out"):
+    with pytest.warns(UserWarning, match="are skipped"):
         words = text(SyntheticPairs("train"), context_length=60)
     drawn = words.drawn(3, np.arange(100))
     assert max(max(len(one.source), len(one.target)) for one in drawn) <= 59

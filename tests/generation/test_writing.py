@@ -90,7 +90,7 @@ def test_mistakes_are_said_at_once(model: Decoder, tokenizer: Tokenizer) -> None
     with pytest.raises(UserError, match="top_k: found -3"):
         stream(model, tokenizer, top_k=-3)
     with pytest.raises(
-        UserError, match=r'^max_tokns: no setting of a text\. Did you mean "max_tokens"'
+        UserError, match=r'^max_tokns: not a setting of text generation\. Did you mean "max_tokens"'
     ):
         stream(model, tokenizer, max_tokns=3)  # type: ignore[call-arg]
 
@@ -112,12 +112,11 @@ def test_beams_write_the_likeliest_text_at_once(model: Decoder, tokenizer: Token
     [
         (
             {"num_beams": 4, "temperature": 0.5},
-            "temperature: found 0.5 beside num_beams = 4, which draws nothing; expected one of them",
+            "temperature: found 0.5 with num_beams = 4, which draws nothing; expected one of them",
         ),
         (
             {"length_penalty": 2.0},
-            "length_penalty: found 2.0 beside num_beams = 1, which compares no lengths; expected num_beams of 2 or "
-            "more",
+            "length_penalty: found 2.0 with num_beams = 1, which ignores it; expected num_beams of 2 or more",
         ),
     ],
 )

@@ -141,6 +141,6 @@ def test_tokenizers_without_bits_per_byte_are_refused_before_any_run(place: Path
         inner.save(str(place / f"{name}.json"))
         asked = words("text.txt", f":data.tokenizer.kind=file,data.tokenizer.path={name}.json")
         with pytest.raises(
-            UserError, match=r"tokenizer that changes the text, or of which the bytes"
+            UserError, match=r"tokenizer that changes the text or has tokens without known bytes"
         ):
             plan(*asked, **OPTIONS)

@@ -1,4 +1,4 @@
-"""Synthetic tasks: what draws the examples of each."""
+"""Samplers of synthetic tasks."""
 
 from archwright.data.tasks.base import Example, Sampler
 from archwright.data.tasks.k_hop import KHopSampler
@@ -23,4 +23,4 @@ TASKS = Registry(
         KHop: KHopSampler,
     },
 )
-"""Classes of `Sampler`, which draw examples of `length` tokens."""
+"""Classes of `Sampler`, created from (spec, length), by task."""

@@ -1,4 +1,4 @@
-"""The contract of a synthetic task."""
+"""The interface of synthetic tasks."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -10,26 +10,27 @@ Ids = NDArray[np.int64]
 
 
 class Example(NamedTuple):
-    """Tokens, and the answer at each of them: what a model is to predict when it has read so far, or IGNORE where
-    nothing is asked. Shapes: [length]."""
+    """Tokens [length], and the answer to predict after each token [length], or IGNORE."""
 
     tokens: Ids
     answers: Ids
 
 
 class Sampler(ABC):
-    """Draws examples of a task, each of as many tokens as it is made for. A subclass is called with the task's spec, in
-    which a number stands for each "auto", and that length."""
+    """Draws examples of a task.
+
+    A subclass is called with the task's spec, with numbers instead of "auto", and the number of tokens per example.
+    """
 
     floor: float = 0.0
-    """Mean of -ln p of the answers, in nats, below which no model can come."""
+    """Lower bound of the mean -ln p of the answers, in nats, for any model."""
     chance: float
-    """Share of answers that are right without a look at the example."""
+    """Best accuracy of a constant answer."""
 
     @abstractmethod
     def sample(self, generator: np.random.Generator) -> Example:
-        """Draw an example: a function of the generator alone."""
+        """Draw an example, which depends only on the generator."""
 
     def sample_to_train(self, generator: np.random.Generator) -> Example:
-        """Draw an example to train on, where these are others than those that a model is judged on."""
+        """Draw a training example; override if training differs from evaluation."""
         return self.sample(generator)

@@ -8,25 +8,26 @@ from archwright.spec.tasks import KHop
 
 
 class KHopSampler(Sampler):
-    """With find(i) the largest j <= i for which x_(j-1) = x_i, the answer at i is x at find(... find(i)), k times;
-    none where a hop finds nothing."""
+    """The answer at i is the token after k hops from i.
+
+    hop(i) is the largest j <= i with x_(j-1) = x_i. If there is no such j in any of the hops, i has no answer.
+    """
 
     def __init__(self, spec: KHop, length: int) -> None:
         self.spec, self.length = spec, length
         self.chance = 1 / spec.symbols
 
     def sample(self, generator: np.random.Generator) -> Example:
-        """Draw an example."""
         tokens = generator.integers(self.spec.symbols, size=self.length)
         last = np.full(self.spec.symbols, -1)
-        # One more place, whose hop leads to itself, for hops that find nothing.
-        found = np.full(self.length + 1, self.length)
+        # Failed hops lead to an extra position at the end, and this position leads to itself.
+        hop = np.full(self.length + 1, self.length)
         for i, token in enumerate(tokens.tolist()):
             if last[token] >= 0:
-                found[i] = last[token] + 1
+                hop[i] = last[token] + 1
             last[token] = i
-        place = found
+        position = hop
         for _ in range(self.spec.k - 1):
-            place = found[place]
-        answers = np.append(tokens, IGNORE)[place[:-1]]
+            position = hop[position]
+        answers = np.append(tokens, IGNORE)[position[:-1]]
         return Example(tokens, answers)

@@ -11,23 +11,24 @@ from archwright.spec.tasks import Markov
 Floats = NDArray[np.float64]
 
 STILL = 1e-14
-"""Change of the stationary distribution in a step, summed over its states, at which it has settled."""
+"""Tolerance of convergence: L1 change of the state distribution in one step."""
 STEPS = 10_000
-"""Of a chain, after which one that has not settled hardly ever leaves some of its states."""
+"""Most steps; a chain without convergence by then almost never leaves some of its states."""
 MOST_SOLVED = 4096
-"""States of such a chain whose equations are solved."""
+"""Most states to solve the linear equations for, if steps do not converge."""
 
 
 class MarkovSampler(Sampler):
-    """x_t is drawn from p(x_t | x_(t-order) ... x_(t-1)), a table; the first `order` tokens from the chain's stationary
-    distribution pi, so that all places are alike. Every token that follows as many is an answer, and
-    floor = - sum over states s of pi(s) sum over x of p(x | s) ln p(x | s).
+    """A Markov chain with a random table of p(x_t | x_(t-order) ... x_(t-1)).
+
+    The first `order` tokens are drawn from the stationary distribution pi, so that all positions have the same
+    distribution. All later tokens are answers. floor = - sum over states s of pi(s) sum over x of p(x | s) ln p(x | s).
     """
 
     def __init__(self, spec: Markov, length: int) -> None:
         self.spec, self.length = spec, length
         states, rows = spec.symbols**spec.order, np.random.default_rng(spec.table_seed)
-        # [states, symbols]; every transition is possible, so that the chain has one stationary distribution.
+        # [states, symbols]; all transitions have positive probability, so the stationary distribution is unique.
         drawn = rows.dirichlet(np.full(spec.symbols, spec.concentration), states) + 1e-6
         self.table = drawn / drawn.sum(axis=1, keepdims=True)
         self.stationary = _stationary(self.table, spec)
@@ -38,7 +39,6 @@ class MarkovSampler(Sampler):
         self._starts = np.cumsum(self.stationary)
 
     def sample(self, generator: np.random.Generator) -> Example:
-        """Draw an example."""
         order, symbols = self.spec.order, self.spec.symbols
         state = min(int(np.searchsorted(self._starts, generator.random())), len(self.table) - 1)
         tokens = np.empty(self.length + 1, np.int64)
@@ -54,47 +54,48 @@ class MarkovSampler(Sampler):
 
 
 def _stationary(table: Floats, spec: Markov) -> Floats:
-    """Return the distribution over states [states] that a step of the chain leaves as it is, by taking steps, or where
-    these lead nowhere, by its equations; states are the last tokens, the oldest first.
+    """Return the stationary distribution [states], by iteration, or else by linear equations.
+
+    A state is the last `order` tokens, oldest first.
 
     Raises:
-        UserError: the chain hardly ever leaves some of too many states.
+        UserError: the iteration does not converge, and there are too many states for the equations.
     """
     states = len(table)
-    found = np.full(states, 1 / states)
+    pi = np.full(states, 1 / states)
     for _ in range(STEPS):
-        after = _step(found, table)
-        moved = float(np.abs(after - found).sum())
-        # Half a step at a time: no cycle goes on for ever.
-        found = (found + after) / 2
-        if moved < STILL:
+        after = _step(pi, table)
+        change = float(np.abs(after - pi).sum())
+        # Half steps damp cycles.
+        pi = (pi + after) / 2
+        if change < STILL:
             break
     else:
         if states > MOST_SOLVED:
             raise UserError(
                 f"data.task.concentration: found {spec.concentration:g}; with order = {spec.order} and symbols = "
-                f"{spec.symbols} such a chain hardly ever leaves some of its {states:,} states, so that its entropy is "
-                "not known: raise it, to 0.3 for instance, or lower order or symbols"
+                f"{spec.symbols}, this chain almost never leaves some of its {states:,} states, so its entropy cannot "
+                "be computed: raise it, for instance to 0.3, or lower order or symbols"
             )
-        found = _solved(table)
-    whole: Floats = found / found.sum()
-    return whole
+        pi = _solved(table)
+    normalized: Floats = pi / pi.sum()
+    return normalized
 
 
 def _step(shares: Floats, table: Floats) -> Floats:
     """Return the distribution over states [states] after one more token."""
     joint = shares[:, None] * table  # [states, symbols]
-    after: Floats = joint.reshape(table.shape[1], -1).sum(axis=0)  # the oldest token is forgotten
+    after: Floats = joint.reshape(table.shape[1], -1).sum(axis=0)  # sum over the oldest token
     return after
 
 
 def _solved(table: Floats) -> Floats:
-    """Return pi with pi P = pi and sum pi = 1, P the transitions from state to state."""
+    """Solve pi P = pi with sum pi = 1; P are the transitions between states."""
     states, symbols = table.shape
     here = np.arange(states)
     equations = -np.eye(states)
     for token in range(symbols):
         np.add.at(equations, ((here * symbols + token) % states, here), table[:, token])
-    equations[-1] = 1.0  # in place of one that follows from the others
-    found: Floats = np.linalg.solve(equations, np.append(np.zeros(states - 1), 1.0))
-    return np.maximum(found, 0.0)
+    equations[-1] = 1.0  # replaces a redundant equation
+    pi: Floats = np.linalg.solve(equations, np.append(np.zeros(states - 1), 1.0))
+    return np.maximum(pi, 0.0)

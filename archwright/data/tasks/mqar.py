@@ -8,12 +8,12 @@ from archwright.spec.tasks import MQAR
 
 
 class MQARSampler(Sampler):
-    """k_1 v_1 ... k_n v_n, then slots of two tokens. Each key is asked in a slot of its own, followed by its value;
-    the slot, counted from 1, is drawn with p(slot) ~ slot^(power - 1) among those that are free. Other slots hold
-    values drawn at random.
+    """k_1 v_1 ... k_n v_n, then slots of two tokens with queries.
 
-    As in Zoology but for the token behind a key that is asked, which is random there: as here it is the value, what
-    the example says of a key is always true.
+    Each key is queried once: it fills a slot together with its value. The slot, counted from 1, is drawn from the free
+    slots with p(slot) ~ slot^(power - 1). All other slots contain random values.
+
+    In Zoology, a random token follows a queried key. Here, its value does, so that no example contradicts itself.
     """
 
     def __init__(self, spec: MQAR, length: int) -> None:
@@ -30,14 +30,14 @@ class MQARSampler(Sampler):
         return self._with_pairs(self.pairs, generator)
 
     def sample_to_train(self, generator: np.random.Generator) -> Example:
-        """Draw an example with a number of pairs that is drawn, too."""
+        """Draw an example with a random number of pairs."""
         return self._with_pairs(int(generator.choice(self.numbers, p=self.shares)), generator)
 
     def _with_pairs(self, pairs: int, generator: np.random.Generator) -> Example:
         spec = self.spec
         keys = generator.permutation(spec.keys)[:pairs]
         values = spec.keys + generator.permutation(spec.values)[:pairs]
-        # Draws without replacement are those with the largest of log p + Gumbel noise, in their order.
+        # Gumbel top-k: the slots with the largest log p + noise, in order, are draws without replacement.
         slots = np.arange(1, (self.length + 1) // 2 - pairs + 1)
         noisy = (spec.power - 1.0) * np.log(slots) + generator.gumbel(size=len(slots))
         places = 2 * pairs + 2 * np.argsort(-noisy)[:pairs]

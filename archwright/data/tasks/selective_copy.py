@@ -8,14 +8,13 @@ from archwright.spec.tasks import SelectiveCopy
 
 
 class SelectiveCopySampler(Sampler):
-    """_ s _ _ s' _ s'' _ ... M M M: the answer at the i-th mark M is the i-th token that is no blank _."""
+    """_ s _ _ s' _ s'' _ ... M M M: the answer at the i-th mark M is the i-th non-blank token."""
 
     def __init__(self, spec: SelectiveCopy, length: int) -> None:
         self.spec, self.length = spec, length
         self.chance = 1 / spec.symbols
 
     def sample(self, generator: np.random.Generator) -> Example:
-        """Draw an example."""
         copied, blank = self.spec.copied, self.spec.symbols
         before = self.length - copied
         copies = generator.integers(blank, size=copied)
