@@ -104,7 +104,7 @@ def test_a_constant_is_written_and_another_one_refused() -> None:
     slot.write(written, {})
     assert written == 0.5
     slot.read(written.bfloat16(), {})
-    with pytest.raises(ValueError, match="other values than those that follow from the config"):
+    with pytest.raises(ValueError, match="values that do not match the config"):
         slot.read(torch.tensor(0.4), {})
 
 
