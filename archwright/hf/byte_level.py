@@ -20,9 +20,7 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep
 def read_byte_level(
     folder: Path, settings: Mapping[str, object], added: Mapping[str, object]
 ) -> tokenizers.Tokenizer | None:
-    """Return the byte-level BPE tokenizer of a folder, or None.
-
-    None means another `tokenizer_class`, or a vocabulary that lacks one of the 256 bytes.
+    """Return the byte-level BPE tokenizer of a folder, or None if unsupported.
 
     Args:
         settings: Content of tokenizer_config.json.

@@ -1,4 +1,4 @@
-"""Find the published family of a model for export, and list the obstacles."""
+"""Find the published family for exporting a model, or the obstacles."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ class Fit:
 
 
 def exportable(spec: ModelSpec, family: str = "") -> Family:
-    """Return the family to export a model as.
-
-    Args:
-        family: `model_type` of the family; empty: the first family with all of the model's choices.
+    """Return the family for exporting a model: `family`, or the first suitable one.
 
     Raises:
         UserError: The family is unknown, or no family has all of the model's choices.
@@ -107,7 +104,7 @@ def as_computed(spec: ModelSpec) -> ModelSpec:
 
 
 def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
-    """Yield a line per difference with an effect on logits: path, both values."""
+    """Yield each difference that affects logits: its path and both values."""
     axes = frozenset(LayerSpec.model_fields)
     yield from _lines(_flat(spec, axes), _flat(back, axes), spec)
     if spec.num_layers != back.num_layers:

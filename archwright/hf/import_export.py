@@ -26,7 +26,7 @@ OF_MODEL = (GENERATION, TOKEN_IDS)
 
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, LanguageModel]:
-    """Create a run folder from a Hugging Face folder; return run and model.
+    """Create a run folder from a Hugging Face folder; also return the model.
 
     Weights keep their stored dtype. An existing run folder with the same import stays unchanged.
 
@@ -87,6 +87,5 @@ def _is_same(run: RunFolder, spec: ModelSpec, model: LanguageModel) -> bool:
         return False
     saved, state = checkpoint.read_model(run.model_file), model.state_dict()
     return saved.keys() == state.keys() and all(
-        saved[name].dtype == tensor.dtype and torch.equal(saved[name], tensor)
-        for name, tensor in state.items()
+        saved[n].dtype == x.dtype and torch.equal(saved[n], x) for n, x in state.items()
     )

@@ -119,7 +119,7 @@ class Flattened:
 
 @dataclass(frozen=True)
 class ByGroup(Rows):
-    """Tensors concatenated group by group, [a1 ‖ b1 ‖ c1 ‖ a2 ‖ b2 ‖ ...].
+    """Tensors concatenated group by group, [a1 ‖ b1 ‖ a2 ‖ b2 ‖ ...].
 
     Examples: query, key and value of each key-value head (GPT-NeoX, Falcon), or of each shard.
 

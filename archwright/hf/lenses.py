@@ -25,9 +25,7 @@ class Lens(Protocol):
         """Return values of the spec, as read from a config."""
 
     def write(self, get: Get, /) -> dict[str, Any]:
-        """Return the config keys for a spec, if it has the values.
-
-        Values without a key are detected by reading the config back."""
+        """Return the config keys of a spec; unsupported values have no key."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ def lookup(config: Config, key: str) -> Any:
 
 
 def holds(lens: Lens, get: Get) -> bool:
-    """True if a spec has the values of a `Set`; ignores other lenses."""
+    """True if a spec has the values of a `Set`; always for other lenses."""
     return not isinstance(lens, Set) or all(get(p) == value for p, value in lens.values.items())
 
 

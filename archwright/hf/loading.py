@@ -37,13 +37,13 @@ NAMED = 3
 """Maximum number of tensors named in a message."""
 COPY = re.compile(r".*(?:decoder|generator_lm_head|vocab_projector|embed_tokens)\.(weight|bias)")
 COPIES = {"weight": ("embedding.weight",), "bias": ("head.bias",)}
-"""Names of duplicate tensors in published files, and the duplicated tensor by name suffix."""
+"""Names of duplicate tensors in published files, and their originals by name suffix."""
 SIZES = (
     *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
     *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),
     *("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim"),
 )
-"""Options of a spec that cannot exceed the size of the largest tensor."""
+"""Spec options limited by the size of the largest tensor."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,7 @@ def _with_stored_heads(spec: ModelSpec, family: Family, store: Store) -> ModelSp
 
 
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:
-    """Untie the head if it differs from the embedding in the files.
-
-    The config is ignored, because some configs are wrong about it (T5 v1.1)."""
+    """Untie the head if the file's head differs, despite the config (T5 v1.1)."""
     in_file = dict(_aliases(family, store))
     repeated = [in_file[name] for name in _repeated(family, spec) if name in in_file]
     if not repeated:

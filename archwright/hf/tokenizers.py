@@ -81,12 +81,12 @@ def read_tokenizer(
 
 def _without(files: Mapping[str, str], removed: set[str]) -> dict[str, str]:
     """Delete removed tokens from files; libraries would add them again."""
-    trimmed = dict(files)
+    result = dict(files)
     for name in (CONFIG, SPECIAL):
         if name in files:
             settings = {k: _without_tokens(v, removed) for k, v in table(files, name).items()}
-            trimmed[name] = as_text({k: v for k, v in settings.items() if content(v) not in removed})
-    return trimmed
+            result[name] = as_text({k: v for k, v in settings.items() if content(v) not in removed})
+    return result
 
 
 def _without_tokens(value: object, removed: set[str]) -> Any:

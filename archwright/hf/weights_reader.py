@@ -80,8 +80,7 @@ def opened(folder: Path) -> Iterator[Store]:
     """Open the tensors of a folder, in safetensors or old .bin files.
 
     Raises:
-        UserError: There are no weights, a file is damaged, a .bin file contains other objects than tensors,
-            or an index names files outside of the folder.
+        UserError: There are no weights, a file is damaged or unsafe, or an index names files outside of the folder.
     """
     with ExitStack() as files:
         store = Store()
