@@ -59,7 +59,7 @@ def exportable(spec: ModelSpec, family: str = "") -> Family:
 
 
 def nearest_fit(spec: ModelSpec) -> Fit:
-    """Return the first family without missing values, or with the fewest."""
+    """Return the fit of the family with the fewest missing values."""
     spec, fits = spec.resolved(), []
     for family in FAMILIES.values():
         fits.append(fit(spec, family))

@@ -51,8 +51,8 @@ class Family:
         read_replaced_head: Function that reads the replaced-token head from a config.
         logits_bias: Bias of the logits. Configs do not record it: the model has a bias if the tensor is not zero.
         prefix: Name prefix of the body; some published files omit it.
-        ignored: Patterns of tensor names outside of the model. A pattern with a group `layer` only matches layers after
-            the last one, for multi-token prediction.
+        ignored: Patterns of tensor names outside of the model. A pattern with a group `layer` only matches layers
+            after the model's last layer (multi-token prediction).
         further_aliases: Key aliases (alias -> key of lenses) that the `transformers` class does not declare.
         endings: Name suffixes in old files -> current suffixes.
         undeclared: Defaults for keys without a default, or with null, in the `transformers` class.
@@ -342,7 +342,7 @@ def _replaced(held: Mapping[str, Mapped], new: Mapping[str, Mapped]) -> dict[str
 
 
 def _contents(held: Mapped) -> tuple[str, ...]:
-    """Return the names of the model's modules and tensors in a mapping."""
+    """Return the names of the model's modules and tensors in `held`."""
     if isinstance(held, str):
         return (held,)
     if isinstance(held, When):

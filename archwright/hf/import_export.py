@@ -82,7 +82,7 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
 
 
 def _is_same(run: RunFolder, spec: ModelSpec, model: LanguageModel) -> bool:
-    """True if a run is a finished import of the same weights."""
+    """True if a run is a finished import of the same spec and weights."""
     if not (run.finished and run.model_file.is_file() and run.spec.model.hash() == spec.hash()):
         return False
     saved, state = checkpoint.read_model(run.model_file), model.state_dict()

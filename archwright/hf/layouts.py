@@ -1,6 +1,6 @@
 """Layouts: arrangements of the model's tensors (`ours`) in one checkpoint tensor (`foreign`).
 
-A layout pairs views of the checkpoint tensor with equal views of the model's tensors. Copying a view reads or writes.
+A layout pairs views of the checkpoint tensor with equal views of the model's tensors, for copying in both directions.
 """
 
 from __future__ import annotations

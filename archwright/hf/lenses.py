@@ -100,7 +100,7 @@ class Write:
 class Switch:
     """config[key] selects one of several cases with lenses, often a `Set`.
 
-    `write` chooses the first case if the spec has the values of all its `Set` lenses.
+    When writing, the first case with matching `Set` lenses is chosen.
     """
 
     key: str
@@ -278,7 +278,7 @@ def lookup(config: Config, key: str) -> Any:
 
 
 def holds(lens: Lens, get: Get) -> bool:
-    """True if a spec has the values of a `Set`; always for other lenses."""
+    """True if a spec has the values of a `Set`, always True otherwise."""
     return not isinstance(lens, Set) or all(get(p) == value for p, value in lens.values.items())
 
 

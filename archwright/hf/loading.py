@@ -178,7 +178,7 @@ def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path)
 def _checked(
     family: Family, spec: ModelSpec, store: Store, folder: Path
 ) -> dict[str, tuple[str, Slot]]:
-    """Check names and shapes; return stored name and slot by tensor.
+    """Check names and shapes; return (stored name, slot) by name.
 
     Raises:
         UserError: Tensors are missing or unexpected, have a wrong shape, or differ from their duplicates.
@@ -214,7 +214,7 @@ def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def _aliases(family: Family, store: Store) -> list[tuple[str, str]]:
-    """Return pairs of name in the family and name in the files.
+    """Return (name in the family, stored name) of each tensor.
 
     Old suffixes are replaced, and a missing prefix is added. Several tensors may have the same name in the family."""
     pairs = [(name, name) for name in store.shapes]
@@ -248,7 +248,7 @@ def _unlike_copies(family: Family, slots: Mapping[str, Slot], store: Store) -> I
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
-    """Return the names of a tied head; old files contain such tensors."""
+    """Return the names of a tied head, stored again in old files."""
     words = {"head": ".weight", "head.weight": ""}
     return {
         name + words[held]

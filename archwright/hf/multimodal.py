@@ -35,7 +35,7 @@ class Wrapper:
     family: str = ""
 
     def config(self, config: Mapping[str, object]) -> dict[str, Any]:
-        """Return the text model's config: `text_config`, or everything in older files.
+        """Return the text model's config: `text_config`, or all keys in older files.
 
         Raises:
             UserError: `text_config` is not a table.

@@ -198,7 +198,7 @@ def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:
 
 
 def _exported(model: LanguageModel, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer to write; warn if others tokenize differently from training."""
+    """Return the tokenizer to write; warn about differences in other libraries."""
     rows, has_source = model.spec.vocab_size, model.spec.encoder_model is not None
     assert rows != "auto"
     exported = tokenizer.exported(rows, model.spec.context_length, has_source=has_source)
@@ -214,7 +214,7 @@ def _exported(model: LanguageModel, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _files(tokenizer: Tokenizer, has_source: bool) -> dict[str, str]:
-    """Return the companion files of a tokenizer, with all token ids."""
+    """Return the companion files of a tokenizer, with default token ids."""
     ids = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
     if has_source:
         ids[DECODER_START] = tokenizer.decoder_start[0]

@@ -49,9 +49,9 @@ def read_files(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
 def read_tokenizer(
     folder: Path, vocab_size: int, files: Mapping[str, str] | None = None
 ) -> Tokenizer | None:
-    """Return the tokenizer of a folder, or None.
+    """Return the tokenizer of a folder, or None if there is none.
 
-    None means no tokenizer, or an unsupported one, with a warning.
+    An unsupported tokenizer also returns None, with a warning.
 
     Args:
         vocab_size: Rows of the model's embedding. Added tokens beyond it are removed.

@@ -46,7 +46,7 @@ class Comparison:
     divergence: float
     """Mean KL divergence of the next-token distributions, in nats."""
     rounding: float
-    """|ours - exact| / |theirs - exact|, with their float32 logits as `exact`; nan in float32."""
+    """Our error over the error of `transformers` (norms), both against its float32 logits; nan in float32."""
     top_1: float
     """Share of tokens with the same most likely next token."""
     first: str | None
@@ -163,7 +163,7 @@ def _theirs(folder: str | Path, loaded: Loaded, dtype: torch.dtype) -> nn.Module
 def _compare(
     loaded: Loaded, theirs: nn.Module, dtype: torch.dtype, exact: Tensor | None
 ) -> tuple[Comparison, Tensor]:
-    """Return the comparison and their logits; `exact` are their float32 logits."""
+    """Return the comparison and the logits of `transformers`; `exact` are its float32 logits."""
     # Two random sequences, the second one padded.
     assert loaded.spec.vocab_size != "auto"
     length = min(TOKENS, loaded.spec.context_length)
@@ -254,7 +254,7 @@ def _pairs(loaded: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dic
 
 
 def _names(held: Mapping[str, object], ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-    """Yield both names of each module without fused or computed contents."""
+    """Yield our name and their name of each one-to-one module."""
     for foreign, contents in held.items():
         for name in contents if isinstance(contents, tuple) else (contents,):
             if isinstance(name, str):

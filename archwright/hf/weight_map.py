@@ -64,9 +64,9 @@ def filled(
 
 
 Mapped = str | Fused | When | Constant | tuple[str | When, ...]
-"""Contents of a checkpoint module or tensor: the model's by name, a layout, alternatives, or a constant.
+"""Contents of a checkpoint module or tensor: a name in the model, several fused, a constant, or alternatives.
 
-A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each expert of a stack.
+A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each matrix of a stack.
 """
 
 
