@@ -39,11 +39,11 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Language
         f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture_of(loaded.spec)}"
     )
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
-    there = RunFolder(path)
-    if there.started and (there.finished or not there.starting):
-        if not _is_same(there, model, loaded.model):
+    existing = RunFolder(path)
+    if existing.started and (existing.finished or not existing.starting):
+        if not _is_same(existing, model, loaded.model):
             raise UserError(f"{path} holds a run already; give --out a new folder")
-        return there, loaded.model
+        return existing, loaded.model
     run = RunFolder.create(path, RunSpec(name=path.name, model=model))
     with run.lock(), run.removed_unless_started():
         run.start_over(run.model_file, run.metrics_file)
@@ -72,8 +72,8 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
     """
     model, opened = open_model(run), RunFolder.open(run)
     tokenizer = opened.tokenizer_folder
-    there = opened.model_file.is_file()
-    metadata = checkpoint.read_metadata(opened.model_file) if there else {}
+    has_weights = opened.model_file.is_file()
+    metadata = checkpoint.read_metadata(opened.model_file) if has_weights else {}
     files = {name: metadata[name] for name in OF_MODEL if name in metadata}
     CAME_FROM[model] = Origin(metadata.get(FAMILY, ""), files)
     return save(

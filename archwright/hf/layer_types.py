@@ -71,8 +71,8 @@ class Layers:
         names = [self._role(getter(spec, [i])) for i in range(spec.num_layers)]
         keys: dict[str, Any] = dict(self.pattern.write(names))
         for role in dict.fromkeys(names):
-            here = [i for i, name in enumerate(names) if name == role]
-            keys = joined(keys, write_all(self.roles[role].lenses, getter(spec, here)))
+            indices = [i for i, name in enumerate(names) if name == role]
+            keys = joined(keys, write_all(self.roles[role].lenses, getter(spec, indices)))
         return keys
 
     def _role(self, get: Get) -> str:

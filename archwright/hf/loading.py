@@ -242,8 +242,8 @@ def _unlike_copies(family: Family, slots: Mapping[str, Slot], store: Store) -> I
             name = copied.get(COPIES[match[1]], name)
         if (other := first.setdefault(name, stored)) == stored:
             continue
-        one, two = store.read(other), store.read(stored)
-        if not torch.equal(one.to(two.dtype), two):
+        first_copy, copy = store.read(other), store.read(stored)
+        if not torch.equal(first_copy.to(copy.dtype), copy):
             yield f"{stored}: found values that differ from its duplicate {other}; expected the same"
 
 

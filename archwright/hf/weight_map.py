@@ -170,11 +170,11 @@ def slots(
     for stack in stacks:
         for i, layer in enumerate(stack.of(spec)):
             prefix, ours = stack.theirs.format(i=i), stack.ours.format(i=i)
-            here = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
+            inside = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
             for foreign, held in stack.keys.items():
-                by_name |= _slots(prefix + foreign, held, ours, here, layer, spec)
-    if left := set(tensors) - {name for slot in by_name.values() for name in slot.ours}:
-        raise LookupError(f"no foreign name for {', '.join(sorted(left)[:3])}")
+                by_name |= _slots(prefix + foreign, held, ours, inside, layer, spec)
+    if unmapped := set(tensors) - {name for slot in by_name.values() for name in slot.ours}:
+        raise LookupError(f"no checkpoint name for {', '.join(sorted(unmapped)[:3])}")
     return by_name
 
 
