@@ -50,7 +50,7 @@ def test_older_scaling_counts_before_newer_parameters() -> None:
 
 
 def test_parameters_of_each_type_are_refused_where_all_layers_are_alike() -> None:
-    with pytest.raises(UserError, match="found full_attention, sliding_attention apart"):
+    with pytest.raises(UserError, match="found tables full_attention, sliding_attention;"):
         read(Rope(), rope_parameters={"full_attention": LINEAR, "sliding_attention": {}})
     nested = {"rope_parameters": {"full_attention": LINEAR}}
     assert read(Rope(layer_type="full_attention"), **nested)["theta"] == 100
