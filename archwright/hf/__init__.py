@@ -1,7 +1,7 @@
-"""Checkpoints of the ecosystem, in and out.
+"""Import and export of Hugging Face checkpoints.
 
-load(folder) returns a model, its spec and its tokenizer; save(model, folder) writes what `transformers` loads.
-load_spec(folder) needs config.json alone. Names are imported on first use, as configs are read without torch.
+`load(folder)` returns a model, its spec and its tokenizer. `save(model, folder)` writes a folder for `transformers`.
+`load_spec(folder)` needs only config.json. Names are imported on first use, so that configs are read without torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The tokenizers of GPT-2 and its kin, from vocab.json and merges.txt."""
+"""Byte-level BPE tokenizers (GPT-2) from vocab.json and merges.txt."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,21 +13,21 @@ from archwright.text.json_table import read_table
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CLASSES = ("", "GPT2Tokenizer", "CodeGenTokenizer", "RobertaTokenizer", "BartTokenizer")
-"""Values of `tokenizer_class` for which text is split as GPT-2 splits it."""
+"""Values of `tokenizer_class` with the pre-tokenization of GPT-2."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token")
 
 
 def read_byte_level(
     folder: Path, settings: Mapping[str, object], added: Mapping[str, object]
 ) -> tokenizers.Tokenizer | None:
-    """Return the byte-level BPE of a folder; None where its words are split or spelled otherwise.
+    """Return the byte-level BPE tokenizer of a folder, or None if unsupported.
 
     Args:
-        settings: tokenizer_config.json.
-        added: added_tokens.json, ids by token.
+        settings: Content of tokenizer_config.json.
+        added: Content of added_tokens.json: token -> id.
 
     Raises:
-        UserError: damaged files.
+        UserError: A file is damaged, or an added token does not have the next id.
     """
     if str(settings.get("tokenizer_class") or "").removesuffix("Fast") not in CLASSES:
         return None
@@ -49,8 +49,8 @@ def read_byte_level(
         inner.add_tokens([token])
         if inner.token_to_id(token.content) != i:
             raise UserError(
-                f'{folder}: the added token "{token.content}": found the id {i}; expected '
-                f"{inner.token_to_id(token.content)}, the next one"
+                f'{folder}: the added token "{token.content}": found id {i}; expected the next id, '
+                f"{inner.token_to_id(token.content)}"
             )
     return inner
 
@@ -58,17 +58,17 @@ def read_byte_level(
 def _added(
     names: Mapping[str, int], settings: Mapping[str, object], added: Mapping[str, object]
 ) -> Iterator[tuple[tokenizers.AddedToken, int]]:
-    """Yield the added tokens with their ids, in order; special ones are those that a config names."""
-    named = [settings.get(key) for key in SPECIAL]
-    special = {str(t.get("content") if isinstance(t, Mapping) else t) for t in named if t}
+    """Yield the added tokens and their ids, in order of id."""
+    entries = [settings.get(key) for key in SPECIAL]
+    special = {str(t.get("content") if isinstance(t, Mapping) else t) for t in entries if t}
     special |= {"<|endoftext|>"}
     listed = settings.get("added_tokens_decoder")
-    found = {name: i for name, i in added.items() if isinstance(i, int)}
+    ids = {name: i for name, i in added.items() if isinstance(i, int)}
     if isinstance(listed, Mapping):
         for i, token in listed.items():
             if isinstance(token, Mapping) and str(i).isdecimal():
-                found[str(token.get("content"))] = int(i)
+                ids[str(token.get("content"))] = int(i)
                 special |= {str(token.get("content"))} if token.get("special") else set()
-    found |= {name: names[name] for name in special if name in names}
-    for name, i in sorted(found.items(), key=lambda item: item[1]):
+    ids |= {name: names[name] for name in special if name in names}
+    for name, i in sorted(ids.items(), key=lambda item: item[1]):
         yield tokenizers.AddedToken(name, special=name in special, normalized=False), i

@@ -1,4 +1,4 @@
-"""config.json of a foreign folder: which family it is of, and which architecture it describes."""
+"""Read config.json of a Hugging Face folder: its family and its architecture."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FILE = "config.json"
 
 
 def load_spec(config: str | Path | Mapping[str, Any]) -> ModelSpec:
-    """Return the architecture that a config.json describes; no weights are needed.
+    """Return the spec of a config.json, without reading weights.
 
     Args:
-        config: the file, its folder, or its table.
+        config: Path of the file or of its folder, or the parsed table.
 
     Raises:
-        UserError: what is missing, damaged, or not known to this package, one line each.
+        UserError: The file is missing or damaged, or has unsupported values; a line per problem.
     """
     if isinstance(config, Mapping):
         return spec_of(dict(config), FILE, "")
@@ -33,9 +33,9 @@ def load_spec(config: str | Path | Mapping[str, Any]) -> ModelSpec:
     return spec_of(table, str(file), file.resolve().parent.name)
 
 
-def spec_of(whole: dict[str, Any], file: str, name: str) -> ModelSpec:
-    """Return the architecture that the table of a file describes, under a name."""
-    config, _ = text_config(whole)
+def spec_of(table: dict[str, Any], file: str, name: str) -> ModelSpec:
+    """Return the spec of a parsed config.json; errors name `file`."""
+    config, _ = text_config(table)
     family = family_of(config, file)
     try:
         return family.spec(config, name=name)
@@ -47,7 +47,7 @@ def spec_of(whole: dict[str, Any], file: str, name: str) -> ModelSpec:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder."""
+    """Return the content of a folder's config.json."""
     if not folder.is_dir():
         near = nearest(folder.name, [p.name for p in folder.parent.glob("*")])
         raise UserError(f"{folder}: there is no such folder.{near or hub_hint(str(folder))}")
@@ -55,28 +55,28 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def text_config(config: dict[str, Any]) -> tuple[dict[str, Any], Wrapper | None]:
-    """Return the config of a folder's text model, and what it is wrapped in, if it is."""
+    """Return the text model's config, and the wrapper of multimodal models."""
     kind = config.get("model_type")
     wrapper = WRAPPERS.get(kind) if isinstance(kind, str) else None
     return (config, None) if wrapper is None else (wrapper.config(config), wrapper)
 
 
 def family_of(config: Mapping[str, object], file: str) -> Family:
-    """Return the family of the config in a file.
+    """Return the family of a config; errors name `file`.
 
     Raises:
-        UserError: none that is known here, or weights in a compressed form.
+        UserError: The `model_type` is unknown, or the weights are quantized.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         near = nearest(kind, FAMILIES) if isinstance(kind, str) else ""
         raise UserError(
-            f"{file}: model_type: found {repr(kind)[:80]}, which this package cannot read; "
-            f"it reads {len(FAMILIES)} families (archwright list families).{near}"
+            f"{file}: model_type: found {repr(kind)[:80]}; "
+            f"expected one of {len(FAMILIES)} families (see archwright list families).{near}"
         )
     if config.get("quantization_config"):
         raise UserError(
             f"{file}: quantization_config: found compressed weights; expected float32, "
-            "bfloat16 or float16: save them so first"
+            "bfloat16 or float16. Save the model in one of these first"
         )
     return FAMILIES[kind]

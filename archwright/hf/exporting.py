@@ -1,4 +1,4 @@
-"""Which published family can hold a composition, and what stands in the way."""
+"""Find the published family for exporting a model, or the obstacles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.overrides import flatten, toml_value
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
-"""Keys that no logit depends on, of a spec `as_computed`; layers are compared one by one."""
+"""Top-level keys without influence on logits after `as_computed`; layers are compared one by one."""
 ONLY_TRAINING = (
     "balance_loss",
     "balance_over",
@@ -25,52 +25,53 @@ ONLY_TRAINING = (
     "selection_bias_update_rate",
     "scale_in",
 )
-"""Keys that matter in training alone, or round differently in low precision alone."""
+"""Options that only affect training, or only rounding in low precision."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A family, and the values of a model that it cannot say."""
+    """A family, and the values of a model missing from it."""
 
     family: Family
     blocking: tuple[str, ...]
-    """A line for each value: path, the model's, and the family's."""
+    """A line per missing value: path, value of the model, value of the family."""
 
 
 def exportable(spec: ModelSpec, family: str = "") -> Family:
-    """Return the family that a model can be written as: the given one, or the first that there is.
+    """Return the family for exporting a model: `family`, or the first suitable one.
 
     Raises:
-        UserError: none; the line names the nearest one, and what blocks it.
+        UserError: The family is unknown, or no family has all of the model's choices.
     """
     if family and family not in FAMILIES:
         raise UserError(
             f"{family}: no such family; see archwright list families.{nearest(family, FAMILIES)}"
         )
-    found = fit(spec.resolved(), FAMILIES[family]) if family else nearest_fit(spec)
-    if found.blocking:
-        others = f"; and {len(found.blocking) - 4} more" if found.blocking[4:] else ""
-        whole = "no published family has these choices together; the nearest is "
+    best = fit(spec.resolved(), FAMILIES[family]) if family else nearest_fit(spec)
+    if best.blocking:
+        rest = f"; and {len(best.blocking) - 4} more" if best.blocking[4:] else ""
+        intro = "no published family has these choices together; the nearest is "
         raise UserError(
-            f"{'' if family else whole}{found.family.model_type} ({found.family.architecture_of(spec)}), "
-            f"which cannot have {'; '.join(found.blocking[:4])}{others}"
+            f"{'' if family else intro}{best.family.model_type} ({best.family.architecture_of(spec)}), "
+            f"which cannot have {'; '.join(best.blocking[:4])}{rest}"
         )
-    return found.family
+    return best.family
 
 
 def nearest_fit(spec: ModelSpec) -> Fit:
-    """Return the family that says most of a model: all of it, or all but the fewest values."""
+    """Return the fit of the family with the fewest missing values."""
     spec, fits = spec.resolved(), []
     for family in FAMILIES.values():
         fits.append(fit(spec, family))
         if not fits[-1].blocking:
             return fits[-1]
-    return min(fits, key=lambda found: len(found.blocking))
+    return min(fits, key=lambda candidate: len(candidate.blocking))
 
 
 def fit(spec: ModelSpec, family: Family) -> Fit:
-    """Write a resolved spec as a family's config, read it back, and return what is not the same. Of a model beside a
-    generator, that is the model alone."""
+    """List the values of a resolved spec missing from a family.
+
+    The spec is written as a config of the family, read back and compared. Generators are not compared."""
     spec = as_computed(spec.detector)
     try:
         back = family.with_unsaid(family.spec(family.config(spec)), spec)
@@ -80,9 +81,10 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
 
 
 def as_computed(spec: ModelSpec) -> ModelSpec:
-    """Return a resolved spec whose head has the divisor of logits that came with initial values (muP), as configs of
-    published models say how a model computes and not how it began. Scales of scores are then numbers, as in the
-    families that know such a divisor (Granite)."""
+    """Return a resolved spec with the multipliers of muP as plain numbers.
+
+    Published configs describe the computation, not the initialization. The logit divisor of a muP initialization is
+    therefore moved into the head, and attention scales become fixed numbers, as in Granite."""
     divisor = spec.init.logit_divisor(spec.dim)
     if divisor == 1:
         return spec
@@ -96,13 +98,13 @@ def as_computed(spec: ModelSpec) -> ModelSpec:
         if isinstance(layer.attention, MaskedAttention):
             scale, width = layer.attention.scale, layer.attention.key_dim(spec.dim)
             first, second = (float(SCORE_SCALES.make(scale, width, n)) for n in (1, 2))
-            if first == second:  # else it is no number, but one for each layer
+            if first == second:  # otherwise the scale depends on the layer
                 table["attention"]["scale"] = {"kind": "fixed", "value": first}
     return validated(ModelSpec, values)
 
 
 def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
-    """Yield a line for each value that changes logits and differs: path, own value, other value."""
+    """Yield each difference that affects logits: its path and both values."""
     axes = frozenset(LayerSpec.model_fields)
     yield from _lines(_flat(spec, axes), _flat(back, axes), spec)
     if spec.num_layers != back.num_layers:
@@ -112,8 +114,8 @@ def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
         yield f"layers.shared = {shared} (has {other})"
         return
     kinds = zip(*(s.layers.names(s.num_layers) for s in (spec, back)), strict=True)
-    for own, theirs in dict.fromkeys(kinds):
-        layers = spec.layers_by_kind[own], back.layers_by_kind[theirs]
+    for kind, back_kind in dict.fromkeys(kinds):
+        layers = spec.layers_by_kind[kind], back.layers_by_kind[back_kind]
         yield from _lines(_flat(layers[0]), _flat(layers[1]), spec)
 
 
@@ -126,18 +128,19 @@ def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]
     }
 
 
-def _lines(own: dict[str, Any], theirs: dict[str, Any], spec: ModelSpec) -> Iterator[str]:
-    """Yield what differs; options of another kind are named by the kind alone."""
+def _lines(values: dict[str, Any], back: dict[str, Any], spec: ModelSpec) -> Iterator[str]:
+    """Yield a line per difference; options of a different kind are omitted."""
     lengths = [] if spec.position.ends else ["context_length", "encoder.context_length"]
-    kinds = [p.removesuffix("kind") for p in own if p.endswith("kind") and own[p] != theirs.get(p)]
-    for path, value in own.items():
-        other = theirs.get(path)
+    changed = [path for path, value in values.items() if value != back.get(path)]
+    kinds = [path.removesuffix("kind") for path in changed if path.endswith("kind")]
+    for path, value in values.items():
+        other = back.get(path)
         if value == other or path in lengths:
             continue
         if any(path.startswith(kind) and path != f"{kind}kind" for kind in kinds):
             continue
         axis, _, option = path.rpartition(".")
-        if option in BELONGS and own.get(f"{axis}.{BELONGS[option]}.kind") == "none":
+        if option in BELONGS and values.get(f"{axis}.{BELONGS[option]}.kind") == "none":
             continue
         shown = "nothing" if other is None else toml_value(other)
         yield f"{path} = {toml_value(value)} (has {shown})"

@@ -1,4 +1,4 @@
-"""Families of checkpoints as data: how a config maps to a spec, and how names of tensors map to ours."""
+"""Checkpoint families as data: mappings of configs and of tensor names."""
 
 from __future__ import annotations
 
@@ -24,43 +24,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST, LARGEST_COUNT = 10**15, 2**31 - 1
-"""Numbers of a config that are read at most: bases of frequencies alone are larger than anything counted."""
+"""Largest magnitudes accepted in a config: of floats and RoPE bases, and of other integers."""
 MOST_LAYERS = 100_000
-"""Layers of a model that are read at most, so that a damaged number is not counted through."""
+"""Largest accepted number of layers, so that a damaged config fails fast."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Checkpoints whose config.json has one `model_type`.
+    """Checkpoints with one `model_type` in config.json.
 
     Args:
-        architecture: the class that `architectures` names.
-        masked_architecture: the same where tokens see what follows them, and masked ones are filled in.
-        lenses: correspondences of config and spec; later ones count over earlier ones.
-        groups: types that layers have, one of each group.
-        encoder_groups: the same of the encoder's layers.
-        layers: what the names of layer `{i}` begin with.
-        layer_keys: which of our tensors each of a layer's holds; see `weight_map`.
-        model_keys: the same of what stands around the layers.
-        encoder_layers: what the names of the encoder's layers begin with, in families that have one.
-        encoder_layer_keys: which of our tensors each of theirs holds.
-        pretraining_architecture: the same where rows are judged, too, or replaced tokens are found.
-        sequence_head: the tensor that a file has where rows are judged, which no config speaks of. It belongs to this
-            family alone.
-        replaced_head: the same where the head finds replaced tokens.
-        read_replaced_head: what reads that head from a config.
-        logits_bias: the tensor that is added to logits, which no config speaks of: a model has a bias where a
-            file's is not zero.
-        prefix: what the names of the body begin with, and some published files leave out.
-        ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
-            layers behind the last, which predict further tokens.
-        further_aliases: other words for keys that the class of `transformers` does not declare, with those of lenses.
-        endings: how names of old files end, and how they would today.
-        undeclared: defaults of keys for which the class of `transformers` declares nothing, or null.
-        counts_padding: whether the class of a config takes padding for a part of a text, so that it changes the rest.
-        ties_unsaid: whether tensors alone tell if the head is the embedding's table.
-        in_steps: whether the class computes the spec only where it reads a decoder's text token by token, with a cache.
-        further_inputs: what the class is told with a text, beside tokens and padding, so that it computes the spec.
+        architecture: Class named by `architectures`.
+        masked_architecture: Class of bidirectional models, trained to fill in masked tokens.
+        pretraining_architecture: Class of models with a sequence head or a replaced-token head.
+        lenses: Mappings between config and spec; later lenses override earlier ones.
+        groups: Groups of layer types; every layer has one type of each group.
+        encoder_groups: Groups of layer types of the encoder.
+        layers: Name prefix of layer `{i}`.
+        layer_keys: Contents of a layer's tensors, by name after the prefix; see `weight_map`.
+        model_keys: Contents of the tensors outside of layers, by name.
+        encoder_layers: Name prefix of encoder layer `{i}`; empty without an encoder.
+        encoder_layer_keys: Contents of an encoder layer's tensors.
+        sequence_head: Tensor of the sequence head. Configs do not record this head: the model has it if the file has
+            the tensor. `derive` does not inherit it.
+        replaced_head: Tensor of the replaced-token head, detected and inherited like `sequence_head`.
+        read_replaced_head: Function that reads the replaced-token head from a config.
+        logits_bias: Bias of the logits. Configs do not record it: the model has a bias if the tensor is not zero.
+        prefix: Name prefix of the body; some published files omit it.
+        ignored: Patterns of tensor names outside of the model. A pattern with a group `layer` only matches layers
+            after the model's last layer (multi-token prediction).
+        further_aliases: Key aliases (alias -> key of lenses) that the `transformers` class does not declare.
+        endings: Name suffixes in old files -> current suffixes.
+        undeclared: Defaults for keys without a default, or with null, in the `transformers` class.
+        counts_padding: True if the class treats padding as text, so that padding changes other positions.
+        ties_unsaid: True if only the tensors show whether the head is tied to the embedding.
+        in_steps: True if the class matches the spec only when it decodes token by token with a cache.
+        further_inputs: Inputs that the class needs to match the spec, in addition to tokens and padding mask.
     """
 
     model_type: str
@@ -91,12 +90,12 @@ class Family:
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """Values of keys that a config leaves out."""
+        """Values of keys absent from a config."""
         return _filled(class_defaults(self.model_type), self.undeclared)
 
     @cached_property
     def key_aliases(self) -> Mapping[str, str]:
-        """Other words for keys, with the words that lenses use."""
+        """All key aliases: alias -> key of lenses."""
         return {**class_key_aliases(self.model_type), **self.further_aliases}
 
     def derive(
@@ -109,23 +108,22 @@ class Family:
         model_keys: Mapping[str, Mapped] | None = None,
         **changes: Any,
     ) -> Family:
-        """Return a family like this one with further lenses, and other defaults and names.
+        """Return a related family with added lenses, defaults and names.
 
-        What is new takes the place of what it had: a lens, of those with its key; a name, of that for the same
-        tensors; a `prefix`, of its own in names. Lenses of keys that the other class does not have are left
-        out.
+        A new lens replaces the inherited lens with the same key. A new name replaces inherited names of the same
+        tensors. Inherited lenses are dropped if the new class lacks their key. Inherited names get a new `prefix`.
         """
         undeclared = {**self.undeclared, **(undeclared or {})}
         # A class that is not recorded yet has the keys of this one.
         declared = class_defaults(model_type) or self.defaults
-        known = _filled(declared, undeclared)
+        keys = _filled(declared, undeclared)
         groups = (*changes.get("groups", ()), *changes.get("encoder_groups", ()))
         group_lenses = [lens for group in groups for lens in group.lenses]
-        own = {_key(lens) for lens in (*lenses, *group_lenses)}
-        kept = [
+        new_keys = {_key(lens) for lens in (*lenses, *group_lenses)}
+        inherited = [
             lens
             for lens in self.lenses
-            if (key := _key(lens)) is None or (key not in own and key.split(".")[0] in known)
+            if (key := _key(lens)) is None or (key not in new_keys and key.split(".")[0] in keys)
         ]
         renamed = partial(_renamed, old=self.prefix, new=changes.get("prefix", self.prefix))
         changes.setdefault("sequence_head", "")
@@ -134,35 +132,35 @@ class Family:
         changes.setdefault("layers", renamed(self.layers))
         changes.setdefault("encoder_layers", renamed(self.encoder_layers))
         changes.setdefault("ignored", tuple(renamed(pattern) for pattern in self.ignored))
-        own_model_keys = {renamed(name): held for name, held in self.model_keys.items()}
+        old_model_keys = {renamed(name): held for name, held in self.model_keys.items()}
         return replace(
             self,
             model_type=model_type,
             architecture=architecture,
             undeclared=undeclared,
-            lenses=(*kept, *lenses),
+            lenses=(*inherited, *lenses),
             layer_keys=_replaced(self.layer_keys, layer_keys or {}),
-            model_keys=_replaced(own_model_keys, model_keys or {}),
+            model_keys=_replaced(old_model_keys, model_keys or {}),
             **changes,
         )
 
     def spec(self, config: Config, name: str = "") -> ModelSpec:
-        """Return the resolved spec that a config describes.
+        """Return the resolved spec of a config.
 
         Raises:
-            UserError: values that this package does not know, one line each.
+            UserError: Values are missing, damaged or unsupported.
         """
         self._check_numbers(config)
         respelled = {self.key_aliases.get(key, key): value for key, value in config.items()}
-        whole = joined(dict(self.defaults), {**respelled, **config})
+        complete = joined(dict(self.defaults), {**respelled, **config})
         try:
-            table = read_all(self.lenses, whole)
+            table = read_all(self.lenses, complete)
             for stack, groups in (
                 (table, self.groups),
                 (table.get("encoder"), self.encoder_groups),
             ):
                 if stack is not None:
-                    _arrange(stack, groups, whole)
+                    _arrange(stack, groups, complete)
             _stretch(table)
         except KeyError as error:
             raise UserError(f"config.json: {error.args[0]}: missing") from None
@@ -178,15 +176,15 @@ class Family:
         return validated(ModelSpec, table).resolved()
 
     def architecture_of(self, spec: ModelSpec) -> str:
-        """Return the class that a model of this family is."""
-        judges = self.sequence_head and not spec.sequence_head.is_none
-        if judges or (self.replaced_head and spec.head.predicts == "replaced"):
+        """Return the model's class, as named by `architectures`."""
+        classifies = self.sequence_head and not spec.sequence_head.is_none
+        if classifies or (self.replaced_head and spec.head.predicts == "replaced"):
             return self.pretraining_architecture
         masked = self.masked_architecture if spec.is_bidirectional else ""
         return masked or self.architecture
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the config of a resolved spec, as far as this family can say it."""
+        """Return the config of a resolved spec, without unsupported values."""
         architectures = [self.architecture_of(spec)]
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": architectures}
         spec = _unstretched(spec)
@@ -198,25 +196,26 @@ class Family:
                 keys = joined(keys, group.write(spec.encoder_model))
         return with_older_keys(keys)
 
-    def with_unsaid(self, spec: ModelSpec, own: ModelSpec) -> ModelSpec:
-        """Return a spec that was read from a config, with what only tensors tell as another spec has it."""
-        replaced = own.head.predicts == "replaced"
-        spec = self.with_heads(spec, own.head.bias, own.sequence_head, replaced)
-        return self.tied(spec, own.head.tied) if self.ties_unsaid else spec
+    def with_unsaid(self, spec: ModelSpec, original: ModelSpec) -> ModelSpec:
+        """Copy heads and ties from `original` if configs do not record them."""
+        replaced = original.head.predicts == "replaced"
+        spec = self.with_heads(spec, original.head.bias, original.sequence_head, replaced)
+        return self.tied(spec, original.head.tied) if self.ties_unsaid else spec
 
     @staticmethod
     def tied(spec: ModelSpec, tied: bool) -> ModelSpec:
-        """Return a spec whose head is the embedding's table, or has one of its own."""
+        """Tie or untie the head of a spec and the embedding."""
         return spec.model_copy(update={"head": spec.head.model_copy(update={"tied": tied})})
 
     def with_heads(
         self, spec: ModelSpec, bias: bool, sequence_head: SequenceHead, replaced: bool
     ) -> ModelSpec:
-        """Return a spec that was read from a config, with the heads that only tensors tell, in families that have them.
+        """Add heads to a spec, in families with tensors for them.
 
         Args:
-            bias: whether logits have one.
-            replaced: whether the head finds replaced tokens.
+            bias: True if logits have a bias.
+            sequence_head: Head that classifies sequences.
+            replaced: True if the head detects replaced tokens.
         """
         update: dict[str, Any] = {}
         if self.logits_bias:
@@ -228,30 +227,30 @@ class Family:
         return spec.model_copy(update=update)
 
     def ignores(self, name: str, num_layers: int) -> bool:
-        """Tell whether a tensor of a file is no part of a model of so many layers."""
+        """True if a tensor is outside a model with `num_layers` layers."""
         for pattern in self.ignored:
-            if found := re.fullmatch(pattern, name):
-                layer = found.groupdict().get("layer")
+            if match := re.fullmatch(pattern, name):
+                layer = match.groupdict().get("layer")
                 return layer is None or int(layer) >= num_layers
         return False
 
     def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:
-        """Return every tensor of a checkpoint by its name there, with those of ours that it holds."""
+        """Return the slot of each checkpoint tensor, by its name in files."""
         return slots(spec, tensors, stacks=self.stacks, model_keys=self.model_keys)
 
     @property
     def stacks(self) -> tuple[StackKeys, ...]:
-        """The names of the layers of each stack."""
+        """Layer names of the main stack and of the encoder."""
         encoder = StackKeys(
             self.encoder_layers, "encoder.layers.{i}.", self.encoder_layer_keys, in_encoder=True
         )
         return (StackKeys(self.layers, "layers.{i}.", self.layer_keys), encoder)
 
     def _check_numbers(self, config: Config) -> None:
-        """Refuse numbers that no model has, before anything is computed from them."""
+        """Reject numbers out of range, before anything is computed from them."""
         for key, value in config.items():
-            known = self.key_aliases.get(key, key) in self.defaults
-            if not known and not isinstance(value, Mapping | list):
+            has_default = self.key_aliases.get(key, key) in self.defaults
+            if not has_default and not isinstance(value, Mapping | list):
                 continue
             for path, number in _numbers(key, value):
                 counts = isinstance(number, int) and "theta" not in path
@@ -264,7 +263,7 @@ class Family:
 
 
 def _arrange(stack: Table, groups: Sequence[Layers], config: Config) -> None:
-    """Lay what the groups say of each layer into the table of a stack."""
+    """Add the values of layer types to a stack's table, in place."""
     number = stack["num_layers"]
     if not isinstance(number, int) or not 1 <= number <= MOST_LAYERS:
         shown = repr(number)[:80]
@@ -289,7 +288,7 @@ def _arrange(stack: Table, groups: Sequence[Layers], config: Config) -> None:
 
 
 def _numbers(path: str, value: object) -> Iterator[tuple[str, int | float]]:
-    """Yield each number of a value with its path."""
+    """Yield each number inside a value, with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _numbers(f"{path}.{key}", inner)
@@ -301,7 +300,7 @@ def _numbers(path: str, value: object) -> Iterator[tuple[str, int | float]]:
 
 
 def _stretch(table: Table) -> None:
-    """Set the context length to that of dynamic NTK: its factor times the length of the config."""
+    """Multiply the context length by the factor of dynamic NTK, in place."""
     for layer in (table, *table.get("layer_kinds", {}).values()):
         scaling = layer.get("position", {}).get("scaling", {})
         if scaling.get("kind") == "dynamic":
@@ -310,7 +309,7 @@ def _stretch(table: Table) -> None:
 
 
 def _unstretched(spec: ModelSpec) -> ModelSpec:
-    """Return a spec with the length that a config says, which dynamic NTK counts from."""
+    """Return a spec with the original context length of dynamic NTK."""
     for layer in spec.layers_by_kind.values():
         scaling = getattr(layer.position, "scaling", None)
         if isinstance(scaling, DynamicNTK):
@@ -319,12 +318,12 @@ def _unstretched(spec: ModelSpec) -> ModelSpec:
 
 
 def _key(lens: Lens) -> str | None:
-    """Return the key of a config that a lens is of, if it is of one."""
+    """Return the config key of a lens, or None."""
     return getattr(lens, "key", None)
 
 
 def _renamed(name: str, old: str, new: str) -> str:
-    """Return a name with the beginning that another family has."""
+    """Replace the prefix of a name or pattern."""
     for start, other in ((old, new), (re.escape(old), re.escape(new))):
         if old != new and name.startswith(start):
             return other + name.removeprefix(start)
@@ -332,18 +331,18 @@ def _renamed(name: str, old: str, new: str) -> str:
 
 
 def _replaced(held: Mapping[str, Mapped], new: Mapping[str, Mapped]) -> dict[str, Mapped]:
-    """Return names with new ones, in the place of those for the same tensors."""
-    own = [part + "." for contents in new.values() for part in _contents(contents)]
-    kept = {
+    """Add names; a new name replaces old names of the same tensors."""
+    new_parts = [part + "." for contents in new.values() for part in _contents(contents)]
+    remaining = {
         name: contents
         for name, contents in held.items()
-        if not any(one.startswith(part + ".") for part in _contents(contents) for one in own)
+        if not any(p.startswith(part + ".") for part in _contents(contents) for p in new_parts)
     }
-    return {**kept, **new}
+    return {**remaining, **new}
 
 
 def _contents(held: Mapped) -> tuple[str, ...]:
-    """Return our modules and tensors that a name of a checkpoint stands for."""
+    """Return the names of the model's modules and tensors in `held`."""
     if isinstance(held, str):
         return (held,)
     if isinstance(held, When):
@@ -355,7 +354,7 @@ def _contents(held: Mapped) -> tuple[str, ...]:
 
 
 def _filled(declared: Mapping[str, Any], undeclared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults with others in the place of null, within tables too."""
+    """Fill missing and null defaults from `undeclared`, also within tables."""
     filled = dict(declared)
     for key, value in undeclared.items():
         if filled.get(key) is None:

@@ -1,4 +1,4 @@
-"""Between foreign folders and run folders."""
+"""Conversion between Hugging Face folders and run folders."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from archwright.text.companions import GENERATION, TOKEN_IDS
 from archwright.text.tokenizer import Tokenizer
 
 FAMILY = "family"
-"""Where the file of an imported model says which family it came from."""
+"""Metadata key of a model file: the family of an imported model."""
 OF_MODEL = (GENERATION, TOKEN_IDS)
-"""Companion files that a model without a tokenizer keeps itself."""
+"""Companion files stored in the model file if there is no tokenizer."""
 
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, LanguageModel]:
-    """Make a run folder of a foreign one: its spec, its weights in the dtype that they have, its tokenizer;
-    return it with the model. A run folder that holds just that already is left as it is.
+    """Create a run folder from a Hugging Face folder; also return the model.
+
+    Weights keep their stored dtype. An existing run folder with the same import stays unchanged.
 
     Raises:
-        UserError: what `load` refuses, or a folder that holds something else; nothing is then left behind.
+        UserError: `load` rejects the folder, or `out` contains another run. No new folder remains.
     """
     path = Path(out)
     loaded = load(folder, dtype="stored")
@@ -38,18 +39,18 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Language
         f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture_of(loaded.spec)}"
     )
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
-    there = RunFolder(path)
-    if there.started and (there.finished or not there.starting):
-        if not _is_same(there, model, loaded.model):
+    existing = RunFolder(path)
+    if existing.started and (existing.finished or not existing.starting):
+        if not _is_same(existing, model, loaded.model):
             raise UserError(f"{path} holds a run already; give --out a new folder")
-        return there, loaded.model
+        return existing, loaded.model
     run = RunFolder.create(path, RunSpec(name=path.name, model=model))
     with run.lock(), run.removed_unless_started():
         run.start_over(run.model_file, run.metrics_file)
         if loaded.tokenizer is not None:
             run.write_tokenizer(loaded.tokenizer)
         metadata = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
-        if loaded.tokenizer is None:  # whose files these are where there is one
+        if loaded.tokenizer is None:  # otherwise they are saved with the tokenizer
             metadata |= {
                 name: text
                 for name, text in CAME_FROM[loaded.model].files.items()
@@ -62,16 +63,17 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Language
 
 
 def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
-    """Write the model of a run as a foreign folder; return the family it was written as: the given one, that
-    which an import came from, or the first that has all of the model's choices.
+    """Write a run's model as a Hugging Face folder; return the family.
+
+    The default family is the family of an imported model, or the first with all of the model's choices.
 
     Raises:
-        UserError: no such run, or what `save` refuses.
+        UserError: The run does not exist, or `save` rejects the model or the folder.
     """
     model, opened = open_model(run), RunFolder.open(run)
     tokenizer = opened.tokenizer_folder
-    there = opened.model_file.is_file()
-    metadata = checkpoint.read_metadata(opened.model_file) if there else {}
+    has_weights = opened.model_file.is_file()
+    metadata = checkpoint.read_metadata(opened.model_file) if has_weights else {}
     files = {name: metadata[name] for name in OF_MODEL if name in metadata}
     CAME_FROM[model] = Origin(metadata.get(FAMILY, ""), files)
     return save(
@@ -80,10 +82,10 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
 
 
 def _is_same(run: RunFolder, spec: ModelSpec, model: LanguageModel) -> bool:
-    """Tell whether a run is an import of this very model, its weights equal bit for bit."""
+    """True if a run is a finished import of the same spec and weights."""
     if not (run.finished and run.model_file.is_file() and run.spec.model.hash() == spec.hash()):
         return False
-    saved, own = checkpoint.read_model(run.model_file), model.state_dict()
-    return saved.keys() == own.keys() and all(
-        saved[name].dtype == own[name].dtype and torch.equal(saved[name], own[name]) for name in own
+    saved, state = checkpoint.read_model(run.model_file), model.state_dict()
+    return saved.keys() == state.keys() and all(
+        saved[n].dtype == x.dtype and torch.equal(saved[n], x) for n, x in state.items()
     )

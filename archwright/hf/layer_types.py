@@ -1,5 +1,4 @@
-"""Layers of several types in foreign configs: how a config tells which layer is of which type, and what each
-type is."""
+"""Layer types in configs: their order, and the values of each type."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from archwright.spec.model_spec import ModelSpec
 
 @dataclass(frozen=True)
 class Role:
-    """A type of layer: what makes a layer one, and what else a config says of it.
+    """A layer type: its distinctive values, and lenses for its other values.
 
     Args:
-        values: values by dotted path that layers of this type have and others of the same group do not.
-        lenses: what is read and written of it; all roles of a group speak of the same axes.
+        values: Spec values by dotted path that distinguish this type from other types of the group.
+        lenses: Mappings for this type only. All roles of a group set the same axes.
     """
 
     values: Mapping[str, Any]
@@ -39,7 +38,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Layers:
-    """A group of types, one of which each layer is."""
+    """A group of alternative layer types."""
 
     pattern: MaskPattern
     roles: Mapping[str, Role]
@@ -50,7 +49,7 @@ class Layers:
         return [lens for role in self.roles.values() for lens in role.lenses]
 
     def names(self, config: Config, num_layers: int) -> list[str]:
-        """Return the role of each layer of a config."""
+        """Return the role of each layer, as read from a config."""
         names = self.pattern.read(config, num_layers)
         if len(names) != num_layers:
             raise UserError(
@@ -58,26 +57,26 @@ class Layers:
             )
         if unknown := set(names) - set(self.roles):
             raise UserError(
-                f"config.json: found a layer of type {min(unknown)!r}; this package knows "
+                f"config.json: found a layer of type {min(unknown)!r}; expected one of "
                 f"{', '.join(self.roles)}"
             )
         return names
 
     def of(self, role: str, config: Config) -> Table:
-        """Return what a config says of layers with a role."""
+        """Read the spec values of layers with a role from a config."""
         return read_all([Set(self.roles[role].values), *self.roles[role].lenses], config)
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the keys of this group: the pattern's, and those of each role that is there."""
+        """Return the config keys of the pattern and the used roles."""
         names = [self._role(getter(spec, [i])) for i in range(spec.num_layers)]
         keys: dict[str, Any] = dict(self.pattern.write(names))
         for role in dict.fromkeys(names):
-            here = [i for i, name in enumerate(names) if name == role]
-            keys = joined(keys, write_all(self.roles[role].lenses, getter(spec, here)))
+            indices = [i for i, name in enumerate(names) if name == role]
+            keys = joined(keys, write_all(self.roles[role].lenses, getter(spec, indices)))
         return keys
 
     def _role(self, get: Get) -> str:
-        """Return the role of a layer; of one that has none, the last."""
+        """Return the first matching role of a layer, or the last role."""
         for name, role in self.roles.items():
             if all(get(path) == value for path, value in role.values.items()):
                 return name
@@ -86,18 +85,18 @@ class Layers:
 
 @dataclass(frozen=True)
 class Listed:
-    """config[key] names the type of each layer; where it is null, `otherwise` says it."""
+    """List of layer types in config[key]; if null, from `otherwise`."""
 
     key: str = "layer_types"
     otherwise: Callable[[Config, int], list[str]] | None = None
 
     def read(self, config: Config, num_layers: int) -> list[str]:
-        found = config.get(self.key)
-        if found is None and self.otherwise is not None:
+        value = config.get(self.key)
+        if value is None and self.otherwise is not None:
             return self.otherwise(config, num_layers)
-        if not isinstance(found, list):
-            raise UserError(f"config.json: {self.key}: found {found!r}; expected a list")
-        return [str(x) for x in found]
+        if not isinstance(value, list):
+            raise UserError(f"config.json: {self.key}: found {value!r}; expected a list")
+        return [str(x) for x in value]
 
     def write(self, roles: list[str]) -> dict[str, Any]:
         return {self.key: roles}
@@ -105,37 +104,37 @@ class Listed:
 
 @dataclass(frozen=True)
 class CustomPattern:
-    """A pattern that takes a function each way."""
+    """Layer types read and written by functions."""
 
     read: Callable[[Config, int], list[str]]
     write: Callable[[list[str]], dict[str, Any]]
 
 
 MaskPattern = Listed | CustomPattern
-"""How a config says which layer is of which type: the role of each layer, and the keys for such roles."""
+"""Mapping between config keys and the role of each layer."""
 
 
 def every(number: int) -> Callable[[Config, int], list[str]]:
-    """Return the pattern in which each `number`-th layer, counted from 1, sees all, and others through a window."""
+    """Return a repeating pattern: `number` - 1 window layers, one full-attention layer."""
     return lambda config, num_layers: [
         "sliding_attention" if (i + 1) % number else "full_attention" for i in range(num_layers)
     ]
 
 
 def every_by(key: str) -> Callable[[Config, int], list[str]]:
-    """Return the pattern of `every` with the number of config[key]."""
+    """Return the pattern `every(config[key])`."""
     return lambda config, num_layers: every(int(config[key]))(config, num_layers)
 
 
 def first_of(number: int) -> Callable[[Config, int], list[str]]:
-    """Return the pattern in which the first of each `number` layers sees all, and others through a window."""
+    """Return a repeating pattern: one full-attention layer, `number` - 1 window layers."""
     return lambda config, num_layers: [
         "sliding_attention" if i % number else "full_attention" for i in range(num_layers)
     ]
 
 
 def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None:
-    """Put the named tables of all layers into a spec, the most frequent as the default layer."""
+    """Add all layers to a spec's table, the most frequent as default."""
     default = Counter(names).most_common(1)[0][0]
     kinds: dict[str, Table] = dict(zip(names, tables, strict=True))
     lay(spec, kinds.pop(default))
@@ -143,15 +142,15 @@ def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None
         return
     spec["layer_kinds"] = {name.replace("_attention", ""): table for name, table in kinds.items()}
     order = ["default" if n == default else n.replace("_attention", "") for n in names]
-    # The shortest cycle, after the shortest prefix, that gives these names.
+    # Prefix and cycle of the smallest total length.
     cycles = ((start, _cycle(order[start:])) for start in range(len(order)))
     start, length = min(cycles, key=sum)
-    found: Table = {"cycle": order[start : start + length]}
-    spec["layers"] = found | {"prefix": order[:start]} if start else found
+    layers: Table = {"cycle": order[start : start + length]}
+    spec["layers"] = layers | {"prefix": order[:start]} if start else layers
 
 
 def _cycle(names: Sequence[str]) -> int:
-    """Return how many names there are before they repeat."""
+    """Return the period of a sequence of names."""
     return next(
         length
         for length in range(1, len(names) + 1)
@@ -160,20 +159,20 @@ def _cycle(names: Sequence[str]) -> int:
 
 
 def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:
-    """Return what looks up a spec's values by dotted path.
+    """Return a function for looking up spec values by dotted path.
 
-    A value of a layer is that of the first of `layers`, by default all, that has one.
+    Values of layers come from the first of `layers` (indices; default: all) that has the path.
     """
-    wanted = range(spec.num_layers) if layers is None else layers
+    indices = range(spec.num_layers) if layers is None else layers
     names = spec.layers.names(spec.num_layers)
-    kinds = dict.fromkeys(names[i] for i in wanted)
+    kinds = dict.fromkeys(names[i] for i in indices)
     stacks = [spec.layers_by_kind[kind] for kind in kinds]
 
     def get(path: str) -> Any:
         axis = path.split(".")[0]
         owners = stacks if axis in type(stacks[0]).model_fields else [spec]
-        found = (follow(owner, path) for owner in owners)
-        return next((value for value in found if value is not MISSING), MISSING)
+        values = (follow(owner, path) for owner in owners)
+        return next((value for value in values if value is not MISSING), MISSING)
 
     return get
 

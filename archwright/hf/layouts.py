@@ -1,7 +1,6 @@
-"""Layouts: how one foreign tensor holds some of ours.
+"""Layouts: arrangements of the model's tensors (`ours`) in one checkpoint tensor (`foreign`).
 
-Each gives the foreign shape, and views of the foreign tensor with the views of ours that hold the same
-numbers. Copying one way reads, copying the other way writes.
+A layout pairs views of the checkpoint tensor with equal views of the model's tensors, for copying in both directions.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Layout(Protocol):
-    """How a foreign tensor holds `ours`."""
+    """Arrangement of the model's tensors in a checkpoint tensor."""
 
     def shape(self, ours: Sequence[Tensor]) -> Shape:
-        """Return the shape of the foreign tensor."""
+        """Return the shape of the checkpoint tensor."""
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        """Yield views of the foreign tensor, each with the view of ours that equals it."""
+        """Yield pairs of equal views: checkpoint tensor, model tensor."""
 
 
 @dataclass(frozen=True)
 class Same:
-    """Our tensor as it is."""
+    """One tensor, unchanged."""
 
     def shape(self, ours: Sequence[Tensor]) -> Shape:
         return tuple(ours[0].shape)
@@ -41,7 +40,7 @@ class Same:
 
 @dataclass(frozen=True)
 class View:
-    """A view of our tensor."""
+    """A view of one tensor, returned by `of`."""
 
     of: Callable[[Tensor], Tensor]
 
@@ -54,7 +53,7 @@ class View:
 
 @dataclass(frozen=True)
 class Rows:
-    """Our tensors one below the other, [a ‖ b ‖ c]."""
+    """Tensors concatenated along the first axis, [a ‖ b ‖ c]."""
 
     def shape(self, ours: Sequence[Tensor]) -> Shape:
         return (sum(len(o) for o in ours), *ours[0].shape[1:])
@@ -65,7 +64,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Transposed:
-    """Another layout whose last two axes are exchanged, as that of a Conv1D; a bias stays as it is."""
+    """A layout with transposed matrices, as in Conv1D; vectors are unchanged."""
 
     inner: Layout = Same()
 
@@ -79,10 +78,10 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Our stack of matrices, all in one tensor: below each other within each matrix, [number, a ‖ b, ...].
+    """Stacks of matrices, concatenated within each matrix: [number, a ‖ b, ...].
 
     Args:
-        interleaved: rows of a and b take turns.
+        interleaved: True if rows of a and b alternate.
     """
 
     interleaved: bool = False
@@ -101,10 +100,10 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Flattened:
-    """Our stack of matrices below each other, [number * rows, columns].
+    """A stack of matrices as one matrix, [number * rows, columns].
 
     Args:
-        transposed: each of them turned.
+        transposed: True if matrices are transposed: [number * columns, rows].
     """
 
     transposed: bool = False
@@ -114,19 +113,19 @@ class Flattened:
         return (number * columns, rows) if self.transposed else (number * rows, columns)
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        each = foreign.unflatten(0, (len(ours[0]), -1))
-        yield each.mT if self.transposed else each, ours[0]
+        matrices = foreign.unflatten(0, (len(ours[0]), -1))
+        yield matrices.mT if self.transposed else matrices, ours[0]
 
 
 @dataclass(frozen=True)
 class ByGroup(Rows):
-    """Our tensors cut into groups of rows that take turns: in each group some rows of a, of b and of c.
+    """Tensors concatenated group by group, [a1 ‖ b1 ‖ a2 ‖ b2 ‖ ...].
 
-    Query, key and value of each key-value head together (GPT-NeoX, Falcon), or of each of a few shards.
+    Examples: query, key and value of each key-value head (GPT-NeoX, Falcon), or of each shard.
 
     Args:
-        groups: how many there are; 0: as many as heads of `head_dim` in our last tensor.
-        head_dim: rows of a head.
+        groups: Number of groups; 0: number of heads in the last tensor.
+        head_dim: Rows per head.
     """
 
     groups: int = 0
@@ -136,25 +135,25 @@ class ByGroup(Rows):
         number = self.groups or len(ours[-1]) // self.head_dim
         sizes = [len(o) // number for o in ours]
         pieces = foreign.unflatten(0, (number, sum(sizes))).split(sizes, 1)
-        for piece, own, size in zip(pieces, ours, sizes, strict=True):
-            yield piece, own.unflatten(0, (number, size))
+        for piece, tensor, size in zip(pieces, ours, sizes, strict=True):
+            yield piece, tensor.unflatten(0, (number, size))
 
 
 @dataclass(frozen=True)
 class HalvesSwapped(Same):
-    """Our rows with the two halves of each head exchanged: what turns the other way (nanochat)."""
+    """Rows with swapped halves of each head: opposite RoPE direction (nanochat)."""
 
     head_dim: int = 0
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        theirs, own = (t.unflatten(0, (-1, 2, self.head_dim // 2)) for t in (foreign, ours[0]))
-        yield theirs[:, 0], own[:, 1]
-        yield theirs[:, 1], own[:, 0]
+        theirs, rows = (t.unflatten(0, (-1, 2, self.head_dim // 2)) for t in (foreign, ours[0]))
+        yield theirs[:, 0], rows[:, 1]
+        yield theirs[:, 1], rows[:, 0]
 
 
 @dataclass(frozen=True)
 class FirstRow:
-    """Our vector as the first row of a table, whose other rows mean nothing here."""
+    """A vector as first row of a table; other rows are unused."""
 
     def shape(self, ours: Sequence[Tensor]) -> Shape:
         return (1, *ours[0].shape)
@@ -165,7 +164,7 @@ class FirstRow:
 
 @dataclass(frozen=True)
 class FirstRowLast(Same):
-    """Our first row behind all others."""
+    """A table with its first row moved to the end."""
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         yield foreign[-1], ours[0][0]
@@ -174,15 +173,15 @@ class FirstRowLast(Same):
 
 @dataclass(frozen=True)
 class TurnsSwapped(Same):
-    """Our groups of rows cut the other way: the first rows of all groups, then the second ones, ...
+    """Interleaved groups: the first rows of all groups, the second rows, ...
 
     Args:
-        groups: how many there are.
+        groups: Number of groups.
     """
 
     groups: int
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        # [rows of a group, groups, ...] each
+        # [rows of a group, groups, ...]
         theirs = foreign.unflatten(0, (-1, self.groups))
         yield theirs, ours[0].unflatten(0, (self.groups, -1)).transpose(0, 1)

@@ -1,43 +1,41 @@
-"""Lenses: each says how some keys of a foreign config.json and some values of a spec tell the same thing,
-in both directions."""
+"""Lenses: two-way mappings between config.json keys and spec values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from archwright.spec.errors import UserError, nearest
 
 Config = Mapping[str, Any]
-"""A config.json, with the defaults of its class for keys that it leaves out."""
+"""Content of a config.json, completed with the defaults of its class."""
 Table = dict[str, Any]
-"""Nested values, as a spec's file has them."""
+"""Nested values of a spec, as in its file."""
 Get = Callable[[str], Any]
-"""Return a spec's value at a dotted path, or `MISSING`."""
+"""Lookup of a spec value by dotted path; returns `MISSING` if there is none."""
 
 MISSING: Any = object()
 
 
 class Lens(Protocol):
-    """One correspondence between a config and a spec."""
+    """A mapping between a config and a spec."""
 
     def read(self, config: Config, /) -> Table:
-        """Return what the config says of the spec."""
+        """Return values of the spec, as read from a config."""
 
     def write(self, get: Get, /) -> dict[str, Any]:
-        """Return the config's keys for a spec; fewer where it has no such values. What a config cannot
-        say is found by reading it back."""
+        """Return the config keys of a spec; unsupported values have no key."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """config[key] = the value at each of `paths`; a dotted key stands within a table of the config.
+    """config[key] = the spec value at all `paths`; dotted keys are nested.
 
     Args:
-        same_as: the key that counts where config[key] is null.
-        or_none: null stands for "none".
-        times: the spec's number over the config's.
+        same_as: Fallback key if config[key] is null.
+        or_none: True if null means "none".
+        times: Factor from the number in the config to the number in the spec.
     """
 
     key: str
@@ -60,10 +58,10 @@ class Field:
         return table
 
     def write(self, get: Get) -> dict[str, Any]:
-        found = [value for path in _tuple(self.paths) if (value := get(path)) is not MISSING]
-        if not found:
+        values = [value for path in _tuple(self.paths) if (value := get(path)) is not MISSING]
+        if not values:
             return {}
-        value = None if self.or_none and found[0] == "none" else found[0]
+        value = None if self.or_none and values[0] == "none" else values[0]
         if value is not None and self.times != 1:
             value = value // self.times if value % self.times == 0 else value / self.times
         return nested(self.key, value)
@@ -71,7 +69,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Set:
-    """Values that all models of a family have."""
+    """Constant values of the spec, shared by all models of a family."""
 
     values: Mapping[str, Any]
 
@@ -87,7 +85,7 @@ class Set:
 
 @dataclass(frozen=True)
 class Write:
-    """Keys that the ecosystem expects in a config, and that say nothing of the architecture."""
+    """Constant keys of the config without influence on the architecture."""
 
     keys: Mapping[str, Any]
 
@@ -100,9 +98,9 @@ class Write:
 
 @dataclass(frozen=True)
 class Switch:
-    """config[key] is one of some values, each of which stands for lenses of its own (most often a `Set`).
+    """config[key] selects one of several cases with lenses, often a `Set`.
 
-    On the way out, the first value counts whose `Set`s all hold.
+    When writing, the first case with matching `Set` lenses is chosen.
     """
 
     key: str
@@ -124,48 +122,50 @@ class Switch:
 
 @dataclass(frozen=True)
 class Refuse:
-    """config[key] must be one of `known`: anything else is not in this package."""
+    """config[key] must be one of `accepted`; other values are not supported."""
 
     key: str
-    known: tuple[Any, ...]
+    accepted: tuple[Any, ...]
 
     def read(self, config: Config) -> Table:
-        if (found := lookup(config, self.key)) not in self.known:
-            raise UserError(refused(self.key, found, self.known))
+        if (value := lookup(config, self.key)) not in self.accepted:
+            raise UserError(refused(self.key, value, self.accepted))
         return {}
 
     def write(self, get: Get) -> dict[str, Any]:
-        return nested(self.key, self.known[0])
+        return nested(self.key, self.accepted[0])
 
 
 @dataclass(frozen=True)
 class Either:
-    """One of two groups of lenses: the first where `given(config)`, and on the way out where `then(get)`.
+    """One of two groups of lenses.
+
+    `read` uses `first` if `reads_first(config)`, `write` if `writes_first(get)`; otherwise they use `second`.
 
     Args:
-        key: the key of the config that this is all about, if there is one.
+        key: Config key of both groups, if there is exactly one.
     """
 
-    given: Callable[[Config], bool]
-    then: Callable[[Get], bool]
+    reads_first: Callable[[Config], bool]
+    writes_first: Callable[[Get], bool]
     first: Sequence[Lens]
     second: Sequence[Lens] = ()
     key: str | None = None
 
     def read(self, config: Config) -> Table:
-        return read_all(self.first if self.given(config) else self.second, config)
+        return read_all(self.first if self.reads_first(config) else self.second, config)
 
     def write(self, get: Get) -> dict[str, Any]:
-        return write_all(self.first if self.then(get) else self.second, get)
+        return write_all(self.first if self.writes_first(get) else self.second, get)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """A correspondence that takes arithmetic: a function each way.
+    """A mapping by two functions, for arithmetic.
 
     Args:
-        write: by default nothing, as other keys say it.
-        key: the key of the config that this is all about, if there is one.
+        write: Default: no keys, because other lenses write them.
+        key: Config key of the mapping, if there is exactly one.
     """
 
     read: Callable[[Config], Table]
@@ -176,7 +176,7 @@ class Computed:
 def converted(
     key: str, path: str, read: Callable[[Any], Any], write: Callable[[Any], Any]
 ) -> Computed:
-    """Return the lens of config[key] and the value at a path, each a function of the other."""
+    """Return the lens of config[key] and a spec value, with conversion functions."""
 
     def write_key(get: Get) -> dict[str, Any]:
         return {} if (value := get(path)) is MISSING else nested(key, write(value))
@@ -195,7 +195,7 @@ PLAIN_ACTIVATIONS: Mapping[str, Table] = {
     "silu": {"kind": "silu"},
     "swish": {"kind": "silu"},
 }
-"""Feed-forwards without a gate, by the name of their activation."""
+"""Feed-forwards without a gate, by activation name."""
 
 GATED_ACTIVATIONS: Mapping[str, Table] = {
     "silu": {"kind": "swiglu"},
@@ -209,16 +209,16 @@ GATED_ACTIVATIONS: Mapping[str, Table] = {
     "sigmoid": {"kind": "glu"},
     "linear": {"kind": "bilinear"},
 }
-"""Gated feed-forwards, by the name of their activation."""
+"""Gated feed-forwards, by activation name."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """config[key] names the function of a feed-forward.
+    """config[key] names the activation of a feed-forward.
 
     Args:
-        path: where the feed-forward stands in the spec.
-        names: names that this family reads otherwise, before the usual ones.
+        path: Path of the feed-forward in the spec.
+        names: Feed-forwards of this family by activation name; they override the usual ones.
     """
 
     key: str
@@ -230,8 +230,7 @@ class Activation:
         name = lookup(config, self.key)
         if name not in self._names:
             raise UserError(refused(self.key, name, self._names))
-        found = self._names[name]
-        return nested(self.path, dict(found))
+        return nested(self.path, dict(self._names[name]))
 
     def write(self, get: Get) -> dict[str, Any]:
         for name, table in self._names.items():
@@ -246,7 +245,7 @@ class Activation:
 
 
 def read_all(lenses: Sequence[Lens], config: Config) -> Table:
-    """Return what several lenses read, later ones over earlier ones."""
+    """Read a config with several lenses; later lenses override earlier ones."""
     table: Table = {}
     for lens in lenses:
         lay(table, lens.read(config))
@@ -254,37 +253,37 @@ def read_all(lenses: Sequence[Lens], config: Config) -> Table:
 
 
 def write_all(lenses: Sequence[Lens], get: Get) -> dict[str, Any]:
-    """Return what several lenses write, later ones over earlier ones."""
+    """Write a config with several lenses; later lenses override earlier ones."""
     keys: dict[str, Any] = {}
     for lens in lenses:
         keys = joined(keys, lens.write(get))
     return keys
 
 
-def joined(keys: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a config with more of them; those within tables join the table."""
+def joined(keys: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with updated keys; tables are merged one level deep."""
     result = dict(keys)
-    for key, value in more.items():
+    for key, value in update.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = {**result[key], **value} if both else value
     return result
 
 
 def lookup(config: Config, key: str) -> Any:
-    """Return what a config says at a key, dotted within a table."""
-    found: Any = config
+    """Return the value at a key of a config, nested if dotted."""
+    value: Any = config
     for name in key.split("."):
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
 def holds(lens: Lens, get: Get) -> bool:
-    """Tell whether a spec has the values that a `Set` sets; other lenses say nothing of it."""
+    """True if a spec has the values of a `Set`, always True otherwise."""
     return not isinstance(lens, Set) or all(get(p) == value for p, value in lens.values.items())
 
 
 def lay(table: Table, over: Table) -> None:
-    """Lay a table over another; another kind drops what the old kind had."""
+    """Merge `over` into `table` in place; new kinds drop old options."""
     for key, value in over.items():
         old = table.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
@@ -297,17 +296,18 @@ def lay(table: Table, over: Table) -> None:
 
 
 def nested(path: str, value: Any) -> Table:
-    """Return `value` under a dotted path."""
+    """Return `value` nested under a dotted path."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)
 
 
-def refused(key: str, found: Any, known: Any) -> str:
-    """Say that a config has a value that this package does not know."""
-    shown = ", ".join(str(value) for value in known)
-    hint = nearest(found, [str(k) for k in known]) if isinstance(found, str) else ""
-    return f"config.json: {key}: found {found!r}; this package knows {shown}.{hint}"
+def refused(key: str, value: Any, accepted: Iterable[Any]) -> str:
+    """Return the error message for an unsupported value of a config."""
+    names = [str(choice) for choice in accepted]
+    expected = f"one of {', '.join(names)}" if names[1:] else names[0]
+    hint = nearest(value, names) if isinstance(value, str) else ""
+    return f"config.json: {key}: found {value!r}; expected {expected}.{hint}"
 
 
 def _tuple(paths: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""From a foreign folder to a model."""
+"""Load a model from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from archwright.text.json_table import first_line
 from archwright.text.tokenizer import Tokenizer
 
 NAMED = 3
-"""Tensors that one line names at most."""
+"""Maximum number of tensors named in a message."""
 COPY = re.compile(r".*(?:decoder|generator_lm_head|vocab_projector|embed_tokens)\.(weight|bias)")
 COPIES = {"weight": ("embedding.weight",), "bias": ("head.bias",)}
-"""Names of tensors that repeat one of ours in published files, and ours by the names' endings."""
+"""Names of duplicate tensors in published files, and their originals by name suffix."""
 SIZES = (
     *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
     *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),
     *("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim"),
 )
-"""Numbers of a spec that no tensor can be shorter than."""
+"""Spec options limited by the size of the largest tensor."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model in memory came from, so that it is written as the same."""
+    """Source of a loaded model, used when the model is saved."""
 
     family: str
-    """The family that it was read as."""
+    """`model_type` of the source; empty if unknown."""
     files: Mapping[str, str]
-    """Companion files; see `archwright.text.companions`."""
+    """Companion files by name; see `archwright.text.companions`."""
 
 
 CAME_FROM: WeakKeyDictionary[LanguageModel, Origin] = WeakKeyDictionary()
@@ -66,9 +66,9 @@ class Loaded:
     model: LanguageModel
     spec: ModelSpec
     tokenizer: Tokenizer | None
-    """None where the folder has no tokenizer."""
+    """None if the folder has no supported tokenizer."""
     family: str
-    """The model_type of its config.json."""
+    """`model_type` of the text model."""
 
 
 def load(
@@ -77,29 +77,30 @@ def load(
     dtype: torch.dtype | Literal["stored"] = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Loaded:
-    """Return the model of a folder in the layout of Hugging Face: config.json, safetensors in one file or
-    more, and a tokenizer; of one with a text model beside others, as of images, the text model.
+    """Load the language model of a Hugging Face folder.
 
-    Nothing of it is run. Shapes are checked before memory is taken, and tensors are read one at a time, so
-    that at the peak there is the model and its largest tensor.
+    The folder has config.json, safetensors (or old .bin) files, and optionally a tokenizer. Only the text model of a
+    multimodal folder is loaded. No code of the folder is run. Shapes are checked before memory is allocated. Tensors
+    are read one at a time: the peak memory is the model plus its largest tensor.
 
     Args:
-        dtype: of the weights; "stored": the one that most of the file's tensors have.
-        device: where they go.
+        dtype: Dtype of the weights; "stored": the most frequent dtype in the files.
+        device: Device of the weights.
 
     Raises:
-        UserError: what is missing, damaged, or not known to this package, one line each.
+        UserError: Something is missing, damaged or unsupported; a line per problem.
     """
     folder = Path(folder)
-    whole_config = read_config(folder)
-    config, wrapper = text_config(whole_config)
+    full_config = read_config(folder)
+    config, wrapper = text_config(full_config)
     family = family_of(config, str(folder / FILE))
-    # What the decoder of two stacks reads first, where the config does not say it.
+    # The first token of a decoder, if the config omits it.
     start = family.defaults.get(DECODER_START) if family.encoder_layers else None
-    files = read_files(folder, ({} if start is None else {DECODER_START: start}) | whole_config)
-    with opened(folder) as whole:
-        store = whole if wrapper is None else _text_alone(wrapper, whole, folder)
-        if wrapper is not None:  # the whole and the text model may differ in what they say of it
+    files = read_files(folder, ({} if start is None else {DECODER_START: start}) | full_config)
+    with opened(folder) as store:
+        if wrapper is not None:
+            store = _text_only(wrapper, store, folder)
+            # The tables of a multimodal config may contradict each other about ties.
             config["tie_word_embeddings"] = "lm_head.weight" not in store.shapes
         spec = spec_of(config, str(folder / FILE), folder.resolve().name)
         _check_sizes(spec, family, store, folder)
@@ -115,21 +116,21 @@ def load(
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
 
 
-def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:
-    """Return the tensors of the text model, and say what is left aside."""
-    store, aside = wrapper.tensors(whole)
-    if aside:
-        line = f"{folder}: the text model alone is read; left aside: {', '.join(aside)}"
+def _text_only(wrapper: Wrapper, store: Store, folder: Path) -> Store:
+    """Return the tensors of the text model; warn about ignored models."""
+    store, ignored = wrapper.tensors(store)
+    if ignored:
+        line = f"{folder}: only the text model is loaded; ignored: {', '.join(ignored)}"
         warnings.warn(line, stacklevel=3)
     return store
 
 
 def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) -> None:
-    """Refuse sizes that no file of this size can have, before anything is made of them."""
+    """Reject sizes too large for the files, before building a model."""
     file, count = folder / FILE, len(store.shapes)
     layers = sum(len(stack.of(spec)) for stack in family.stacks)
     if layers > count:
-        raise UserError(f"{file}: found {layers:,} layers, but {count} tensors")
+        raise UserError(f"{file}: found {layers:,} layers, but only {count} tensors")
     most = max(map(math.prod, store.shapes.values()))
     one_each = any("{e}" in name for name in family.layer_keys)
     tables = [spec, *spec.layers_by_kind.values()]
@@ -138,12 +139,12 @@ def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) ->
         limit = min(most, count) if name == "num_experts" and one_each else most
         if name in SIZES and isinstance(size, int) and size > limit:
             raise UserError(
-                f"{file}: found {path} = {size:,}, but {count:,} tensors of at most {most:,} numbers"
+                f"{file}: found {path} = {size:,}, but only {count:,} tensors with up to {most:,} numbers"
             )
 
 
 def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
-    """Return what a checkpoint holds of a model, without memory."""
+    """Return the tensors of a model by name, on the meta device."""
     try:
         return tensors_of(build_uninitialized(spec, device="meta"))
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes past 64 bits
@@ -151,7 +152,7 @@ def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
 
 
 def _with_stored_heads(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
-    """Return the spec with the heads that the file has, and a bias of logits where one there is not zero."""
+    """Add the heads in the files, and a logits bias if nonzero."""
     in_file = dict(_aliases(family, store))
     bias = in_file.get(family.logits_bias)
     has_bias = bias is not None and bool(store.read(bias).any())
@@ -160,8 +161,7 @@ def _with_stored_heads(spec: ModelSpec, family: Family, store: Store) -> ModelSp
 
 
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:
-    """Return the spec, with a head of its own where the file has another than the embedding, whatever the
-    config says: some models were trained so (T5 v1.1)."""
+    """Untie the head if the file's head differs, despite the config (T5 v1.1)."""
     in_file = dict(_aliases(family, store))
     repeated = [in_file[name] for name in _repeated(family, spec) if name in in_file]
     if not repeated:
@@ -178,10 +178,10 @@ def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path)
 def _checked(
     family: Family, spec: ModelSpec, store: Store, folder: Path
 ) -> dict[str, tuple[str, Slot]]:
-    """Return each tensor's slot and its name in the file, after all names and shapes were found right.
+    """Check names and shapes; return (stored name, slot) by name.
 
     Raises:
-        UserError: tensors that are missing, too many, or of another shape.
+        UserError: Tensors are missing or unexpected, have a wrong shape, or differ from their duplicates.
     """
     tensors = _shapes(spec, folder)
     slots = family.slots(spec, tensors)
@@ -189,24 +189,24 @@ def _checked(
     lines = []
     if missing := [n for n, slot in slots.items() if n not in in_file and slot.ours]:
         lines.append(f"{folder}: {_few(missing)} missing")
-    known = {*slots, *_repeated(family, spec)}
+    names = {*slots, *_repeated(family, spec)}
     if extra := [
-        name for name in in_file if name not in known and not family.ignores(name, spec.num_layers)
+        name for name in in_file if name not in names and not family.ignores(name, spec.num_layers)
     ]:
-        lines.append(f"{folder}: {_few(extra)} not of a {family.architecture_of(spec)} like this")
+        lines.append(f"{folder}: {_few(extra)} not part of this {family.architecture_of(spec)}")
     for name, slot in slots.items():
-        if name in in_file and not slot.fits(found := store.shapes[in_file[name]], tensors):
-            wanted = list(slot.shape(tensors))
-            lines.append(f"{folder}: {name}: found shape {list(found)}; expected {wanted}")
+        if name in in_file and not slot.fits(shape := store.shapes[in_file[name]], tensors):
+            expected = list(slot.shape(tensors))
+            lines.append(f"{folder}: {name}: found shape {list(shape)}; expected {expected}")
     lines += [] if lines else [f"{folder}: {line}" for line in _unlike_copies(family, slots, store)]
     if lines:
-        more = [f"{folder}: and {len(lines) - 8} more shapes"] if len(lines) > 8 else []
-        raise UserError(*lines[:8], *more)
+        rest = [f"{folder}: and {len(lines) - 8} more shapes"] if len(lines) > 8 else []
+        raise UserError(*lines[:8], *rest)
     return {name: (in_file[name], slot) for name, slot in slots.items() if name in in_file}
 
 
 def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
-    """Return what a checkpoint holds of a model, by our names; a tied head is the embedding."""
+    """Return the tensors of a model by name, without a tied head."""
     tensors = dict(model.state_dict())
     if model.spec.head.tied:
         tensors.pop("head.weight", None)
@@ -214,40 +214,41 @@ def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def _aliases(family: Family, store: Store) -> list[tuple[str, str]]:
-    """Return names as the family has them, with those of the files, which may lack the body's prefix. Two tensors of
-    a file may have the same name in the family."""
-    plain = [(name, name) for name in store.shapes]
+    """Return (name in the family, stored name) of each tensor.
+
+    Old suffixes are replaced, and a missing prefix is added. Several tensors may have the same name in the family."""
+    pairs = [(name, name) for name in store.shapes]
     for old, new in family.endings.items():
-        plain = [
-            (name.removesuffix(old) + new if name.endswith(old) else name, found)
-            for name, found in plain
+        pairs = [
+            (name.removesuffix(old) + new if name.endswith(old) else name, stored)
+            for name, stored in pairs
         ]
-    whole = any(name.startswith(family.prefix) for name, _ in plain)
-    if whole or not family.prefix:
-        return plain
+    has_prefix = any(name.startswith(family.prefix) for name, _ in pairs)
+    if has_prefix or not family.prefix:
+        return pairs
     outside = {name for name in family.model_keys if not name.startswith(family.prefix)}
     return [
-        (name if outside & {name, name.rpartition(".")[0]} else family.prefix + name, found)
-        for name, found in plain
+        (name if outside & {name, name.rpartition(".")[0]} else family.prefix + name, stored)
+        for name, stored in pairs
     ]
 
 
 def _unlike_copies(family: Family, slots: Mapping[str, Slot], store: Store) -> Iterator[str]:
-    """Yield a line for each tensor of a file that repeats another one with different values."""
+    """Yield a line for each duplicate tensor with different values."""
     copied = {slot.ours: name for name, slot in slots.items()}
     first: dict[str, str] = {}
     for name, stored in _aliases(family, store):
-        if name not in slots and (found := COPY.fullmatch(name)):
-            name = copied.get(COPIES[found[1]], name)
+        if name not in slots and (match := COPY.fullmatch(name)):
+            name = copied.get(COPIES[match[1]], name)
         if (other := first.setdefault(name, stored)) == stored:
             continue
-        one, two = store.read(other), store.read(stored)
-        if not torch.equal(one.to(two.dtype), two):
-            yield f"{stored}: found other values than in {other}, which it repeats; expected the same"
+        first_copy, copy = store.read(other), store.read(stored)
+        if not torch.equal(first_copy.to(copy.dtype), copy):
+            yield f"{stored}: found values that differ from its duplicate {other}; expected the same"
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
-    """Return the names of a tied head, which old files have too."""
+    """Return the names of a tied head, stored again in old files."""
     words = {"head": ".weight", "head.weight": ""}
     return {
         name + words[held]
@@ -268,14 +269,14 @@ def _fill(model: LanguageModel, slots: Mapping[str, tuple[str, Slot]], store: St
                 raise UserError(f"{name}: found {error}") from None
 
 
-def _dtype(wanted: torch.dtype | str, store: Store) -> torch.dtype:
-    """Return the dtype of the weights."""
-    if isinstance(wanted, torch.dtype):
-        return wanted
-    known = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    known |= {str(dtype): dtype for dtype in known.values()}
+def _dtype(dtype: torch.dtype | str, store: Store) -> torch.dtype:
+    """Replace "stored" by the most frequent dtype, or float32 if unsupported."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    dtypes |= {str(value): value for value in dtypes.values()}
     most = Counter(store.dtypes.values()).most_common(1)[0][0]
-    return known.get(most, torch.float32)
+    return dtypes.get(most, torch.float32)
 
 
 def _few(names: list[str]) -> str:

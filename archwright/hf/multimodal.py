@@ -1,4 +1,4 @@
-"""Text models beside others, as of images: which part of a folder is the text model."""
+"""Multimodal checkpoints: extraction of the text model."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ TEXT_NAMES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-"""Prefixes of the text model's names, old and new, and those they have in a folder of its own."""
+"""Name prefixes in multimodal files, old and new -> prefixes in text-only files."""
 SHARED = ("quantization_config",)
-"""Keys of the whole that count for the text model, where it has none."""
+"""Top-level keys that also apply to the text model."""
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Checkpoints of several models, of which one is a text model.
+    """Checkpoints of several models, one of them a text model.
 
     Args:
-        aside: what the names of the other models begin with, with or without "model." before it.
-        family: that of the text model; empty: the one that its own config says.
+        ignored: Names of the other models, after an optional prefix "model.".
+        family: `model_type` of the text model; empty: as in its table.
     """
 
-    aside: tuple[str, ...]
+    ignored: tuple[str, ...]
     family: str = ""
 
-    def config(self, whole: Mapping[str, object]) -> dict[str, Any]:
-        """Return the config of the text model: the table of that name, or the whole, which older files mix.
+    def config(self, config: Mapping[str, object]) -> dict[str, Any]:
+        """Return the text model's config: `text_config`, or all keys in older files.
 
         Raises:
-            UserError: something else stands there.
+            UserError: `text_config` is not a table.
         """
-        text = whole.get("text_config") or (whole if self.family else None)
+        text = config.get("text_config") or (config if self.family else None)
         if not isinstance(text, Mapping):
             raise UserError(f"config.json: text_config: found {text!r}; expected a table")
-        shared = {key: whole[key] for key in SHARED if key in whole}
+        shared = {key: config[key] for key in SHARED if key in config}
         return {**shared, **text} | ({"model_type": self.family} if self.family else {})
 
-    def tensors(self, whole: Store) -> tuple[Store, list[str]]:
-        """Return the tensors of the text model under its own names, and the models left aside."""
-        names, aside = dict[str, str](), dict[str, None]()
-        for name in whole.shapes:
-            other = name.removeprefix("model.").split(".")[0]
-            if other in self.aside:
-                aside[other] = None
+    def tensors(self, store: Store) -> tuple[Store, list[str]]:
+        """Return the text model's tensors by text-only name, and the ignored models."""
+        names, ignored = dict[str, str](), dict[str, None]()
+        for name in store.shapes:
+            model = name.removeprefix("model.").split(".")[0]
+            if model in self.ignored:
+                ignored[model] = None
             else:
-                names[own_name(name)] = name
-        return whole.renamed(names), list(aside)
+                names[text_name(name)] = name
+        return store.renamed(names), list(ignored)
 
 
-def own_name(name: str) -> str:
-    """Return what a tensor or module of the text model is called in a folder of its own."""
-    for theirs, own in TEXT_NAMES.items():
-        if name.startswith(theirs):
-            return own + name.removeprefix(theirs)
+def text_name(name: str) -> str:
+    """Return the text-only name of a tensor or module."""
+    for prefix, text_prefix in TEXT_NAMES.items():
+        if name.startswith(prefix):
+            return text_prefix + name.removeprefix(prefix)
     return name
 
 
@@ -82,4 +82,4 @@ WRAPPERS: dict[str, Wrapper] = {
     "qwen2_5_vl": Wrapper(VISUAL, "qwen2"),
     "qwen3_vl": Wrapper(VISUAL, "qwen3"),
 }
-"""By the `model_type` of their config.json."""
+"""Wrappers by `model_type`."""

@@ -1,4 +1,4 @@
-"""Families that `transformers` 4.57 computes otherwise than version 5, whatever their config.json says."""
+"""Families with different logits in `transformers` 4.57 and 5."""
 
 from archwright.hf.lenses import Config
 
@@ -6,20 +6,20 @@ EAGER = ' unless it is loaded with attn_implementation="eager"'
 
 
 def difference(config: Config) -> str:
-    """Return what `transformers` 4.57 does otherwise than version 5; empty if it computes the same logits."""
+    """Return the problem of `transformers` 4.57 with a config, or ""."""
     ropes = (config.get("rope_parameters") or {}).values()
     bases = {rope["rope_theta"] for rope in ropes if isinstance(rope, dict)}
     soft_capped = config.get("attn_logit_softcapping") is not None
     by_family = {
-        "apertus": (True, ", as it rounds xIELU to bfloat16"),
-        "fsmt": (True, ", as it has other positions"),
+        "apertus": (True, ", because it rounds xIELU to bfloat16"),
+        "fsmt": (True, ", because its positions differ"),
         "gemma2": (soft_capped, EAGER),
         "gpt2": (config.get("scale_attn_by_inverse_layer_idx"), EAGER),
-        "modernbert-decoder": (True, ", as its windows are a token shorter"),
-        "mt5": (config.get("tie_word_embeddings"), ", as it scales those of tied tables"),
-        "olmo3": (len(bases) > 1, ", as it has one base of positions"),
-        "t5": ("scale_decoder_outputs" in config, ", as it scales those of tied tables alone"),
-        "t5gemma": (True, ", as its windows are others"),
+        "modernbert-decoder": (True, ", because its windows are one token shorter"),
+        "mt5": (config.get("tie_word_embeddings"), ", because it scales tied heads"),
+        "olmo3": (len(bases) > 1, ", because it has only one base of RoPE"),
+        "t5": ("scale_decoder_outputs" in config, ", because it scales tied heads only"),
+        "t5gemma": (True, ", because its windows differ"),
         "vaultgemma": (soft_capped, EAGER),
     }
     has_two_tables = config.get("share_encoder_decoder_embeddings") is False

@@ -1,4 +1,4 @@
-"""Rotary positions in foreign configs: one dict of parameters, or keys that older files spread about."""
+"""Rotary positions in configs: `rope_parameters`, or separate keys in older files."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +13,16 @@ PATH = "position"
 
 @dataclass(frozen=True)
 class Rope:
-    """`position`, as `rope_parameters` says it, or `rope_theta`, `rope_scaling` and a key for the share of
-    coordinates that turn.
+    """Lens of `position`, from `rope_parameters` or from separate keys.
 
     Args:
-        pairing: which coordinates form a pair.
-        fraction: the key, outside `rope_parameters`, of the share of coordinates that turn; empty: a family
-            that turns whole heads.
-        theta: the key, outside `rope_parameters`, of the base of the frequencies.
-        layer_type: the entry of `rope_parameters` where it has one for each type of layer.
-        scaled: whether a scaling that is given for the whole model counts here.
-        kinds: the kinds of scaling that the family has; empty: all.
-        renamed: what the family calls otherwise.
+        pairing: Pairing of coordinates, as in the spec.
+        fraction: Separate key for the rotated fraction of a head; empty: the family always rotates whole heads.
+        theta: Separate key for the base of the frequencies.
+        layer_type: Entry of `rope_parameters`, in configs with an entry per layer type.
+        scaled: True if the model's `rope_scaling` applies here.
+        kinds: Supported kinds of scaling; empty: all.
+        renamed: Names of scaling kinds in this family -> usual names.
     """
 
     pairing: str = "half"
@@ -37,7 +35,7 @@ class Rope:
     key: ClassVar[str] = "rope_parameters"
 
     def read(self, config: Config) -> Table:
-        # What one dict says of this type of layer, the older key before the newer one.
+        # As in `transformers`, the older key overrides the newer one.
         parameters = config.get("rope_parameters") or {}
         older = (config.get("rope_scaling") or {}) if self.scaled else {}
         if self.layer_type and isinstance(parameters.get(self.layer_type), Mapping):
@@ -46,7 +44,7 @@ class Rope:
             parameters = dict(older or parameters) if self.scaled else {}
         if nested := [key for key, value in parameters.items() if isinstance(value, Mapping)]:
             raise UserError(
-                f"config.json: rope_parameters: found {', '.join(nested)} apart; expected the same for all layers"
+                f"config.json: rope_parameters: found tables {', '.join(nested)}; expected the same for all layers"
             )
         kind = parameters.get("rope_type") or parameters.get("type") or "default"
         kind = (self.renamed or {}).get(kind, kind)
@@ -81,20 +79,20 @@ class Rope:
 
 
 def with_older_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the keys by which `transformers` before version 5 reads scaled rotary positions."""
+    """Add the keys of scaled RoPE for `transformers` before version 5."""
     parameters = config.get("rope_parameters") or {}
-    if "rope_type" not in parameters:  # none, or one for each type of layer
+    if "rope_type" not in parameters:  # absent, or one table per layer type
         return config
     return config | _older(parameters, config["model_type"])
 
 
 def _older(parameters: Mapping[str, Any], model_type: str = "") -> dict[str, Any]:
     kind, original = parameters["rope_type"], "original_max_position_embeddings"
-    others = {"rope_theta", "partial_rotary_factor"}
-    scaling = {key: value for key, value in parameters.items() if key not in others}
+    excluded = {"rope_theta", "partial_rotary_factor"}
+    scaling = {key: value for key, value in parameters.items() if key not in excluded}
     if kind != "longrope":
         return {"rope_scaling": None if kind == "default" else scaling}
-    if model_type == "phi3":  # whose class takes these alone
+    if model_type == "phi3":  # its class accepts no other keys
         scaling = {key: scaling[key] for key in ("short_factor", "long_factor")}
     return {"rope_scaling": {"type": kind, **scaling}, original: parameters[original]}
 
@@ -145,7 +143,7 @@ def _longrope(parameters: Mapping[str, Any], config: Config) -> Table:
 
 SCALINGS: Mapping[str, Callable[[Mapping[str, Any], Config], Table]] = {
     "default": lambda parameters, config: {"kind": "none"},
-    # Sections tell images apart; text has one position.
+    # Sections differ for images only; text has one position.
     "mrope": lambda parameters, config: {"kind": "none"},
     "linear": lambda parameters, config: {"kind": "linear", "factor": float(parameters["factor"])},
     "dynamic": lambda parameters, config: {
@@ -165,19 +163,19 @@ SCALINGS: Mapping[str, Callable[[Mapping[str, Any], Config], Table]] = {
     "su": _longrope,
     "proportional": lambda parameters, config: {"kind": "proportional"},
 }
-"""Readers of each kind of scaling, by its name in a config."""
+"""Readers of scaling parameters, by the name of the kind in a config."""
 
 
 def _divisors(parameters: Sequence[float]) -> list[float]:
-    """Return a number for each pair; none where all are 1."""
+    """Return the divisor of each coordinate pair; empty if all are 1."""
     return [] if all(x == 1 for x in parameters) else [float(x) for x in parameters]
 
 
 def _original(parameters: Mapping[str, Any], config: Config) -> int:
-    """Return the length that was trained on; a key beside the dict counts first."""
-    beside = config.get("original_max_position_embeddings")
+    """Return the original context length; a top-level key takes precedence."""
+    outside = config.get("original_max_position_embeddings")
     inside = parameters.get("original_max_position_embeddings")
-    return int(beside or inside or config["max_position_embeddings"])
+    return int(outside or inside or config["max_position_embeddings"])
 
 
 def _factor(parameters: Mapping[str, Any], config: Config) -> float:
@@ -186,12 +184,12 @@ def _factor(parameters: Mapping[str, Any], config: Config) -> float:
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:
-    """Return 0.1 weight ln(factor) + 1, YaRN's multiplier of cosines and sines."""
+    """Return YaRN's multiplier of cosines and sines, 0.1 weight ln(max(factor, 1)) + 1."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def _ones(get: Get) -> list[float]:
-    """Return a divisor of 1 for each pair that turns."""
+    """Return a divisor of 1 for each rotated pair."""
     width = get("attention.head_dim")
     width = get("attention.rope_head_dim") if width is MISSING else width
     return [1.0] * (int(width * get("position.fraction")) // 2)
@@ -205,9 +203,9 @@ def _write_scaling(get: Get) -> dict[str, Any]:
     renamed = {"original_length": "original_max_position_embeddings"}
     renamed |= {"short": "short_factor", "long": "long_factor"}
     kind = get("position.scaling.kind")
-    found = {renamed.get(name, name): get(f"position.scaling.{name}") for name in options}
-    keys = {key: value for key, value in found.items() if value is not MISSING}
-    if kind == "dynamic":  # counts from the length of the config
+    values = {renamed.get(name, name): get(f"position.scaling.{name}") for name in options}
+    keys = {key: value for key, value in values.items() if value is not MISSING}
+    if kind == "dynamic":  # relative to max_position_embeddings
         del keys["original_max_position_embeddings"]
     keys = {k: list(v or _ones(get)) if isinstance(v, tuple) else v for k, v in keys.items()}
     return {"rope_type": "default" if kind == "none" else kind} | keys

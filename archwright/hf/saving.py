@@ -1,4 +1,4 @@
-"""From a model to a folder that the ecosystem opens."""
+"""Save a model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from archwright.text.companions import DECODER_START, GENERATION, TOKEN_IDS, as_
 from archwright.text.tokenizer import PAD, Tokenizer
 
 SHARD = 5 * 10**9
-"""Bytes of tensors in one file at most, as one that is larger stands alone."""
+"""Maximum bytes of tensors per file; a larger tensor has a file for itself."""
 
 
 def save(
@@ -41,23 +41,23 @@ def save(
     family: str = "",
     max_shard_bytes: int = SHARD,
 ) -> str:
-    """Write a model as a folder that `transformers` loads, and return the family it was written as.
+    """Write a model as a folder for `transformers`; return the `model_type`.
 
-    config.json, generation_config.json, safetensors and, if one is given, the tokenizer's files; tensors keep
-    their dtype. The folder appears whole or not at all; one that holds just that already is left as it is. A generator
-    is left aside, as after its training (Clark et al., 2020, ELECTRA, section 2), and a warning says so.
+    The folder gets config.json, generation_config.json, safetensors files in the dtype of the model, and the files of
+    the tokenizer. It is written atomically. A folder with the same export stays unchanged. A generator is omitted with
+    a warning, as in Clark et al. (2020, ELECTRA, section 2).
 
     Args:
-        family: which one, where several have all of the model's choices; by default the one that the model
-            was read as, or the first.
+        family: `model_type` of the family. Default: the family that the model was loaded from, or the first
+            family with all of the model's choices.
+        max_shard_bytes: Maximum bytes of tensors per file.
 
     Raises:
-        UserError: no published family has all of the model's choices (the line says which ones block it), or
-            the folder is not empty.
+        UserError: No published family has all of the model's choices, or the folder is not empty.
     """
     folder = Path(folder)
     if isinstance(model, ReplacedTokenDetector):
-        line = f"{folder}: what finds replaced tokens is written alone; left aside: its generator"
+        line = f"{folder}: only the replaced-token detector is saved, without its generator"
         warnings.warn(line, stacklevel=2)
         origin, model = _came_from(model), detector_of(model)
         CAME_FROM[model] = origin
@@ -67,12 +67,12 @@ def save(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not _is_export(folder, model, chosen, tokenizer, max_shard_bytes):
             raise UserError(f"{folder}: not empty; expected a new or empty folder")
-        StartRecord(folder).finish()  # where a process was killed right after the folder was whole
+        StartRecord(folder).finish()  # a process may have been killed before this last step
         return chosen.model_type
     if not folder.name:
         raise UserError(f"{folder}: expected the name of a new folder")
-    if words := difference(config_of(model.spec, chosen)):
-        line = f"{folder}: transformers 4.57 {words}; transformers 5 reads it as it is"
+    if problem := difference(config_of(model.spec, chosen)):
+        line = f"{folder}: transformers 4.57 {problem}; transformers 5 reads it correctly"
         warnings.warn(line, stacklevel=2)
     with drafted(folder, "export") as draft:
         tensors = tensors_of(model)
@@ -87,49 +87,49 @@ def save(
 def _is_export(
     folder: Path, model: LanguageModel, family: Family, tokenizer: Tokenizer | None, most: int
 ) -> bool:
-    """Tell whether `folder` holds what would be written into it, value by value, and nothing else."""
+    """True if a folder contains exactly this export, compared value by value."""
     if not folder.is_dir():
         return False
     started = StartRecord(folder)
-    there = started.others() if started.names is not None else [p.name for p in folder.iterdir()]
+    names = started.others() if started.names is not None else [p.name for p in folder.iterdir()]
     split = _split(model, family, most)
     with tempfile.TemporaryDirectory() as scratch:
         _write_small_files(model, family, split, Path(scratch), tokenizer)
         written = [path for path in Path(scratch).rglob("*") if path.is_file()]
         small = {path.relative_to(scratch): path.read_bytes() for path in written}
-    if {*there} != {name.parts[0] for name in small} | split.filename_to_tensors.keys():
+    if {*names} != {name.parts[0] for name in small} | split.filename_to_tensors.keys():
         return False
     tensors = tensors_of(model)
     slots = family.slots(model.spec, tensors)
     return all(
-        (folder / name).is_file() and _says(folder / name, content)
+        (folder / name).is_file() and _has_content(folder / name, content)
         for name, content in small.items()
     ) and all(
-        _holds(folder / file, {name: slots[name] for name in names}, tensors)
-        for file, names in split.filename_to_tensors.items()
+        _has_tensors(folder / file, {name: slots[name] for name in shard}, tensors)
+        for file, shard in split.filename_to_tensors.items()
     )
 
 
-def _says(file: Path, content: bytes) -> bool:
-    """Tell whether a file has this content; keys of JSON may stand in another order."""
-    found = file.read_bytes()
-    if found == content or file.suffix != ".json":
-        return found == content
+def _has_content(file: Path, content: bytes) -> bool:
+    """True if a file has this content; JSON keys may be reordered."""
+    stored = file.read_bytes()
+    if stored == content or file.suffix != ".json":
+        return stored == content
     try:
-        return bool(json.loads(found) == json.loads(content))
+        return bool(json.loads(stored) == json.loads(content))
     except (ValueError, RecursionError):
         return False
 
 
-def _holds(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether a file holds exactly these tensors."""
+def _has_tensors(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor]) -> bool:
+    """True if a file contains exactly these tensors."""
     try:
-        found, _ = read_tensors(file)
+        stored, _ = read_tensors(file)
     except UserError:
         return False
-    return found.keys() == shard.keys() and all(
-        found[name].dtype == (wanted := _foreign(slot, tensors)).dtype
-        and torch.equal(found[name], wanted)
+    return stored.keys() == shard.keys() and all(
+        stored[name].dtype == (expected := _foreign(slot, tensors)).dtype
+        and torch.equal(stored[name], expected)
         for name, slot in shard.items()
     )
 
@@ -141,7 +141,7 @@ def _write_small_files(
     folder: Path,
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Write all but the weights: of several files of these, which one holds which tensor."""
+    """Write all files except the weights, including the index of shards."""
     if split.is_sharded:
         weight_map = dict(sorted(split.tensor_to_filename.items()))
         _write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": weight_map})
@@ -153,7 +153,7 @@ def _write_small_files(
     (folder / GENERATION).write_text(files.get(GENERATION, "{}\n"), "utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
-        (folder / TOKEN_IDS).unlink(missing_ok=True)  # which stand in config.json
+        (folder / TOKEN_IDS).unlink(missing_ok=True)  # config.json contains these ids
 
 
 def _came_from(model: LanguageModel) -> Origin:
@@ -161,7 +161,7 @@ def _came_from(model: LanguageModel) -> Origin:
 
 
 def _split(model: LanguageModel, family: Family, most: int) -> StateDictSplit:
-    """Return which file holds which tensors, by their sizes alone."""
+    """Distribute tensors among files by size."""
     tensors = tensors_of(model)
 
     def num_bytes(slot: Slot) -> int:
@@ -183,46 +183,46 @@ def _foreign(slot: Slot, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _dtype(slot: Slot, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype of a foreign tensor: of ours in it, or of the model."""
-    own = slot.ours[0] if slot.ours else next(iter(tensors))
-    return tensors[own].dtype
+    """Return the dtype of a checkpoint tensor, as in the model."""
+    name = slot.ours[0] if slot.ours else next(iter(tensors))
+    return tensors[name].dtype
 
 
 def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:
-    """Return the config of a resolved spec as a family says it."""
+    """Return the config.json of a resolved spec in a family."""
     config = family.config(as_computed(spec))
     padding, rows = family.defaults.get("pad_token_id"), spec.vocab_size
     if padding is not None and rows != "auto" and padding >= rows:
-        config.setdefault("pad_token_id", None)  # the class's own does not exist here
+        config.setdefault("pad_token_id", None)  # the default of the class is out of range
     return config
 
 
 def _exported(model: LanguageModel, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer to write; a line says where other libraries read otherwise than training."""
+    """Return the tokenizer to write; warn about differences in other libraries."""
     rows, has_source = model.spec.vocab_size, model.spec.encoder_model is not None
     assert rows != "auto"
-    found = tokenizer.exported(rows, model.spec.context_length, has_source=has_source)
-    if line := found.otherwise(found.around, has_source=has_source):
+    exported = tokenizer.exported(rows, model.spec.context_length, has_source=has_source)
+    if line := exported.otherwise(exported.around, has_source=has_source):
         warnings.warn(f"tokenizer.json: {line}", stacklevel=3)
-    if found is not tokenizer and PAD not in found.special_ids:
+    if exported is not tokenizer and PAD not in exported.special_ids:
         warnings.warn(
-            f"tokenizer_config.json: pad_token is {found.end_of_text_name}, as the vocabulary has gaps or no spare "
-            "row: collators mask it, so that fine-tuning does not learn where a text ends",
+            f"tokenizer_config.json: pad_token is {exported.end_of_text_name}, because the vocabulary has gaps or no "
+            "spare row; collators mask it, so that fine-tuning does not learn to end a text",
             stacklevel=3,
         )
-    return found
+    return exported
 
 
 def _files(tokenizer: Tokenizer, has_source: bool) -> dict[str, str]:
-    """Return what stands beside a tokenizer, with the ids that it has where no file says any."""
-    own = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
+    """Return the companion files of a tokenizer, with default token ids."""
+    ids = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
     if has_source:
-        own[DECODER_START] = tokenizer.decoder_start[0]
+        ids[DECODER_START] = tokenizer.decoder_start[0]
     files = tokenizer.files
-    found = {TOKEN_IDS: as_text(own | table(files, TOKEN_IDS))}
+    added = {TOKEN_IDS: as_text(ids | table(files, TOKEN_IDS))}
     if GENERATION not in files:
-        found[GENERATION] = as_text({"_from_model_config": True, **table(found, TOKEN_IDS)})
-    return {**files, **found}
+        added[GENERATION] = as_text({"_from_model_config": True, **table(added, TOKEN_IDS)})
+    return {**files, **added}
 
 
 def _write_json(path: Path, table: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The tokenizer of a foreign folder."""
+"""Read the tokenizer of a Hugging Face folder."""
 
 import json
 import warnings
@@ -27,37 +27,38 @@ from archwright.text.tokenizer import FILE, Tokenizer
 
 SPECIAL = "special_tokens_map.json"
 OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.txt")
-"""Files of tokenizers that are not read here."""
+"""Files of unsupported tokenizers."""
 ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
-"""Tokens that end a text, where no file says which one does."""
+"""End-of-text tokens to try in order, if no file names one."""
 
 
 def read_files(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Return what stands beside the tokenizer of a folder with such a config.json, and the ids that this names.
+    """Return a tokenizer's companion files, with the token ids of a config.
 
     Raises:
-        UserError: a damaged file, or what is no id.
+        UserError: A file is damaged, or a token id is invalid.
     """
     files = read_companions(folder)
     text = config.get("text_config")
-    named = ids(text if isinstance(text, Mapping) else {}) | ids(config)
-    check_ids(named, folder / "config.json")
+    token_ids = ids(text if isinstance(text, Mapping) else {}) | ids(config)
+    check_ids(token_ids, folder / "config.json")
     check_ids(table(files, GENERATION), folder / GENERATION)
-    return files | ({TOKEN_IDS: as_text(named)} if named else {})
+    return files | ({TOKEN_IDS: as_text(token_ids)} if token_ids else {})
 
 
 def read_tokenizer(
     folder: Path, vocab_size: int, files: Mapping[str, str] | None = None
 ) -> Tokenizer | None:
-    """Return the tokenizer of a folder, for a model with so many rows of its embedding; None where there is
-    none that can be read, which a warning then says.
+    """Return the tokenizer of a folder, or None if there is none.
+
+    An unsupported tokenizer also returns None, with a warning.
 
     Args:
-        files: what `read_files` found in the folder.
+        vocab_size: Rows of the model's embedding. Added tokens beyond it are removed.
+        files: Result of `read_files`; default: read from the folder.
 
     Raises:
-        UserError: the file is something else, has tokens that the model does not know, or no token is known
-            to end a text.
+        UserError: The tokenizer is damaged, is too large for the model, or has no end-of-text token.
     """
     if files is None:
         path = folder / "config.json"
@@ -66,39 +67,39 @@ def read_tokenizer(
     inner = _inner(folder, settings)
     if inner is None:
         return None
-    whole, inner = inner, _known(inner, vocab_size, folder)
+    full, inner = inner, _trimmed(inner, vocab_size, folder)
     names = inner.get_vocab(with_added_tokens=True)
     end = _end(settings, files, names) or next((name for name in ENDS if name in names), None)
     if end is None:
         raise UserError(
             f"{folder / CONFIG}: found no eos_token; expected the token that ends a text"
         )
-    if inner is not whole:
-        files = _without(files, set(whole.get_vocab(with_added_tokens=True)) - set(names))
+    if inner is not full:
+        files = _without(files, set(full.get_vocab(with_added_tokens=True)) - set(names))
     return Tokenizer(inner, end, _begin(inner, settings, names), files)
 
 
-def _without(files: Mapping[str, str], unknown: set[str]) -> dict[str, str]:
-    """Return files that name none of the tokens that the model has no row for, which a library would add again."""
-    left = dict(files)
+def _without(files: Mapping[str, str], removed: set[str]) -> dict[str, str]:
+    """Delete removed tokens from files; libraries would add them again."""
+    result = dict(files)
     for name in (CONFIG, SPECIAL):
         if name in files:
-            kept = {k: _known_of(v, unknown) for k, v in table(files, name).items()}
-            left[name] = as_text({k: v for k, v in kept.items() if content(v) not in unknown})
-    return left
+            settings = {k: _without_tokens(v, removed) for k, v in table(files, name).items()}
+            result[name] = as_text({k: v for k, v in settings.items() if content(v) not in removed})
+    return result
 
 
-def _known_of(value: object, unknown: set[str]) -> Any:
-    """Return a list or table of tokens without those."""
+def _without_tokens(value: object, removed: set[str]) -> Any:
+    """Delete tokens from a list or a table."""
     if isinstance(value, list):
-        return [token for token in value if content(token) not in unknown]
+        return [token for token in value if content(token) not in removed]
     if isinstance(value, Mapping):
-        return {key: token for key, token in value.items() if content(token) not in unknown}
+        return {key: token for key, token in value.items() if content(token) not in removed}
     return value
 
 
 def _inner(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer | None:
-    """Return the vocabulary of a folder and how it is used."""
+    """Return a folder's tokenizer, in the library's class, or None."""
     if (folder / FILE).is_file():
         return read_json(folder / FILE)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
@@ -109,8 +110,8 @@ def _inner(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer
     for name in (VOCABULARY, *OTHER_FILES):
         if (folder / name).is_file():
             warnings.warn(
-                f"{folder / name}: not a tokenizer that is read here, which are {FILE} and the byte-level "
-                f"{VOCABULARY} of GPT-2 with {MERGES}; transformers writes a {FILE}: "
+                f"{folder / name}: found an unsupported tokenizer; expected {FILE}, or {VOCABULARY} and {MERGES} "
+                f"of GPT-2. Write {FILE} with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
                 stacklevel=4,
             )
@@ -118,17 +119,16 @@ def _inner(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer
     return None
 
 
-def _known(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokenizers.Tokenizer:
-    """Return a tokenizer without added tokens that the model has no row for, as those of images."""
-    unknown = {i for i in inner.get_vocab(with_added_tokens=True).values() if i >= vocab_size}
-    if not unknown:
+def _trimmed(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokenizers.Tokenizer:
+    """Remove added tokens beyond the model's vocabulary, such as image tokens."""
+    if max(inner.get_vocab(with_added_tokens=True).values(), default=-1) < vocab_size:
         return inner
     content = json.loads(inner.to_str())
     content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < vocab_size]
     cut = parse(json.dumps(content), str(folder))
-    if (found := max(cut.get_vocab(with_added_tokens=True).values()) + 1) > vocab_size:
+    if (size := max(cut.get_vocab(with_added_tokens=True).values()) + 1) > vocab_size:
         raise UserError(
-            f"{folder}: found a tokenizer of {found:,} tokens; expected at most {vocab_size:,}, the model's "
+            f"{folder}: found a tokenizer of {size:,} tokens; expected at most {vocab_size:,}, the model's "
             "vocab_size"
         )
     return cut
@@ -137,24 +137,24 @@ def _known(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokeni
 def _end(
     settings: Mapping[str, object], files: Mapping[str, str], names: Mapping[str, int]
 ) -> str | None:
-    """Return the token that ends a text, as one of the configs says it."""
+    """Return the end-of-text token of the config files, or None."""
     end = content(settings.get("eos_token"))
     if end in names:
         return end
     for file in (TOKEN_IDS, GENERATION):
-        given = table(files, file).get("eos_token_id")
-        for wanted in given if isinstance(given, list) else [given]:
-            if found := next((name for name, i in names.items() if i == wanted), None):
-                return found
+        end_ids = table(files, file).get("eos_token_id")
+        for end_id in end_ids if isinstance(end_ids, list) else [end_ids]:
+            if token := next((name for name, i in names.items() if i == end_id), None):
+                return token
     return None
 
 
 def _begin(
     inner: tokenizers.Tokenizer, settings: Mapping[str, object], names: Mapping[str, int]
 ) -> str:
-    """Return the token that is put before a text; none where none is.
+    """Return the token added before a text, or an empty string.
 
-    The config may say so. Otherwise it is what the tokenizer itself puts there.
+    `add_bos_token` decides if the config has it, otherwise the tokenizer's post-processor.
     """
     if (adds := settings.get("add_bos_token")) is not None:
         begin = content(settings.get("bos_token"))

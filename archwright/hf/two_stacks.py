@@ -1,4 +1,4 @@
-"""Lenses of models of two stacks."""
+"""Lenses of encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from archwright.hf.lenses import Config, Get, Lens, Table, nested, read_all, wri
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 ENCODER_AXES = frozenset(LayerSpec.model_fields) - {"cross_attention"}
-"""Axes of the encoder's layers."""
+"""Axes of encoder layers."""
 
 
 @dataclass(frozen=True)
 class InBoth:
-    """A lens whose values hold for the layers of both stacks; a config cannot say otherwise."""
+    """A lens with the same values for encoder and decoder layers."""
 
     lens: Lens
 
     @property
     def key(self) -> str | None:
-        """The key of a config that the lens is of, if it is of one."""
+        """Config key of the lens, or None."""
         return getattr(self.lens, "key", None)
 
     def read(self, config: Config) -> Table:
@@ -36,18 +36,18 @@ class InBoth:
 
 
 def in_both(*lenses: Lens) -> tuple[Lens, ...]:
-    """Return lenses that speak of both stacks."""
+    """Apply lenses to both stacks."""
     return tuple(InBoth(lens) for lens in lenses)
 
 
 @dataclass(frozen=True)
 class InPart:
-    """What lenses say of one stack, in configs with a table for each.
+    """Lenses of one stack, in configs with a table per stack.
 
     Args:
-        part: the key of the stack's table in the config.
-        lenses: what is read and written within it.
-        at: the key of the stack in the spec; empty: the decoder, which is the spec itself.
+        part: Config key of the stack's table.
+        lenses: Lenses within the table.
+        at: Key of the stack in the spec; empty: the decoder, at the top level.
     """
 
     part: str
@@ -65,7 +65,7 @@ class InPart:
 
 @dataclass(frozen=True)
 class LayersInPart(Layers):
-    """A group of types of layers of one stack, in configs with a table for each."""
+    """Layer types of one stack, in configs with a table per stack."""
 
     part: str
 

@@ -1,4 +1,4 @@
-"""Is a folder computed here as `transformers` computes it? A certificate of figures."""
+"""Compare the outputs of a folder's model here and in `transformers`."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from torch import Tensor, nn
 from archwright.hf.configs import read_config, text_config
 from archwright.hf.families import FAMILIES
 from archwright.hf.loading import Loaded, load
-from archwright.hf.multimodal import own_name
+from archwright.hf.multimodal import text_name
 from archwright.spec.errors import UserError
 from archwright.text.json_table import first_line
 from archwright.text.selfcheck import PROBE
 
 TOKENS = 64
-"""Length of the texts that are compared, or the model's own if that is shorter."""
+"""Length of the compared sequences, unless the model's context is shorter."""
 PADDING = 9
-"""Tokens of padding at the end of one of them."""
+"""Padding tokens at the end of the second sequence."""
 TOLERANCE = 1e-4
-"""Difference of two float32 computations, over the spread of the logits, up to which they agree."""
+"""Maximum float32 difference of logits, relative to their standard deviation, for agreement."""
 ROUNDING = 1.5
-"""How many times theirs our rounding error in bfloat16 may be."""
+"""Maximum bfloat16 rounding error for agreement, relative to the error of `transformers`."""
 DIVERGES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
-"""Relative difference from which on a component diverges."""
+"""Relative difference above which a component counts as different, by dtype."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two computations of one model, at one precision, over all real tokens."""
+    """Comparison of logits at one precision, over all tokens except padding."""
 
     dtype: str
     max_difference: float
-    """Largest difference of two logits."""
+    """Largest absolute difference of two logits."""
     relative: float
-    """The same over the standard deviation of the logits."""
+    """Largest absolute difference over the standard deviation of the logits."""
     divergence: float
-    """Mean KL divergence of the distributions of the next token, in nats."""
+    """Mean KL divergence of the next-token distributions, in nats."""
     rounding: float
-    """Our distance from their float32 logits over theirs, both root mean squares; nan in float32."""
+    """Our error over the error of `transformers` (norms), both against its float32 logits; nan in float32."""
     top_1: float
     """Share of tokens with the same most likely next token."""
     first: str | None
-    """The first component whose output differs; None where none does."""
+    """First component with a different output, or None."""
     agrees: bool
-    """Whether the logits are the same within rounding."""
+    """True if the logits are equal within rounding."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """How a folder was compared, and what came of it."""
+    """Result of comparing a folder with `transformers`."""
 
     family: str
     architecture: str
@@ -65,22 +65,23 @@ class Certificate:
     torch: str
     comparisons: tuple[Comparison, ...]
     same_ids: bool
-    """Whether a text has the same ids in both; what is put around it aside."""
+    """True if a text has the same token ids in both, apart from added begin and end tokens."""
     text: str
-    """How a text is tokenized by both, in words."""
+    """Summary of the comparison of token ids."""
 
     @property
     def agrees(self) -> bool:
-        """Whether all comparisons agree, and the ids of a text are the same."""
+        """True if all comparisons agree and the token ids are equal."""
         return self.same_ids and all(comparison.agrees for comparison in self.comparisons)
 
 
 def verify(folder: str | Path) -> Certificate:
-    """Compare a folder's logits here and in `transformers`, in float32 and bfloat16, on random tokens, with
-    padding at the end of one text; and the ids of a text.
+    """Compare a folder's logits and token ids here and in `transformers`.
+
+    Logits are compared in float32 and bfloat16, on two sequences of random tokens, one of them padded.
 
     Raises:
-        UserError: `transformers` is not installed or cannot read the folder, or what `load` refuses.
+        UserError: `transformers` is not installed or cannot read the folder, or `load` rejects the folder.
     """
     try:
         import transformers
@@ -90,59 +91,59 @@ def verify(folder: str | Path) -> Certificate:
         ) from None
     comparisons, exact = [], None
     for dtype in DIVERGES:
-        own = load(folder, dtype=dtype)
-        comparison, logits = _compare(own, _theirs(folder, own, dtype), dtype, exact)
+        loaded = load(folder, dtype=dtype)
+        comparison, logits = _compare(loaded, _theirs(folder, loaded, dtype), dtype, exact)
         comparisons.append(comparison)
         exact = logits if exact is None else exact
-    family = FAMILIES[own.family]
+    family = FAMILIES[loaded.family]
     return Certificate(
-        own.family,
-        family.architecture_of(own.spec),
+        loaded.family,
+        family.architecture_of(loaded.spec),
         transformers.__version__,
         torch.__version__,
         tuple(comparisons),
-        *_text(folder, own),
+        *_text(folder, loaded),
     )
 
 
-def _text(folder: str | Path, own: Loaded) -> tuple[bool, str]:
-    """Return whether a text has the same ids in both, and in words how it is tokenized."""
+def _text(folder: str | Path, loaded: Loaded) -> tuple[bool, str]:
+    """Compare the token ids of a text; return equality and summary."""
     from transformers import AutoTokenizer
 
-    tokenizer = own.tokenizer
+    tokenizer = loaded.tokenizer
     if tokenizer is None:
-        return True, "no tokenizer that is read here"
-    # In ASCII: the classes of transformers 5 leave out the normaliser of other letters that some files have.
+        return True, "no supported tokenizer"
+    # ASCII only, because transformers 5 drops the normalizers of some files.
     text = "".join(
         char for char in PROBE if char.isascii() and (char.isprintable() or char == "\n")
     )
-    for name in tokenizer.special_ids:  # ids there, text here
+    for name in tokenizer.special_ids:  # special tokens in transformers, plain text here
         text = text.replace(name, "")
     try:
         theirs: list[int] = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )(text).input_ids
-    except Exception as error:  # of many kinds
+    except Exception as error:  # of many types
         return False, f"transformers cannot read the tokenizer: {first_line(error)}"
     ours = tokenizer.encode(text).tolist()
     starts = [i for i in range(len(theirs)) if theirs[i : i + len(ours)] == ours]
     if not starts:
         return False, f"other ids: {len(ours)} here, {len(theirs)} in transformers"
     around = theirs[: starts[0]], theirs[starts[0] + len(ours) :]
-    has_source = own.spec.encoder_model is not None
+    has_source = loaded.spec.encoder_model is not None
     return True, tokenizer.otherwise(around, has_source=has_source) or "the same ids"
 
 
-def _theirs(folder: str | Path, own: Loaded, dtype: torch.dtype) -> nn.Module:
+def _theirs(folder: str | Path, loaded: Loaded, dtype: torch.dtype) -> nn.Module:
     import transformers
     from transformers import logging
 
     auto: Any = transformers.AutoModelForCausalLM
     if text_config(read_config(Path(folder)))[1] is not None:
         auto = transformers.AutoModelForImageTextToText
-    if own.spec.encoder_model is not None:
+    if loaded.spec.encoder_model is not None:
         auto = transformers.AutoModelForSeq2SeqLM
-    architecture = FAMILIES[own.family].architecture_of(own.spec)
+    architecture = FAMILIES[loaded.family].architecture_of(loaded.spec)
     if "MaskedLM" in architecture:
         auto = transformers.AutoModelForMaskedLM
     elif "PreTraining" in architecture:
@@ -153,45 +154,45 @@ def _theirs(folder: str | Path, own: Loaded, dtype: torch.dtype) -> nn.Module:
         model: nn.Module = auto.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # of many kinds
+    except Exception as error:  # of many types
         raise UserError(f"{folder}: transformers cannot read it: {first_line(error)}") from None
     return model.eval()
 
 
 @torch.inference_mode()
 def _compare(
-    own: Loaded, theirs: nn.Module, dtype: torch.dtype, exact: Tensor | None
+    loaded: Loaded, theirs: nn.Module, dtype: torch.dtype, exact: Tensor | None
 ) -> tuple[Comparison, Tensor]:
-    """Return the comparison, and their logits; `exact` are theirs in float32."""
-    # Two random texts, the second one padded.
-    assert own.spec.vocab_size != "auto"
-    length = min(TOKENS, own.spec.context_length)
+    """Return the comparison and the logits of `transformers`; `exact` are its float32 logits."""
+    # Two random sequences, the second one padded.
+    assert loaded.spec.vocab_size != "auto"
+    length = min(TOKENS, loaded.spec.context_length)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(own.spec.vocab_size, (2, length), generator=generator)
-    # Some classes tell by the token where padding is, and count no position there.
+    tokens = torch.randint(loaded.spec.vocab_size, (2, length), generator=generator)
+    # Some classes detect padding by its token id, and skip positions there.
     padding = getattr(theirs.config, "pad_token_id", None)
     if type(padding) is int:
-        tokens[tokens == padding] = (padding + 1) % own.spec.vocab_size
+        tokens[tokens == padding] = (padding + 1) % loaded.spec.vocab_size
     real = torch.ones(2, length, dtype=torch.bool)
-    family = FAMILIES[own.family]
-    if not family.counts_padding(family.config(own.spec)):
+    family = FAMILIES[loaded.family]
+    if not family.counts_padding(family.config(loaded.spec)):
         real[1, max(1, length - PADDING) :] = False
-    arguments = {"attention_mask": real.long(), **family.further_inputs(own.spec, tokens)}
+    arguments = {"attention_mask": real.long(), **family.further_inputs(loaded.spec, tokens)}
     with ExitStack() as hooks:
-        seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))
-        if own.spec.encoder_model is None:
-            found = own.model(tokens, padding_mask=real), theirs(tokens, **arguments)
-        else:  # each text is the source of the other
+        inner, their_inner = (hooks.enter_context(_outputs(m)) for m in _pairs(loaded, theirs))
+        if loaded.spec.encoder_model is None:
+            outs = loaded.model(tokens, padding_mask=real), theirs(tokens, **arguments)
+        else:  # the source of each sequence is the other sequence
             targets = tokens.flip(0)
             if family.in_steps:
                 out = _in_steps(theirs, tokens, targets, arguments)
             else:
                 out = theirs(tokens, decoder_input_ids=targets, use_cache=False, **arguments)
-            found = own.model(tokens, targets, padding_mask=real), out
-        logits = [getattr(out, "prediction_logits", None) for out in found]
+            outs = loaded.model(tokens, targets, padding_mask=real), out
+        logits = [getattr(out, "prediction_logits", None) for out in outs]
     ours, expected = (
-        _whole(out.logits if of_tokens is None else of_tokens, real).double()
-        for out, of_tokens in zip(found, logits, strict=True)
+        _real_logits(out.logits if of_tokens is None else of_tokens, real).double()
+        for out, of_tokens in zip(outs, logits, strict=True)
     )
     difference = (ours - expected).abs().max().item()
     relative = difference / max(expected.std().item(), 1e-12)
@@ -206,76 +207,76 @@ def _compare(
         max(0.0, (p.exp() * (p - q)).sum(-1).mean().item()),
         rounding,
         (ours.argmax(-1) == expected.argmax(-1)).float().mean().item(),
-        _first(seen, other, real, DIVERGES[dtype]),
+        _first(inner, their_inner, real, DIVERGES[dtype]),
         relative <= TOLERANCE if exact is None else rounding <= ROUNDING,
     )
     return comparison, expected
 
 
 def _in_steps(
-    theirs: Any, tokens: Tensor, decoder_tokens: Tensor, given: Mapping[str, Tensor]
+    theirs: Any, tokens: Tensor, decoder_tokens: Tensor, inputs: Mapping[str, Tensor]
 ) -> Any:
-    """Return what a model of two stacks makes of the decoder's text, read token by token behind a cache."""
-    source, cache, found = theirs.get_encoder()(tokens, **given), None, []
+    """Run an encoder-decoder model's decoder token by token, with a cache."""
+    source, cache, logits = theirs.get_encoder()(tokens, **inputs), None, []
     for token in decoder_tokens.split(1, 1):
-        behind = {"past_key_values": cache, "use_cache": True}
-        out = theirs(encoder_outputs=source, decoder_input_ids=token, **given, **behind)
+        cached = {"past_key_values": cache, "use_cache": True}
+        out = theirs(encoder_outputs=source, decoder_input_ids=token, **inputs, **cached)
         cache = out.past_key_values
-        found.append(out.logits)
-    return SimpleNamespace(logits=torch.cat(found, 1))
+        logits.append(out.logits)
+    return SimpleNamespace(logits=torch.cat(logits, 1))
 
 
-def _whole(logits: Tensor, real: Tensor) -> Tensor:
-    """Return the logits of real tokens; beside the log-odds of a replaced one, the logit of its own, which is 0."""
-    found = logits[real]  # [tokens, ...]
-    alone = found.ndim == 1 or found.shape[-1] == 1
-    return F.pad(found.reshape(-1, 1), (1, 0)) if alone else found
+def _real_logits(logits: Tensor, real: Tensor) -> Tensor:
+    """Return logits of real tokens; binary logits become pairs (0, logit)."""
+    selected = logits[real]  # [tokens, ...]
+    binary = selected.ndim == 1 or selected.shape[-1] == 1
+    return F.pad(selected.reshape(-1, 1), (1, 0)) if binary else selected
 
 
-def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Return the modules of both that hold the same tensors, by our names."""
-    family = FAMILIES[own.family]
+def _pairs(loaded: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Return modules with the same tensors in both models, by our names."""
+    family = FAMILIES[loaded.family]
     names = dict(_names(family.model_keys, "", ""))
     for stack in family.stacks:
-        for i in range(len(stack.of(own.spec))):
+        for i in range(len(stack.of(loaded.spec))):
             names |= _names(stack.keys, stack.ours.format(i=i), stack.theirs.format(i=i))
-    ours = dict(own.model.named_modules())
-    others = {own_name(name): module for name, module in theirs.named_modules()}
-    both = [(o, t) for o, t in names.items() if o in ours and t in others]
-    # What some do outside of the module.
-    scaled, capped = own.spec.embedding.scale != "none", own.spec.head.softcap != "none"
+    ours = dict(loaded.model.named_modules())
+    modules = {text_name(name): module for name, module in theirs.named_modules()}
+    both = [(o, t) for o, t in names.items() if o in ours and t in modules]
+    # Some classes scale or cap outside of the module.
+    scaled, capped = loaded.spec.embedding.scale != "none", loaded.spec.head.softcap != "none"
     both = [
         (o, t)
         for o, t in both
         if not (scaled and o.endswith("embedding")) and not (capped and o == "head")
     ]
-    return {o: ours[o] for o, _ in both}, {o: others[t] for o, t in both}
+    return {o: ours[o] for o, _ in both}, {o: modules[t] for o, t in both}
 
 
 def _names(held: Mapping[str, object], ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-    """Yield our name and theirs of each module that is one module on both sides."""
-    for foreign, own in held.items():
-        for name in own if isinstance(own, tuple) else (own,):
+    """Yield our name and their name of each one-to-one module."""
+    for foreign, contents in held.items():
+        for name in contents if isinstance(contents, tuple) else (contents,):
             if isinstance(name, str):
                 yield ours + name, theirs + foreign
 
 
 @contextmanager
 def _outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Yield what modules return, by name, in the order in which they ran."""
-    found: dict[str, Tensor] = {}
+    """Record the outputs of modules by name, in execution order."""
+    outputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, given: object, out: object) -> None:
+    def recorder(name: str) -> Any:
+        def hook(module: nn.Module, args: object, out: object) -> None:
             if isinstance(out, Tensor):
-                # A copy, as Longformer's models scale queries in place.
-                found[name] = out.detach().to(torch.float32, copy=True)
+                # A copy, because Longformer's models scale queries in place.
+                outputs[name] = out.detach().to(torch.float32, copy=True)
 
         return hook
 
-    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    handles = [module.register_forward_hook(recorder(name)) for name, module in modules.items()]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
@@ -284,19 +285,19 @@ def _outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
 def _first(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], real: Tensor, tolerance: float
 ) -> str | None:
-    """Return the name of the first component that differs on real tokens."""
-    for name, own in ours.items():
+    """Return the first component with different outputs for real tokens."""
+    for name, out in ours.items():
         other = theirs.get(name)
-        shaped = own.ndim > 2 and own.shape[:2] == real.shape
-        if other is None or not shaped or other.numel() != own.numel():
+        shaped = out.ndim > 2 and out.shape[:2] == real.shape
+        if other is None or not shaped or other.numel() != out.numel():
             continue
-        if own.ndim == other.ndim == 3 and own.shape != other.shape:
-            other = other.transpose(0, 1)  # tokens before rows there
-        if own.ndim == other.ndim == 4 and own.shape != other.shape:
-            other = other.transpose(1, 2)  # heads before tokens there
-        if other.shape[:2] == own.shape[1::-1] != own.shape[:2]:
-            other = other.transpose(0, 1)  # tokens before texts there
-        a, b = own[real].flatten(1), other.reshape(own.shape)[real].flatten(1)
+        if out.ndim == other.ndim == 3 and out.shape != other.shape:
+            other = other.transpose(0, 1)  # [tokens, batch, dim] there
+        if out.ndim == other.ndim == 4 and out.shape != other.shape:
+            other = other.transpose(1, 2)  # [batch, heads, tokens, dim] there
+        if other.shape[:2] == out.shape[1::-1] != out.shape[:2]:
+            other = other.transpose(0, 1)  # [tokens, batch, ...] there
+        a, b = out[real].flatten(1), other.reshape(out.shape)[real].flatten(1)
         if (a - b).abs().max() > tolerance * b.std().clamp(min=1e-12):
             return name
     return None

@@ -1,4 +1,4 @@
-"""The names of a family's tensors: which of ours each of them holds, and in which layout."""
+"""Tensor names of a family: model tensors and layout by checkpoint tensor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fused:
-    """Several of our modules or tensors in one foreign one.
+    """Several model tensors in one checkpoint tensor, or modules in one module.
 
     Args:
-        layout: a layout, or what makes one for a layer.
+        ours: Names of the model's modules or tensors.
+        layout: A layout, or a function that returns the layout for a layer.
     """
 
     ours: tuple[str, ...]
@@ -29,11 +30,11 @@ class Fused:
 
 @dataclass(frozen=True)
 class Constant:
-    """A foreign tensor that holds none of ours: values that follow from the spec, or that nothing reads.
+    """A checkpoint tensor without parameters: computed from the spec, or unused.
 
     Args:
-        values: what makes them, once.
-        read: whether the model reads them, so that another file's must be the same.
+        values: Function that computes the tensor.
+        read: True if the values matter, so that files must contain the same.
     """
 
     values: Callable[[ModelSpec], Tensor]
@@ -42,7 +43,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class When:
-    """What is held in layers that have a value, or in models that do."""
+    """Contents for layers or models with the spec value `path` = `value`."""
 
     path: str
     value: object
@@ -52,7 +53,7 @@ class When:
 def filled(
     value: float, shape: Callable[[ModelSpec], tuple[int, ...]] = lambda _: (), *, read: bool = True
 ) -> Constant:
-    """Return a foreign tensor that holds one value everywhere."""
+    """Return a checkpoint tensor filled with one value."""
 
     def values(spec: ModelSpec) -> Tensor:
         import torch  # configs are read without it
@@ -63,23 +64,21 @@ def filled(
 
 
 Mapped = str | Fused | When | Constant | tuple[str | When, ...]
-"""The contents of a foreign module or tensor: ours by name, as it is or in a layout, the one of several that there
-is, or nothing of ours.
+"""Contents of a checkpoint module or tensor: a name in the model, several fused, a constant, or alternatives.
 
-A module's name stands for all its tensors. With `{e}` in the foreign name, there is one of it for each
-member of our stack.
+A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each matrix of a stack.
 """
 
 
 @dataclass(frozen=True)
 class StackKeys:
-    """The names of one stack's layers.
+    """Tensor names of the layers of one stack.
 
     Args:
-        theirs: what those of layer `{i}` begin with in a file.
-        ours: what they begin with in our model.
-        keys: what is held, by foreign name within a layer.
-        in_encoder: whether the stack is the encoder.
+        theirs: Name prefix of layer `{i}` in files.
+        ours: Name prefix of layer `{i}` in the model.
+        keys: Contents by checkpoint name, after the prefix.
+        in_encoder: True for the encoder.
     """
 
     theirs: str
@@ -88,41 +87,41 @@ class StackKeys:
     in_encoder: bool = False
 
     def of(self, spec: ModelSpec) -> list[LayerSpec]:
-        """Return the stack's layers that have parameters of their own; none of an encoder that is not there."""
+        """Return the distinct layers of the stack; empty without such a stack."""
         stack = spec.encoder_model if self.in_encoder else spec
         return [] if stack is None else stack.distinct_layers
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A foreign tensor: our tensors that it holds, by name, and how."""
+    """A checkpoint tensor: names and layout of its model tensors (`ours`)."""
 
     ours: tuple[str, ...]
     layout: Layout
 
     def shape(self, tensors: Mapping[str, Tensor]) -> Shape:
-        """Return the foreign tensor's shape."""
+        """Return the shape of the checkpoint tensor."""
         return self.layout.shape([tensors[name] for name in self.ours])
 
     def fits(self, shape: Shape, tensors: Mapping[str, Tensor]) -> bool:
-        """Tell whether a foreign tensor may have this shape."""
+        """True if this is a valid shape of the checkpoint tensor."""
         rows = 1 if isinstance(self.layout, FirstRow) else 0
         return shape[rows:] == self.shape(tensors)[rows:]
 
     def read(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Copy a foreign tensor into ours."""
-        for theirs, own in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
-            own.copy_(theirs)
+        """Copy a checkpoint tensor into model tensors."""
+        for theirs, ours in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
+            ours.copy_(theirs)
 
     def write(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Copy ours into a foreign tensor."""
-        for theirs, own in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
-            theirs.copy_(own)
+        """Copy model tensors into a checkpoint tensor."""
+        for theirs, ours in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
+            theirs.copy_(ours)
 
 
 @dataclass(frozen=True)
 class Fixed(Slot):
-    """A foreign tensor that holds none of ours."""
+    """A checkpoint tensor with constant values; `checked` if files must agree."""
 
     values: Tensor
     checked: bool
@@ -134,15 +133,15 @@ class Fixed(Slot):
         return not self.checked or shape == self.shape(tensors)
 
     def read(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Check that a foreign tensor is what follows from the spec.
+        """Compare a checkpoint tensor with the expected values.
 
         Raises:
-            ValueError: it is not.
+            ValueError: The values are checked and differ.
         """
         import torch
 
         if self.checked and not torch.allclose(foreign.float(), self.values, atol=1e-3):
-            raise ValueError("other values than those that follow from the config")
+            raise ValueError("values that do not match the config")
 
     def write(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
         foreign.copy_(self.values)
@@ -155,28 +154,28 @@ def slots(
     stacks: Sequence[StackKeys],
     model_keys: Mapping[str, Mapped],
 ) -> dict[str, Slot]:
-    """Return every foreign tensor of a model by name.
+    """Return the slots of all checkpoint tensors of a model, by name.
 
     Args:
-        tensors: ours, by name; values may be on the meta device.
-        stacks: the names of layers, of each stack.
-        model_keys: what is held, by foreign name within the model.
+        tensors: Model tensors by name; may be on the meta device.
+        stacks: Tensor names of each stack.
+        model_keys: Contents by checkpoint name, outside of layers.
 
     Raises:
-        LookupError: one of our tensors has no place.
+        LookupError: A model tensor has no checkpoint name.
     """
-    found: dict[str, Slot] = {}
+    by_name: dict[str, Slot] = {}
     for foreign, held in model_keys.items():
-        found |= _slots(foreign, held, "", tensors, spec, spec)
+        by_name |= _slots(foreign, held, "", tensors, spec, spec)
     for stack in stacks:
         for i, layer in enumerate(stack.of(spec)):
             prefix, ours = stack.theirs.format(i=i), stack.ours.format(i=i)
-            here = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
+            inside = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
             for foreign, held in stack.keys.items():
-                found |= _slots(prefix + foreign, held, ours, here, layer, spec)
-    if left := set(tensors) - {name for slot in found.values() for name in slot.ours}:
-        raise LookupError(f"no foreign name for {', '.join(sorted(left)[:3])}")
-    return found
+                by_name |= _slots(prefix + foreign, held, ours, inside, layer, spec)
+    if unmapped := set(tensors) - {name for slot in by_name.values() for name in slot.ours}:
+        raise LookupError(f"no checkpoint name for {', '.join(sorted(unmapped)[:3])}")
+    return by_name
 
 
 def _slots(
@@ -187,14 +186,14 @@ def _slots(
     layer: LayerSpec,
     spec: ModelSpec,
 ) -> dict[str, Slot]:
-    found: dict[str, Slot] = {}
+    by_name: dict[str, Slot] = {}
     if isinstance(held, tuple):
-        for one in held:
-            found |= _slots(foreign, one, prefix, tensors, layer, spec)
-        return found
+        for alternative in held:
+            by_name |= _slots(foreign, alternative, prefix, tensors, layer, spec)
+        return by_name
     if isinstance(held, When):
-        there = follow(layer, held.path) == held.value
-        return _slots(foreign, held.ours, prefix, tensors, layer, spec) if there else found
+        applies = follow(layer, held.path) == held.value
+        return _slots(foreign, held.ours, prefix, tensors, layer, spec) if applies else by_name
     if isinstance(held, Constant):
         return {foreign: Fixed((), Same(), held.values(spec), held.read)}
     if isinstance(held, str):
@@ -204,21 +203,21 @@ def _slots(
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:
             for e in range(len(tensors[ours[0]])):
-                found[foreign.format(e=e) + suffix] = Slot(ours, View(itemgetter(e)))
+                by_name[foreign.format(e=e) + suffix] = Slot(ours, View(itemgetter(e)))
         else:
             layout = held.layout(layer) if callable(held.layout) else held.layout
-            found[foreign + suffix] = Slot(ours, layout)
-    return found
+            by_name[foreign + suffix] = Slot(ours, layout)
+    return by_name
 
 
 def _suffixes(modules: Sequence[str], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return what follows a module's name in those of its tensors; nothing where it is a tensor itself."""
-    found: dict[str, None] = {}
+    """Return the suffixes of modules' tensors, such as ".weight"; "" for tensors."""
+    suffixes: dict[str, None] = {}
     for module in modules:
         if module in tensors:
             return [""]
         inside = (
             name.removeprefix(module + ".") for name in tensors if name.startswith(module + ".")
         )
-        found |= dict.fromkeys("." + rest for rest in inside if "." not in rest)
-    return list(found)
+        suffixes |= dict.fromkeys("." + rest for rest in inside if "." not in rest)
+    return list(suffixes)

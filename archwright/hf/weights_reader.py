@@ -1,4 +1,4 @@
-"""The tensors of a foreign folder: their shapes from the headers, their values one at a time."""
+"""Tensors of a Hugging Face folder: shapes from headers, values on demand."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ INDEX = "model.safetensors.index.json"
 OLD_WEIGHTS = "pytorch_model.bin"
 OLD_INDEX = "pytorch_model.bin.index.json"
 WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float64": 8, "bfloat16": 2, "float16": 2}
-"""Bytes of a number, by the names of dtypes in files."""
+"""Bytes per number, by dtype name in files."""
 LONGEST_NAME = 255
-"""Characters of a file's name, at most."""
+"""Maximum length of a file name, in characters."""
 
 
 class Store:
-    """All tensors of a folder, each read when it is asked for.
+    """All tensors of a folder; values are read on demand.
 
     Attributes:
-        shapes: the shape of each tensor by name, as the files' headers say it.
-        dtypes: the dtype of each.
+        shapes: Shape of each tensor by name, from the file headers.
+        dtypes: Dtype name of each tensor.
     """
 
     def __init__(self) -> None:
@@ -43,44 +43,44 @@ class Store:
         self._files: dict[str, tuple[Any, str]] = {}
 
     def renamed(self, names: Mapping[str, str]) -> Store:
-        """Return the tensors of `names` alone, by new names; each stands before the old one."""
-        other = Store()
+        """Return a store of renamed tensors; `names` is new -> old."""
+        store = Store()
         for new, old in names.items():
-            other.shapes[new], other.dtypes[new] = self.shapes[old], self.dtypes[old]
-            other._files[new] = self._files[old]
-        return other
+            store.shapes[new], store.dtypes[new] = self.shapes[old], self.dtypes[old]
+            store._files[new] = self._files[old]
+        return store
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor's values.
+        """Return the values of a tensor.
 
         Raises:
-            UserError: the file is damaged there.
+            UserError: The file is damaged.
         """
-        file, there = self._files[name]
+        file, key = self._files[name]
         try:
-            tensor: Tensor = file[there] if isinstance(file, Mapping) else file.get_tensor(there)
+            tensor: Tensor = file[key] if isinstance(file, Mapping) else file.get_tensor(key)
         except (SafetensorError, RuntimeError, ValueError) as error:
             raise UserError(f"{name}: cannot be read: {first_line(error)}") from None
         return tensor
 
     def num_bytes(self, name: str) -> int:
-        """Return the size of a tensor in its file."""
+        """Return the size of a tensor in its file, in bytes."""
         width = WIDTHS.get(self.dtypes[name].removeprefix("torch."), 4)
         return math.prod(self.shapes[name]) * width
 
     def add(self, path: Path, name: str, shape: Shape, dtype: str, file: object) -> None:
-        """Take a tensor of an open file, or of a table of tensors."""
+        """Add a tensor of an open file or of a mapping."""
         if name in self.shapes:
-            raise UserError(f"{path}: {name}: found in another file, too")
+            raise UserError(f"{path}: {name}: found in two files; expected it in one")
         self.shapes[name], self.dtypes[name], self._files[name] = shape, dtype, (file, name)
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
-    """Yield the tensors of a folder: of safetensors files, or of old .bin files that hold nothing else.
+    """Open the tensors of a folder, in safetensors or old .bin files.
 
     Raises:
-        UserError: no such files, a damaged one, or an index that names files elsewhere.
+        UserError: There are no weights, a file is damaged or unsafe, or an index names files outside of the folder.
     """
     with ExitStack() as files:
         store = Store()
@@ -100,20 +100,20 @@ def opened(folder: Path) -> Iterator[Store]:
 
 
 def _paths(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold its tensors."""
-    for whole, index in ((WEIGHTS, INDEX), (OLD_WEIGHTS, OLD_INDEX)):
-        if (folder / whole).exists():
-            return [folder / whole]
+    """Return the paths of a folder's weight files."""
+    for single, index in ((WEIGHTS, INDEX), (OLD_WEIGHTS, OLD_INDEX)):
+        if (folder / single).exists():
+            return [folder / single]
         if (folder / index).exists():
             return [folder / name for name in _shards(folder / index)]
     raise UserError(
-        f"{folder}: no weights; expected {WEIGHTS}, {INDEX} with its files, or {OLD_WEIGHTS}. Without them "
-        "archwright show, diff and train take the folder, for its architecture alone"
+        f"{folder}: no weights; expected {WEIGHTS}, {INDEX} with its files, or {OLD_WEIGHTS}. "
+        "The architecture of the folder can be used without weights, by archwright show, diff and train"
     )
 
 
 def _shards(index: Path) -> list[str]:
-    """Return the file names of an index; none leads out of the folder."""
+    """Return the file names of an index, all inside its folder."""
     names = read_table(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UserError(f"{index}: found no weight_map; expected the file of each tensor")
@@ -132,7 +132,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def _is_plain(name: object) -> bool:
-    """Tell whether a file of this name stands in its folder, on any system."""
+    """True if a name is a plain file name on every system."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= LONGEST_NAME
@@ -153,15 +153,15 @@ def _open(path: Path) -> Any:
 
 
 def _unpickled(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of an old file, which may hold nothing but tensors."""
+    """Return the tensors of an old .bin file, by name."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # torch raises many kinds for what is no such file
+    except Exception as error:  # torch raises errors of many types for such files
         raise UserError(f"{path}: not a file of tensors alone: {first_line(error)}") from None
-    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise UserError(f"{path}: found something else than tensors by name")
-    return found
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise UserError(f"{path}: found other objects; expected only tensors by name")
+    return tensors

@@ -100,7 +100,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: config(f, hidden_size=10**9),
         "dim: found 1000000000; expected at most",
     ),
-    "large size": (lambda f: config(f, hidden_size=2**20), "found dim = 1,048,576, but"),
+    "large size": (lambda f: config(f, hidden_size=2**20), "found dim = 1,048,576, but only"),
     **{
         f"{key} of {size:.0e}": (partial(config, **{key: size}), said)
         for key in ("intermediate_size", "num_attention_heads", "vocab_size", "head_dim")
@@ -141,7 +141,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an extra tensor": (
         lambda f: weights(f, lambda t: t.update({"model.extra": torch.zeros(3)})),
-        r"1 tensor \(model.extra\) not of a LlamaForCausalLM",
+        r"1 tensor \(model.extra\) not part of this LlamaForCausalLM",
     ),
     "a wrong shape": (
         lambda f: weights(f, lambda t: t.update({"model.norm.weight": torch.zeros(3)})),

@@ -103,7 +103,7 @@ def test_a_family_that_the_older_library_computes_otherwise_is_named(tmp_path: P
     ours = hf.load(save(randomise(build("gemma2")), tmp_path / "in"))
     expected = (
         f"{tmp_path / 'out'}: transformers 4.57 computes other logits unless it is loaded with "
-        'attn_implementation="eager"; transformers 5 reads it as it is'
+        'attn_implementation="eager"; transformers 5 reads it correctly'
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(expected)}$"):
         hf.save(ours.model, tmp_path / "out")

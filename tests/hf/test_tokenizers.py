@@ -219,7 +219,7 @@ def test_others_are_named_in_one_line_and_the_model_is_read(case: str, tmp_path:
     else:
         (tmp_path / "vocab.json").write_text('{"a": 0, "b</w>": 1, "ab</w>": 2}')
         (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
-    with pytest.warns(UserWarning, match=r"transformers writes a tokenizer\.json") as said:
+    with pytest.warns(UserWarning, match=r"Write tokenizer\.json with transformers") as said:
         assert read_tokenizer(tmp_path, 1000) is None
     assert len(said) == 1
     assert "\n" not in str(said[0].message)

@@ -166,9 +166,9 @@ def test_parameters_and_flops_are_counted(words: tuple[str, ...]) -> None:
 
 def test_it_is_written_without_its_generator(tmp_path: Path) -> None:
     model = build(small(), seed=3)
-    with pytest.warns(UserWarning, match="left aside: its generator"):
+    with pytest.warns(UserWarning, match="without its generator"):
         assert hf.save(model, tmp_path / "out") == "electra"
-    with pytest.warns(UserWarning, match="left aside"):
+    with pytest.warns(UserWarning, match="without its generator"):
         hf.save(model, tmp_path / "out")  # which is left as it is
     back = hf.load(tmp_path / "out")
     assert back.spec.generator.is_none
