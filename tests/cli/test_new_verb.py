@@ -123,7 +123,7 @@ def test_a_file_that_is_there_stays(place: Path, capsys: pytest.CaptureFixture[s
         assert main(["new", "norm", name]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line == (
-            f"archwright: {name}: is there already, and stays as it is; give another name"
+            f"archwright: {name}: already exists; give another name"
         )
     assert (place / "mine.py").read_text("utf-8") == "mine"
     assert not (place / "nowhere.py").exists()
