@@ -1,4 +1,4 @@
-"""archwright cache"""
+"""The command `archwright cache`."""
 
 import time
 from collections.abc import Sequence

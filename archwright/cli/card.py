@@ -120,7 +120,7 @@ def _around(spec: ModelSpec) -> dict[str, str]:
 
 
 def _sources(blame: Mapping[str, Origin], file: str) -> dict[str, str]:
-    """Return the sources of single values, by path."""
+    """Return the cited sources of single values, by path."""
     sources = {}
     for origin in blame.values():
         kind = blame.get(f"{origin.stated_for}.kind")

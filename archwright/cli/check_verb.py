@@ -1,4 +1,4 @@
-"""archwright check"""
+"""The command `archwright check`."""
 
 import argparse
 import json
@@ -161,7 +161,7 @@ def _located(file: str, line: str) -> str:
 
 
 def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
-    """Print output changes by width; return 1 unless all are flat."""
+    """Print output changes by width; return 1 if they depend on it."""
     from archwright.progress import Progress
     from archwright.spec.rules import suspicions
     from archwright.spec.study_spec import StudySpec

@@ -1,4 +1,4 @@
-"""archwright compare"""
+"""The command `archwright compare`."""
 
 import argparse
 import sys

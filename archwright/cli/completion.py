@@ -34,7 +34,7 @@ ROOMS = {
 OF_MODELS = ("show", "diff")
 """Verbs with keys of models only."""
 UNLISTED = {"name", "source", "sources", "base", "parts"}
-"""Keys of files, excluded from completion."""
+"""Keys of TOML files, excluded from completion."""
 
 
 def complete() -> None:

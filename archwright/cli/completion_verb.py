@@ -1,4 +1,4 @@
-"""archwright completion"""
+"""The command `archwright completion`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""archwright diff"""
+"""The command `archwright diff`."""
 
 from collections.abc import Sequence
 

@@ -37,7 +37,7 @@ OFTEN = {
 
 
 def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
-    """Print a run resolved without its text, and a few measured steps.
+    """Print a resolved run, its costs, and a few measured steps.
 
     Args:
         layout: Processes of the run; steps are measured for a single process only.
@@ -144,7 +144,7 @@ def _measured(run: RunSpec, num_steps: int | None) -> Iterator[tuple[str, str]]:
 
 
 def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
-    """Return the number of steps, or None if it depends on speed."""
+    """Return the number of steps; None for a budget in time."""
     if run.machine.num_steps != "auto":
         return run.machine.num_steps
     if run.budget.seconds:
@@ -155,7 +155,7 @@ def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
 
 
 def _num_tokens(run: RunSpec) -> int:
-    """Return the vocabulary size; BPE on little text may have less."""
+    """Return the vocabulary size (for BPE, the maximum)."""
     if not run.data.task.is_none:
         return word_tokenizer(run.data.task.words).vocab_size
     spec = run.tokenizer

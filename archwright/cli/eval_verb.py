@@ -1,4 +1,4 @@
-"""archwright eval"""
+"""The command `archwright eval`."""
 
 import argparse
 import json

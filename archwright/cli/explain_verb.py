@@ -1,4 +1,4 @@
-"""archwright explain"""
+"""The command `archwright explain`."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def run(words: Sequence[str]) -> int:
 def _explanations(
     word: str, sections: Sequence[Section]
 ) -> Iterator[tuple[list[str], "list[Numbers]"]]:
-    """Explain each kind of a name, or else axis, option or term."""
+    """Yield text and numbers for each kind, axis, option or term."""
     path, axes, kinds = named(word, sections)
     axis, _, name = path.rpartition(".")
     if kinds:

@@ -1,4 +1,4 @@
-"""archwright export"""
+"""The command `archwright export`."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""archwright generate"""
+"""The command `archwright generate`."""
 
 import re
 import sys

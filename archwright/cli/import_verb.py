@@ -1,4 +1,4 @@
-"""archwright import"""
+"""The command `archwright import`."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""archwright list"""
+"""The command `archwright list`."""
 
 import argparse
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ HEADS = {
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a table."""
+    """Print tables of models, recipes, studies, choices, families or runs."""
     parser = Parser("list", ABOUT, EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="WHAT", help=", ".join(WHAT))
     parser.add_argument(

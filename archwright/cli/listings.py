@@ -10,7 +10,7 @@ FOLDER = presets.FOLDER / "listings"
 
 
 def listing(name: str) -> Any:
-    """Return a generated listing, rebuilt if outside choices are registered."""
+    """Return a listing, rebuilt if choices from outside the package are registered."""
     # If archwright.plugins is not loaded, no choices from outside are registered.
     plugins = sys.modules.get("archwright.plugins")
     if plugins is not None and plugins.have_joined():

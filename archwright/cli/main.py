@@ -76,7 +76,7 @@ OTHER_VERBS = {
 """Suggested commands, by verbs of other programs."""
 
 QUICK = {"report", "list", "show", "diff", "cache", "schema", "new", "completion"}
-"""Verbs that never import torch."""
+"""Fast verbs, without an import of torch."""
 PATIENCE = 1.5
 """Seconds without output before a slow verb reports that it is working."""
 
@@ -176,7 +176,7 @@ def _run(words: list[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open closed streams (`>&-`) on devnull; files would reuse their descriptors."""
+    """Open closed standard streams on devnull, to reserve their file descriptors."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
@@ -225,7 +225,7 @@ def _mistake(*lines: str) -> int:
 
 
 def _each_once() -> Callable[..., None]:
-    """Return a `warnings.showwarning` without repetitions."""
+    """Return a `warnings.showwarning` to print each message once."""
     printed: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

@@ -129,7 +129,7 @@ def _read(word: str) -> Filter:
 
 
 def _sources(key: str, records: Sequence[Record], index: Index) -> list[tuple[bool, Texts]]:
-    """Return (is column, values by model) for each source of a key."""
+    """Return (from a column, values by model) for each match of a key."""
     sources: list[tuple[bool, Texts]] = []
     columns = [name for name in records[0] if name != "unpublished"]
     if key in columns:
@@ -150,7 +150,7 @@ def _sources(key: str, records: Sequence[Record], index: Index) -> list[tuple[bo
 
 
 def _paths(key: str, index: Index) -> list[str]:
-    """Return the paths of a key; of suffix matches, only the outermost."""
+    """Return the full paths of a key; ambiguous keys take the outermost."""
     if key == "mixer":
         return [path for axis in MIXERS if (path := f"{axis}.kind") in index]
     for path in (key, f"{key}.kind"):
@@ -170,7 +170,7 @@ def _pieces(record: Record, column: str) -> list[str]:
 
 
 def _is(text: str, value: str, *, in_words: bool) -> bool:
-    """True if a text equals a value, or in a table contains it."""
+    """True if a text equals a value, or contains it if `in_words`."""
     a, b = text.lower(), value.lower()
     if a == b or (in_words and SWITCHES.get(b) == a):
         return True

@@ -42,7 +42,7 @@ def load_recipe(name: str, *, weights: bool = False) -> RunSpec:
     """Return the run of a recipe, a model or a config.json.
 
     Raises:
-        UserError: as `load_model`, or a checkpoint's weights without `weights=True` (not used).
+        UserError: as `load_model`, or a folder with weights (allowed, but unused, if `weights`).
     """
     if not is_config(name):
         return load_run(name)
@@ -91,7 +91,7 @@ def check_words(name: str, words: Sequence[str], *, run: bool) -> None:
     """Check the assignments of a model, or of a run if `run`.
 
     Raises:
-        UserError: models, files, keys of runs, or blanks around an equals sign.
+        UserError: a model, a file, a key of a run, or blanks around an equals sign.
     """
     lines = []
     for word in words:

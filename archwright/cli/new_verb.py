@@ -1,4 +1,4 @@
-"""archwright new"""
+"""The command `archwright new`."""
 
 import keyword
 import re
@@ -55,7 +55,7 @@ OTHERS = {
     "loss": "objective",
     **dict.fromkeys(("architecture", "preset"), "model"),
 }
-"""Kinds of files by other names."""
+"""Kinds of files by alternative names."""
 
 
 def run(words: Sequence[str]) -> int:

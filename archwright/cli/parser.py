@@ -1,4 +1,4 @@
-"""The argument parser of all verbs; options may be anywhere."""
+"""The argument parser of all verbs, with options in any position."""
 
 import argparse
 import os
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from archwright.runs import RunFolder
 
 OPTION = re.compile(r"-(?!\d|\.\d)\S+$")
-"""An option, unlike the values "- item", -1T and -.5."""
+"""Options, but not values such as "- item", -1T and -.5."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with all mistakes as UserError."""
+    """An argument parser with UserError for all mistakes."""
 
     def __init__(self, verb: str, about: str, examples: str = "") -> None:
         super().__init__(
@@ -178,7 +178,7 @@ def check_parts(folder: "RunFolder", hashes: Mapping[str, str], *, same: bool = 
 
 
 def as_options(error: UserError, settings: Collection[str]) -> UserError:
-    """Return an error with the names of settings as command-line options."""
+    """Rename the settings in an error to command-line options."""
     lines = []
     for line in error.lines:
         name, colon, rest = line.partition(":")

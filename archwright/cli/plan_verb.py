@@ -1,4 +1,4 @@
-"""archwright plan"""
+"""The command `archwright plan`."""
 
 import json
 import sys
@@ -181,7 +181,7 @@ def _parser() -> Parser:
 
 
 def _workload(options: Namespace) -> "Workload":
-    """Return the workload of a plan."""
+    """Return the workload given by the options."""
     from archwright.planning.workload import workload
 
     hardware = options.hardware

@@ -1,4 +1,4 @@
-"""archwright prepare"""
+"""The command `archwright prepare`."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""archwright profile"""
+"""The command `archwright profile`."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""archwright report"""
+"""The command `archwright report`."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""archwright show"""
+"""The command `archwright show`."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a model."""
+    """Print a model's card, values or TOML file."""
     parser = Parser("show", ABOUT, EXAMPLES)
     parser.add_argument(
         "model", metavar="MODEL", help="a model, a TOML file, a run, or a folder with config.json"

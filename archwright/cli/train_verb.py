@@ -1,4 +1,4 @@
-"""archwright train"""
+"""The command `archwright train`."""
 
 import argparse
 import os
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 ABOUT = """\
 Train a model or a recipe, and write a run folder with weights, curves and a page of results.
 
-WHAT is a recipe (demo), a model (modern), a TOML file of either, a run folder, to start from its weights, or
-a folder with only a config.json, to train its architecture from scratch. KEY=VALUE changes any value:
+WHAT is a recipe (demo), a model (modern), a TOML file of either, a run folder (to start from its weights), or
+a folder with only a config.json (to train from scratch). KEY=VALUE changes any value:
 
   model.dim=256 model.num_layers=4          the architecture (archwright show modern lists its keys)
   data.text=FILE                            a file, folder, glob, .jsonl, .parquet, datasets:NAME, - or stdlib
@@ -46,7 +46,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Train, resume or dry-run."""
+    """Train, resume or dry-run a model."""
     since = time.perf_counter() - _age(words)  # start of a time budget
     parser = Parser("train", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help="recipe, model, or TOML file")
@@ -132,7 +132,7 @@ def _train(
 
 
 def _warn_of_ignored(requested: "RunSpec", resolved: "RunSpec") -> None:
-    """Print the requested settings ignored by a started run."""
+    """Print warnings of settings ignored by a started run."""
     from archwright.spec.overrides import toml_value
 
     ignored = []
@@ -150,7 +150,7 @@ def _warn_of_ignored(requested: "RunSpec", resolved: "RunSpec") -> None:
 
 
 def _follow(parser: Parser, words: Sequence[str]) -> int:
-    """Follow rank 0 as another rank; only rank 0 reports mistakes."""
+    """Run as a rank other than 0; rank 0 reports mistakes."""
     try:
         options, _ = parser.parse_with_parts(words)
     except UserError:

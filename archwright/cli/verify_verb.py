@@ -1,4 +1,4 @@
-"""archwright verify"""
+"""The command `archwright verify`."""
 
 import json
 import math
@@ -18,7 +18,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a certificate."""
+    """Print a comparison of a checkpoint with transformers."""
     parser = Parser("verify", ABOUT, EXAMPLES)
     parser.add_argument("folder", metavar="FOLDER", help="a checkpoint in Hugging Face's layout")
     parser.add_argument("--json", action="store_true", help="print JSON")
