@@ -114,7 +114,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.pairs and options.text:
         lines.append("--text: given together with --pairs; expected one of them")
     if options.pairs and options.stride is not None:
-        lines.append("--stride: has no effect on --pairs, which are not cut into windows; leave it out")
+        lines.append(
+            "--stride: has no effect on --pairs, which are not cut into windows; leave it out"
+        )
     if options.answers and not options.pairs:
         lines.append("--answers: expected --pairs, a file with the sources to answer")
     if options.num_beams is not None and not options.answers:

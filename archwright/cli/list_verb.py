@@ -74,9 +74,7 @@ def run(words: Sequence[str]) -> int:
         for table in [what] if what else ["models", "recipes", "studies"]:
             _print(table)
         if not what:
-            print(
-                "archwright show NAME prints details; archwright list choices lists all choices."
-            )
+            print("archwright show NAME prints details; archwright list choices lists all choices.")
     return 0
 
 
@@ -91,9 +89,7 @@ def _check_names(what: str | None, names: Sequence[str]) -> None:
         if not named_like(rows, name):
             refuse_absent(name)
             columns = [column for column in rows[0] if column != "model"]
-            if (
-                name in columns
-            ):  # `list year>=2024` without quotes: the shell redirected to a file
+            if name in columns:  # `list year>=2024` without quotes: the shell redirected to a file
                 raise UserError(
                     f'list "{name}": expected {name}=VALUE; quote what holds < or >: "{name}>=VALUE"'
                 )
@@ -139,4 +135,6 @@ def _print(what: str) -> None:
     else:
         print_table([HEADS[what], *content])
     if what == "families":
-        print(f"{len(content)} families; archwright import FOLDER reads a checkpoint of any of them.")
+        print(
+            f"{len(content)} families; archwright import FOLDER reads a checkpoint of any of them."
+        )

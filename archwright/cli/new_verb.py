@@ -97,9 +97,7 @@ def _named(text: str, kind: str, file: Path) -> tuple[str, str]:
 
     The skeleton's name stays if the new one is no identifier, exists, or occurs in the code."""
     example, title = f"my_{kind}", f"My{kind.capitalize()}"
-    if re.fullmatch(
-        r"[\w./ -]+", str(file), re.ASCII
-    ):  # others may end the comment around it
+    if re.fullmatch(r"[\w./ -]+", str(file), re.ASCII):  # others may end the comment around it
         text = text.replace(f"{example}{file.suffix}", shlex.quote(str(file)))
     name = re.sub(r"\W+", "_", file.stem.lower(), flags=re.ASCII).strip("_")
     titled = "".join(word.capitalize() for word in name.split("_"))

@@ -81,9 +81,7 @@ def _print(material: "Material", seconds: float) -> None:
         assert isinstance(store, TokenStore), "tasks and pairs were answered before"
         numbers = [exact(len(store)), exact(store.num_documents), size(store.num_bytes)]
         rows.append([name, *numbers, str(store.folder)])
-    print(
-        "\n".join(columns(rows, right=(1, 2, 3)))
-    )  # without wrapping, to keep paths in one piece
+    print("\n".join(columns(rows, right=(1, 2, 3))))  # without wrapping, to keep paths in one piece
     skipped = material.num_skipped
     left_out = f"; {skipped} files were skipped, as they are not text" if skipped else ""
     print(
