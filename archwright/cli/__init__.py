@@ -1,3 +1,3 @@
-"""The command line: verbs only; each calls one library function."""
+"""The command line: one module per verb, over functions of the library."""
 
 from archwright.cli.main import main as main

@@ -11,7 +11,7 @@ from archwright.cli.parser import print_table
 from archwright.format import flops, parameters, size
 
 Record = dict[str, str]
-"""A model in the table: its name as `model`, its cells by column, and what is `unpublished` of it."""
+"""Cells of a model by column; `unpublished` lists its missing facts."""
 
 IN_DIGITS = {
     "parameters": parameters,
@@ -19,21 +19,21 @@ IN_DIGITS = {
     "flops_per_token": flops,
     "training_memory": size,
 }
-"""Columns of large numbers, and how these are read."""
+"""Formatters of large numbers by column."""
 
 FORMATS = ("text", "csv", "markdown", "json")
 
 UNKNOWN = "?"
-"""Stands for what is not published."""
+"""Cell of an unpublished value."""
 LEAST_WIDTH = 60
-"""Characters of the narrowest terminal that a table is cut for."""
+"""Minimum width of a table, in characters, even in a narrower terminal."""
 ENDLESS = 10**6
 
 
 def print_architectures(
     models: dict[str, Any], format: str, *, names: Sequence[str], all_columns: bool = False
 ) -> None:
-    """Print a row for each model of a listing, whose columns have these names."""
+    """Print a listing of models as a table with the columns `names`."""
     records: list[Record] = models["rows"]
     if format == "text":
         columns = names[1:-1] if all_columns else models["brief"]
@@ -64,7 +64,7 @@ def print_architectures(
 
 
 def table(records: Sequence[Record], names: Sequence[str]) -> str:
-    """Return models as a table in Markdown; the last column, "unpublished", is a mark beside the name."""
+    """Return a Markdown table; the last column, "unpublished", becomes a mark."""
     names = names[:-1]
     lines = [[*(name.replace("_", " ") for name in names)], ["---"] * len(names)]
     for record in records:
@@ -74,7 +74,7 @@ def table(records: Sequence[Record], names: Sequence[str]) -> str:
 
 
 def _short(record: Record) -> Record:
-    """Return a record for reading, with large numbers in three digits."""
+    """Return a record with large numbers abbreviated to three digits."""
     numbers = {name: record.get(name, "") for name in IN_DIGITS}
     return record | {
         name: IN_DIGITS[name](int(text)) for name, text in numbers.items() if text.isdigit()
@@ -82,7 +82,9 @@ def _short(record: Record) -> Record:
 
 
 def print_fitting(rows: list[list[str]], hint: str = "") -> None:
-    """Print the columns that fit into the terminal, and the names of all others; without a terminal or COLUMNS, all."""
+    """Print the columns within the terminal's width, then the names of the rest.
+
+    The width is unlimited without a terminal or COLUMNS."""
     width = max(LEAST_WIDTH, shutil.get_terminal_size((ENDLESS, 24)).columns)
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     number = len(widths)
@@ -96,13 +98,13 @@ def print_fitting(rows: list[list[str]], hint: str = "") -> None:
 def with_costs(
     models: dict[str, Any], costs: Mapping[str, Mapping[str, int | None]]
 ) -> dict[str, Any]:
-    """Return a listing of models with columns of their costs, before the one that says what is unpublished."""
+    """Insert columns of costs before the last column, "unpublished"."""
     names, rows = [*next(iter(costs.values()))], []
     for record in models["rows"]:
-        own = costs.get(record["model"], {})
+        model_costs = costs.get(record["model"], {})
         *cells, unpublished = record.items()
-        # None: there is none; nothing where it is not known.
-        numbers = ((name, own.get(name, "")) for name in names)
+        # None prints as "none" (no such cost), an unknown cost as an empty cell.
+        numbers = ((name, model_costs.get(name, "")) for name in names)
         cells += [(name, "none" if n is None else str(n)) for name, n in numbers]
         rows.append(dict([*cells, unpublished]))
     return {**models, "rows": rows}

@@ -1,4 +1,4 @@
-"""archwright cache"""
+"""The command `archwright cache`."""
 
 import time
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from archwright.text.cache_contents import Entry
 
 ABOUT = """\
-Show what is kept to be used again: tokenized texts, trained tokenizers, measurements of this machine, and
-hashes of large files. All of it is made again where it is missing. The folder is $ARCHWRIGHT_CACHE, or the
-platform's usual place."""
+List or clean the cache: tokenized texts, trained tokenizers, measurements of this machine, and hashes of
+large files. Missing entries are made again when needed. The folder is $ARCHWRIGHT_CACHE; by default, the
+platform's cache folder."""
 
 EXAMPLES = """\
   archwright cache
   archwright cache clean
-  archwright cache clean --older-than 30d      what was not used for a month"""
+  archwright cache clean --older-than 30d      entries unused for a month"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what the cache holds, or empty it."""
+    """List or clean the cache."""
     parser = Parser("cache", ABOUT, EXAMPLES)
     parser.add_argument(
-        "action", nargs="?", choices=["clean"], metavar="clean", help="remove all of it"
+        "action", nargs="?", choices=["clean"], metavar="clean", help="remove all entries"
     )
     parser.add_argument(
-        "--older-than", metavar="TIME", help="remove only what was not used for so long: 12h, 30d"
+        "--older-than", metavar="TIME", help="remove only entries unused for this time: 12h, 30d"
     )
     options = parser.parse(words)
     if options.older_than and not options.action:
-        raise UserError("--older-than: goes with archwright cache clean")
+        raise UserError("--older-than: only for archwright cache clean")
     from archwright.text.cache import cache_folder
     from archwright.text.cache_contents import clean, entries
 
@@ -49,10 +49,10 @@ def run(words: Sequence[str]) -> int:
                 "is the folder yours to write?"
             )
     else:
-        found = entries()
-        print(f"{cache_folder()!s}: {_amount(found)}")
+        cached = entries()
+        print(f"{cache_folder()!s}: {_amount(cached)}")
         rows: list[list[str]] = []
-        for kind, group in groupby(found, key=lambda entry: entry.kind):
+        for kind, group in groupby(cached, key=lambda entry: entry.kind):
             group_entries = list(group)
             rows += [[""] * 3, _row(kind, group_entries)]
             rows += [_row(f"  {entry.name[:12]}", [entry]) for entry in group_entries]
@@ -60,14 +60,14 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _row(name: str, found: "Sequence[Entry]") -> list[str]:
-    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in found)))
-    return [name, size(sum(entry.size for entry in found)), f"last used {used}"]
+def _row(name: str, entries: "Sequence[Entry]") -> list[str]:
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in entries)))
+    return [name, size(sum(entry.size for entry in entries)), f"last used {used}"]
 
 
-def _amount(found: "Sequence[Entry]") -> str:
-    entries = "1 entry" if len(found) == 1 else f"{len(found):,} entries"
-    return f"{entries}, {size(sum(entry.size for entry in found))}"
+def _amount(entries: "Sequence[Entry]") -> str:
+    number = "1 entry" if len(entries) == 1 else f"{len(entries):,} entries"
+    return f"{number}, {size(sum(entry.size for entry in entries))}"
 
 
 def _seconds(text: str | None) -> float:

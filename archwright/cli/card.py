@@ -1,4 +1,4 @@
-"""A model on a card: its layers drawn, its choices in words, their sources, its parameters."""
+"""A model's card: diagrams of layers, choices, sources, parameters and costs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ def card(
     counts: Counts,
     costs: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield the lines of a model's card; `file` is its own, whose sources need no name beside them."""
+    """Yield a model's card; sources from outside `file` name their file."""
     encoder = spec.encoder_model
     generator = spec.generator_model
     if generator is not None:
@@ -46,7 +46,7 @@ def card(
         yield from _layers(spec, "decoder")
     around = _around(spec)
     if blame.get("init.kind", Origin("default")).file == "default" and "init" in around:
-        around["init"] += " (default)"  # which says nothing of how a published model began
+        around["init"] += " (default)"  # the published model may have another
     yield from _section("model", around)
     yield from _section("sources", _sources(blame, file))
     yield from _section("parameters", _parameters(counts))
@@ -56,7 +56,7 @@ def card(
 def _stream(
     spec: ModelSpec, first: str = "tokens", last: Sequence[str] = ("head", "logits")
 ) -> str:
-    """Draw the way from tokens to logits, or from a source to what a decoder reads of it."""
+    """Draw the computation from `first` to `last` as a chain of steps."""
     norm, scale = spec.embedding.norm, spec.embedding.scale
     factor = f"{scale:g}" if isinstance(scale, float) else "√width"
     steps = [
@@ -69,7 +69,7 @@ def _stream(
         if spec.embedding.sum_width(spec.dim) != spec.dim
         else "",
         f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
-        + (" of one kind's parameters" if spec.layers.shared else ""),
+        + (" with shared parameters" if spec.layers.shared else ""),
         _norm(spec) if spec.residual.final_norm else "",
         *last,
     ]
@@ -81,13 +81,13 @@ def _norm(layer: LayerSpec) -> str:
 
 
 def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
-    """Yield each kind of layer that stands somewhere: drawn, and what it does otherwise than the first."""
+    """Yield the diagram of each layer kind, and differences from the first."""
     at = f"{stack}, " if stack else ""
     numbers = Counter(spec.layers.names(spec.num_layers))
     words, resolved = layer_words(spec), spec.resolved()
     first: dict[str, str] = {}
     drawn: list[str] = []
-    # A branch that no layer has is no row.
+    # Branches that no layer has get no row.
     left_out = {*chain(*GROUPS)} - {b for name in numbers for b in words[name].branches}
     axes = [axis for axis in LayerSpec.model_fields if axis not in left_out]
     for name, number in numbers.items():
@@ -108,38 +108,38 @@ def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
 
 
 def _around(spec: ModelSpec) -> dict[str, str]:
-    """Return what stands around the layers, without what is left out."""
+    """Return the choices outside the layers, except unused ones."""
     several = len({*spec.layers.names(spec.num_layers)}) > 1 or spec.layers.shared
-    found = {"arrangement": arrangement(spec.layers)} if several else {}
+    rows = {"arrangement": arrangement(spec.layers)} if several else {}
     for field, value in model_words(spec).items():
         text = f"{value:,}" if isinstance(value, int) else value
         text = text if isinstance(text, str) else brief(text)
         if text not in ("", "none"):
-            found[name_of(field)] = text
-    return found
+            rows[name_of(field)] = text
+    return rows
 
 
 def _sources(blame: Mapping[str, Origin], file: str) -> dict[str, str]:
-    """Return the sources stated for single values, by path, with the base that states them."""
-    found = {}
+    """Return the cited sources of single values, by path."""
+    sources = {}
     for origin in blame.values():
         kind = blame.get(f"{origin.stated_for}.kind")
-        # Not where another kind was chosen in the place of the one that the source is stated for.
+        # A source of a kind does not apply to another kind chosen instead.
         if origin.stated_for and (kind is None or kind.stated_for):
             place = "" if origin.file == file else f" ({origin.file})"
-            found[origin.stated_for] = origin.source + place
-    return found
+            sources[origin.stated_for] = origin.source + place
+    return sources
 
 
 def _parameters(counts: Counts) -> dict[str, str]:
-    found = {
+    rows = {
         part_title(part): f"{count(number):>6}  {100 * number / counts.total:3.0f} %"
         for part, number in counts.parts.items()
     }
-    found["all"] = f"{count(counts.total):>6}"
+    rows["all"] = f"{count(counts.total):>6}"
     if counts.active != counts.total:
-        found["active"] = f"{count(counts.active):>6}  of one token"
-    return found
+        rows["active"] = f"{count(counts.active):>6}  per token"
+    return rows
 
 
 def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def _rows(rows: Mapping[str, str]) -> Iterator[str]:
-    """Yield names and texts in two columns, long texts broken."""
+    """Yield names and wrapped texts in two columns."""
     if rows:
         lines = columns([*rows.items()], wrapped=(1,), width=terminal_width() - 2, first_width=12)
         yield from (f"  {line}".rstrip() for line in lines)

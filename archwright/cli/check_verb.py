@@ -1,4 +1,4 @@
-"""archwright check"""
+"""The command `archwright check`."""
 
 import argparse
 import json
@@ -14,41 +14,41 @@ if TYPE_CHECKING:
     from archwright.spec.run_spec import RunSpec
 
 ABOUT = """\
-Check files, and say all at once what is wrong in them and what to do.
+Check files and report all mistakes, with suggested fixes.
 
   FILE.toml   a model, a run or a study: keys, types, limits, rules between axes, doubtful values
-  FILE.py     choices of your own, as --parts takes them: each is held against the laws of its axis. A small
-              model with it must build, train, save, show no token what follows it, read texts piece by piece
-              and packed as it reads them alone; an optimizer must follow its schedule and go on bit for bit;
-              batches of an objective must follow from (seed, step). The file is run, so trust it.
+  FILE.py     your own choices for --parts: each must obey the laws of its axis. A small model with it must
+              build, train, save, hide later tokens from earlier ones, and compute the same outputs for a
+              sequence alone, in chunks and packed. An optimizer must follow its schedule and resume bit for
+              bit. Batches of an objective must depend only on (seed, step). The file is executed, so trust it.
 
 With --widths, MODEL KEY=VALUE ... is trained for 10 steps at each width (model.dim) on its text, by default
-with 2 layers and 4 rows of 64 tokens. A table has the root mean square by which the outputs of the embedding,
-each branch and the head change, for the same input. muP wants the same changes at all widths.
+with 2 layers and 4 sequences of 64 tokens. The table has the root-mean-square changes of the outputs of the
+embedding, each branch and the head, for the same input. Under muP, changes are the same at all widths.
 
-The exit code is 0 if all is good, 1 if a law is broken or a change is not flat, and 2 if a file cannot be
-read."""
+The exit code is 0 if all checks pass, 1 if a law is broken or a change is not flat, and 2 if there are
+mistakes in a file."""
 
 EXAMPLES = """\
   archwright check mine.toml
   archwright check my_norm.py
   archwright check my_norm.py my_mixer.py --json
-  archwright check mine.toml --parts my_norm.py    a model with a norm of your own
+  archwright check mine.toml --parts my_norm.py    a model with your own norm
   archwright check modern init.kind=mup optimizer.kind=muon --widths 128,256,512"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what is wrong, or what is right; exit with 2 if a file is wrong, with 1 if a law is broken."""
+    """Print the results of checks; return 1 for a broken law."""
     parser = Parser("check", ABOUT, EXAMPLES)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a .toml file, or a .py file")
-    parser.add_argument("--json", action="store_true", help="print JSON: a list with each file")
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of files")
     parser.add_argument("--widths", metavar="N,N,...", help="compare changes at these widths")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds of --widths (default: 5)")
     options, parts = parser.parse_with_parts(words)
     if (options.widths, options.seeds) != (None, None):
         return _check_widths(options, parts)
     records: list[dict[str, Any]] = []
-    # Choices first: a model beside them may name them.
+    # Python files first: models among the files may use their choices.
     for file in sorted(options.files, key=lambda file: Path(file).suffix != ".py"):
         check = _check_choices if Path(file).suffix == ".py" else _check_spec
         record = check(file)
@@ -63,7 +63,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _check_spec(file: str) -> dict[str, Any]:
-    """Return what is wrong or doubtful in a model, a run or a study."""
+    """Return the mistakes and warnings of a model, run or study."""
     from archwright.spec.checking import checked
     from archwright.spec.read import given_model, is_study, load_study, study_names
     from archwright.spec.rules import suspicions
@@ -75,7 +75,7 @@ def _check_spec(file: str) -> dict[str, Any]:
         if file in study_names() or (Path(file).is_file() and is_study(read_toml(Path(file)))):
             from archwright.lab.variants import arms
 
-            arms(load_study(file), None)  # and the models that it names
+            arms(load_study(file), None)  # checks its models as well
         else:
             run = checked(file)
             doubts += suspicions(run.model, given_model(file))
@@ -86,7 +86,7 @@ def _check_spec(file: str) -> dict[str, Any]:
 
 
 def _refuse_others(file: str) -> None:
-    """Refuse a file or a folder that holds nothing to check."""
+    """Raise a UserError unless a file or a folder can be checked."""
     from archwright.cli.models import is_config
     from archwright.spec.read import is_run, preset_names
 
@@ -94,46 +94,46 @@ def _refuse_others(file: str) -> None:
     named = any(file in preset_names(room) for room in ("models", "runs", "studies"))
     misspelt = (
         not path.exists() and not path.suffix
-    )  # a preset's name, which is answered with the nearest
+    )  # a preset's name: a later error suggests the nearest one
     if named or misspelt or path.suffix == ".toml" or is_run(file) or is_config(file):
         return
     what = "a folder that is no run" if path.is_dir() else "nothing that can be checked"
-    found = what if path.exists() else "there is no such file"
+    problem = what if path.exists() else "there is no such file"
     raise UserError(
-        f"{file}: {found}; expected a .toml file of a model, a run or a study, or a .py file of choices"
+        f"{file}: {problem}; expected a .toml file of a model, a run or a study, or a .py file of choices"
     )
 
 
 def _check_choices(file: str) -> dict[str, Any]:
-    """Return what came of holding the choices of a file against the laws of their axes."""
+    """Check the choices of a Python file against their laws."""
     from archwright.inspection.laws import check_file
 
     try:
-        found = check_file(Path(file))
+        checks = check_file(Path(file))
     except UserError as error:
         mistakes = [line.removeprefix("--parts ") for line in error.lines]
         return {"file": file, "good": False, "mistakes": mistakes, "choices": []}
     choices = [
         {
-            "axis": checked.axis,
-            "kind": checked.kind,
-            "good": checked.good,
-            "laws": [finding.record() for finding in checked.findings],
+            "axis": check.axis,
+            "kind": check.kind,
+            "good": check.good,
+            "laws": [finding.record() for finding in check.findings],
         }
-        for checked in found
+        for check in checks
     ]
-    good = all(checked.good for checked in found)
+    good = all(check.good for check in checks)
     return {"file": file, "good": good, "mistakes": [], "choices": choices}
 
 
 def _print(record: dict[str, Any]) -> None:
-    """Print what came of a file; its mistakes are printed at the end, with those of others."""
+    """Print a file's results; mistakes of all files are printed last."""
     file = record["file"]
     for choice in record.get("choices", ()):
         print(f"{file}: {choice['axis']} {choice['kind']}")
         rows = [[law["state"], _line(law)] for law in choice["laws"] if law["state"] != "waiting"]
         if waiting := len(choice["laws"]) - len(rows):
-            rows.append(["waiting", f"{waiting} more, until that is mended"])
+            rows.append(["waiting", f"{waiting} more, until that is fixed"])
         print_table(rows)
     if record["good"]:
         print(f"{file}: OK")
@@ -150,7 +150,7 @@ def _line(law: dict[str, str]) -> str:
 
 
 def _located(file: str, line: str) -> str:
-    """Name the file; keys of a model's own file have no prefix there."""
+    """Prefix a mistake with its file; drop `model.` for model files."""
     if Path(file).name in line or not Path(file).is_file():
         return line
     from archwright.spec.read import is_recipe
@@ -161,7 +161,7 @@ def _located(file: str, line: str) -> str:
 
 
 def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
-    """Print how far each part of a model moves by width; return 1 if some change is not flat."""
+    """Print output changes by width; return 1 if they depend on it."""
     from archwright.progress import Progress
     from archwright.spec.rules import suspicions
     from archwright.spec.study_spec import StudySpec
@@ -192,8 +192,8 @@ def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
     print("\n".join(columns(rows, right=(0, *range(2, len(rows[0]) - 1)))) + "\n")
     if steep:
         print(
-            f"{name}: {steep} of {len(growths)} changes are not flat within 25 %, so the best learning rate may move "
-            "with the width. More --seeds make errors smaller; below width 128, muP is not flat either"
+            f"{name}: {steep} of {len(growths)} changes are not flat within 25 %, so the best learning rate may depend "
+            "on the width. More --seeds make errors smaller; below width 128, muP is not flat either"
         )
     else:
         print(f"{name}: all changes are flat within 25 % over {study.seeds} seeds: OK")
@@ -204,9 +204,9 @@ def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
 
 
 def _requested_run(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":
-    """Return the run that is asked for, with few layers and tokens unless their number is given.
+    """Return the requested run; sizes without an assignment are reduced.
 
-    With more tokens than coordinates, changes depend on the width under muP, too.
+    With more tokens than coordinates, changes depend on the width even under muP.
     """
     from archwright.cli.models import requested_run
     from archwright.spec.overrides import assigned
@@ -216,7 +216,7 @@ def _requested_run(options: argparse.Namespace, parts: Mapping[str, str]) -> "Ru
     words = argparse.Namespace(what=what, assignments=assignments, tiny=False)
     run, _ = requested_run("check", words, parts)
     if run.init.from_:
-        raise UserError(f"{what}: has weights of one width; name its model")
+        raise UserError(f"{what}: has weights of one width; give its model instead")
     model, layers = run.model, run.model.layers
     whole_cycle = len((*layers.prefix, *layers.cycle, *layers.suffix))
     sizes = {
@@ -225,5 +225,5 @@ def _requested_run(options: argparse.Namespace, parts: Mapping[str, str]) -> "Ru
         "model.vocab_size": "auto",
         "batch_size": 4,
     }
-    given = assigned(RunSpec, assignments)
-    return run.override(*(f"{key}={size}" for key, size in sizes.items() if key not in given))
+    assigned_keys = assigned(RunSpec, assignments)
+    return run.override(*(f"{k}={size}" for k, size in sizes.items() if k not in assigned_keys))

@@ -1,4 +1,4 @@
-"""Output of `archwright list choices`: a line for each kind of every axis, or all details of some."""
+"""Output of `archwright list choices`: all kinds, or details of one."""
 
 import re
 import shlex
@@ -21,40 +21,40 @@ def print_choices(sections: Sequence[Section]) -> None:
     rows = [["axis", "kind", "what it is"]]
     rows += [[s["name"], kind["name"], kind["about"]] for s in sections for kind in s["kinds"]]
     print_table(rows)
-    print("archwright list choices NAME says more of one of them.")
+    print("archwright list choices NAME prints the details of one.")
 
 
 def print_choices_of(name: str, sections: Sequence[Section], parts: Sequence[str] = ()) -> None:
-    """Print an axis, a table or a kind with options, users, and how to ask for it with the files of `parts`.
+    """Print an axis, table or kind, with `parts` in its commands.
 
     Raises:
-        UserError: no such name.
+        UserError: unknown name.
     """
-    for section, kinds in _found(name, sections):
+    for section, kinds in _matches(name, sections):
         for line in _lines(section, kinds, parts):
             print(line)
 
 
-def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]]]:
-    """Return the sections of that name with all their kinds, or those that have a kind of that name."""
-    _, axes, kinds = named(name, known)
-    found = [(s, _kinds(s)) for s in axes] or [(s, [kind["name"]]) for s, kind in kinds]
-    if not found and plain(name) in OTHER_NAMES:  # an option's name elsewhere
+def _matches(name: str, sections: Sequence[Section]) -> list[tuple[Section, list[str]]]:
+    """Return (section, names of kinds) for a section or kind."""
+    _, axes, kinds = named(name, sections)
+    matches = [(s, _kinds(s)) for s in axes] or [(s, [kind["name"]]) for s, kind in kinds]
+    if not matches and plain(name) in OTHER_NAMES:  # an option's name elsewhere
         raise UserError(
             f'list choices "{name}": an option, not a kind; see archwright explain {shlex.quote(name)}'
         )
-    if not found:
-        names = [n for s in known for n in (*names_of(s), *_kinds(s))]
-        names += [f"{s['name']}.{kind}" for s in known for kind in _kinds(s)]
+    if not matches:
+        names = [n for s in sections for n in (*names_of(s), *_kinds(s))]
+        names += [f"{s['name']}.{kind}" for s in sections for kind in _kinds(s)]
         raise UserError(
             f'list choices "{name}": expected an axis, a table or a kind, such as mask, head or '
             f"rope; archwright list choices has all of them.{nearest(name.lower(), names)}"
         )
-    return found
+    return matches
 
 
 def plain(word: str) -> str:
-    """Return a word without the marks that people set between its parts."""
+    """Return a word in lower case, without hyphens, underscores and blanks."""
     return re.sub("[-_ ]", "", word.strip().lower())
 
 
@@ -64,28 +64,28 @@ OTHER_NAMES = {
 
 
 def named(
-    word: str, known: Sequence[Section]
+    word: str, sections: Sequence[Section]
 ) -> tuple[str, list[Section], list[tuple[Section, dict[str, Any]]]]:
-    """Return the path that a word stands for, and the axes and the kinds of that name."""
+    """Return a word's path, and the axes and kinds of that name."""
     wanted = plain(word).replace("=", ".").removesuffix(".kind").replace(".kind.", ".")
-    names = [(s, [plain(name) for name in names_of(s)]) for s in known]
-    is_axis = any(wanted in own for _, own in names)
+    names = [(s, [plain(name) for name in names_of(s)]) for s in sections]
+    is_axis = any(wanted in aliases for _, aliases in names)
     path = wanted if is_axis else plain(OTHER_NAMES.get(wanted, wanted))
     path = path.removeprefix("model.")
     axis, _, name = path.rpartition(".")
-    kinds = [(s, k) for s, own in names for k in s["kinds"] if not axis or axis in own]
-    axes = [s for s, own in names if path in own]
+    kinds = [(s, k) for s, aliases in names for k in s["kinds"] if not axis or axis in aliases]
+    axes = [s for s, aliases in names if path in aliases]
     return path, axes, [(s, kind) for s, kind in kinds if plain(kind["name"]) == name]
 
 
 def with_parts(command: str, parts: Sequence[str]) -> str:
-    """Return a command with files of choices from outside the package."""
+    """Append `--parts FILE` to a command for each file."""
     return " ".join([command, *(f"--parts {shlex.quote(file)}" for file in parts)])
 
 
 def names_of(section: Section) -> list[str]:
-    """Return the words that stand for a section: its name and its paths."""
-    paths = [*filter(None, section["paths"])]  # a run's is empty
+    """Return the name and the paths of a section."""
+    paths = [*filter(None, section["paths"])]  # the path of a run is empty
     return [section["name"], *(path.removeprefix("model.") for path in paths), *paths]
 
 
@@ -118,13 +118,13 @@ def _lines(section: Section, kinds: list[str], parts: Sequence[str]) -> Iterator
 
 
 def _options(options: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield two lines or more for each option: how to ask for it, then what it is."""
-    for asks, about in options:
-        yield f"{2 * INDENT}{asks}"
+    """Yield the assignment and the description of each option."""
+    for assignment, about in options:
+        yield f"{2 * INDENT}{assignment}"
         yield from wrapped(about, 3 * INDENT)
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
-    """Return the lines of a paragraph."""
+    """Wrap a paragraph to the width of the terminal."""
     width = max(40, terminal_width())
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)

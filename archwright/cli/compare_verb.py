@@ -1,4 +1,4 @@
-"""archwright compare"""
+"""The command `archwright compare`."""
 
 import argparse
 import sys
@@ -11,19 +11,19 @@ from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, add_parts_option
 
 ABOUT = """\
-Find out which architecture is better for a text and a budget, and how sure that is.
+Find out which architecture is better for a text and a budget, with confidence intervals.
 
-WHAT is a baseline and one variant or more, or a study. A variant is a model's name, and after colons what it
-changes; without a name it changes the baseline. KEY=VALUE holds for all:
+WHAT is a baseline and one or more variants, or a study. A variant is a model's name with changes after
+colons; without a name, it changes the baseline. KEY=VALUE applies to all:
 
   archwright compare modern modern:norm.kind=layer :feedforward.kind=gelu data.text=FILE
 
-Models are scaled to what the budget can train, unless model.dim or model.num_layers is given, and made equal
-in parameters through the width of their hidden layers; heads and widths that a variant does not set are the
-baseline's. One seed tunes the learning rate of every variant, two where its losses rise steeply. Fresh seeds
-are compared at that rate, in pairs; what is decided early is trained no further.
-Finished runs are kept and never repeated: the same command continues where it stopped, and with a larger
---budget in a folder inside the study's. A run needs 500 steps or more to answer.
+Models are scaled to the budget, unless model.dim or model.num_layers is set, and get equal numbers of
+parameters by the width of their hidden layers; heads and widths that a variant does not set are the baseline's.
+One seed tunes the learning rate of every variant, two if its losses rise steeply. Fresh seeds are compared at
+that rate, in pairs; variants with a clear early result stop.
+Finished runs are never repeated: the same command continues an interrupted study; with a larger --budget, it
+uses a folder inside the study's. A run needs at least 500 steps for a verdict.
 
 studies:
 {studies}"""
@@ -39,7 +39,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Compare, or show what would be run."""
+    """Compare variants, or print the plan of a comparison."""
     studies = ", ".join(study[0] for study in listing("studies"))
     about = ABOUT.format(studies=textwrap.indent(textwrap.fill(studies), "  "))
     parser = Parser("compare", about, EXAMPLES)
@@ -47,47 +47,48 @@ def run(words: Sequence[str]) -> int:
     names = _add_options(parser)
     parser.add_argument("--out", metavar="DIR", help="the study's folder (default: studies/NAME)")
     parser.add_argument(
-        "--runs", metavar="DIR", help="where single runs are kept (default: studies/runs)"
+        "--runs", metavar="DIR", help="the folder of single runs (default: studies/runs)"
     )
     parser.add_argument(
         "--add-seeds",
         type=int,
         metavar="N",
-        help="add N pairs to an inconclusive study; each time spends half of the false-positive rate that is left",
+        help="add N pairs to an inconclusive study; each addition spends half of the remaining false-positive rate",
     )
     _add_places(parser)
     add_parts_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
-    parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
+    parser.add_argument("--quiet", action="store_true", help="print only the verdict")
     parser.add_argument(
         "--json",
         action="store_true",
         help="print the results, or the plan, as JSON; progress goes to stderr",
     )
     options = parser.parse(words)
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    values = {name: getattr(options, name) for name in names}
+    settings = {name: value for name, value in values.items() if value is not None}
     from archwright.lab.run_cache import POOL
 
-    given |= {"out": options.out, "runs": options.runs or POOL, "parts": options.parts}
-    given |= {"on": options.on or "", "workers": options.workers, "slurm": ",".join(options.slurm)}
-    given["add_seeds"] = options.add_seeds
+    settings |= {"out": options.out, "runs": options.runs or POOL, "parts": options.parts}
+    settings |= {"on": options.on or "", "workers": options.workers}
+    settings |= {"slurm": ",".join(options.slurm), "add_seeds": options.add_seeds}
     if not options.dry_run:
-        return _compare(options, given)
+        return _compare(options, settings)
     from archwright.lab.compare import plan
     from archwright.lab.summary import announcement
     from archwright.lab.terminal import plan_as_json
 
-    found = plan(*options.what, **given)
+    planned = plan(*options.what, **settings)
     if options.json:
-        print(plan_as_json(found))
+        print(plan_as_json(planned))
     else:
-        print(announcement(found))
+        print(announcement(planned))
         print("Nothing was trained.")
     return 0
 
 
 def _add_options(parser: Parser) -> list[str]:
-    """Add an option for each field of a study that has one; return their names."""
+    """Add the options of a study's fields; return their names."""
     options = listing("study_options")
     for option in options:
         flag, about = f"--{option['name'].replace('_', '-')}", option["about"].replace("%", "%%")
@@ -102,31 +103,31 @@ def _add_options(parser: Parser) -> list[str]:
 
 
 def _add_places(parser: Parser) -> None:
-    """Add the options that say on which machines runs are trained."""
+    """Add the options for training on other machines."""
     parser.add_argument(
         "--on",
         choices=("ray", "slurm"),
         help="train the runs on other machines, which must share the file system: on the Ray cluster of "
-        "RAY_ADDRESS, or a local one (extra ray); or as batch jobs of SLURM (extra slurm). This command stays, shows "
-        "how it goes on and makes the page; Ctrl-C ends it and what it sent",
+        "RAY_ADDRESS, or a local one (extra ray); or as batch jobs of SLURM (extra slurm). This command waits, "
+        "shows progress and writes the page; Ctrl-C also cancels its jobs",
     )
     parser.add_argument(
         "--workers",
         type=int,
         default=0,
         metavar="N",
-        help="with --on: runs under way at once (default: as many as the cluster has CPUs or GPUs for; 16 with SLURM)",
+        help="with --on: concurrent runs (default: as the CPUs or GPUs of the cluster allow; 16 with SLURM)",
     )
     parser.add_argument(
         "--slurm",
         action="append",
         default=[],
         metavar="NAME=VALUE,...",
-        help="with --on slurm: what sbatch is asked for, in its names, time in minutes: partition=gpu,time=60,mem=8G",
+        help="with --on slurm: options of sbatch by name, time in minutes: partition=gpu,time=60,mem=8G",
     )
 
 
-def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
+def _compare(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     import psutil
 
     from archwright.lab.compare import Interrupted, compare
@@ -134,7 +135,7 @@ def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
 
     waited = time.time() - psutil.Process().create_time()
     try:
-        results = compare(*options.what, quiet=options.quiet, waited=waited, **given)
+        results = compare(*options.what, quiet=options.quiet, waited=waited, **settings)
     except Interrupted as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal

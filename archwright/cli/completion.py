@@ -1,6 +1,6 @@
 """Tab completion by argcomplete: models, runs, dotted keys and their values.
 
-Only listings and names of files are read, so that a shell gets its answer in a tenth of a second.
+Reads only listings and file names, so that a completion takes a tenth of a second.
 """
 
 import os
@@ -23,18 +23,18 @@ from archwright.spec.other_names import CHOICES
 
 Node = dict[str, Any]
 Completer = Callable[[str, str, Namespace], Iterable[str]]
-"""Returns the completions of a prefix, for a verb and the words before."""
+"""Function from a prefix, the verb and the previous words to completions."""
 
 ROOMS = {
     "train": ("runs", "models"),
     "prepare": ("runs", "models"),
     "compare": ("studies", "models"),
 }
-"""Rooms of presets for verbs that take other names than those of models and runs."""
+"""Folders of presets by verb (default: models, and run folders)."""
 OF_MODELS = ("show", "diff")
-"""Verbs whose keys are those of a model alone."""
+"""Verbs with keys of models only."""
 UNLISTED = {"name", "source", "sources", "base", "parts"}
-"""Keys of a file that are no values to change on the command line."""
+"""Keys of TOML files, excluded from completion."""
 
 
 def complete() -> None:
@@ -60,12 +60,12 @@ def complete_words(parser: ArgumentParser, verb: str) -> None:
 
 
 def _or_files(completer: Completer, verb: str) -> Callable[..., list[str]]:
-    """Return a completer of argcomplete that offers files if there is nothing else."""
+    """Wrap a completer for argcomplete, with file names as a fallback."""
 
     def complete(prefix: str, parsed_args: Namespace, **_: object) -> list[str]:
-        found = [c for c in completer(prefix, verb, parsed_args) if c.startswith(prefix)]
+        matches = [c for c in completer(prefix, verb, parsed_args) if c.startswith(prefix)]
         before, equals, path = prefix.rpartition("=")
-        return found or [f"{before}{equals}{file}" for file in FilesCompleter()(path)]
+        return matches or [f"{before}{equals}{file}" for file in FilesCompleter()(path)]
 
     return complete
 
@@ -84,18 +84,18 @@ def _names_and_keys(prefix: str, verb: str, *_: object) -> Iterator[str]:
 
 
 def _keys(prefix: str, verb: str, *_: object) -> list[str]:
-    """Return the dotted keys of the next table, or the values of a key; after a colon those of a variant."""
+    """Complete a dotted key or its values, also after a variant's colon."""
     variant, colon, word = prefix.rpartition(":")
     if "=" in variant:
         return []
     schema = listing("schema_run")
     model = schema["properties"]["model"]
-    # `model.` may be left out in a run, and stand in a model.
+    # The prefix `model.` is optional, in runs and in models.
     roots = [{"properties": {"model": model}} if verb in OF_MODELS else schema, model]
-    found = [text for root in roots for text in _below_prefix(schema, root, word)]
-    if len(found) == 1 and found[0].endswith("."):  # shells would add a blank
-        return _keys(f"{variant}{colon}{found[0]}", verb)
-    return [f"{variant}{colon}{text}" for text in found]
+    matches = [text for root in roots for text in _below_prefix(schema, root, word)]
+    if len(matches) == 1 and matches[0].endswith("."):  # shells would add a blank
+        return _keys(f"{variant}{colon}{matches[0]}", verb)
+    return [f"{variant}{colon}{text}" for text in matches]
 
 
 def _below_prefix(schema: Node, root: Node, word: str) -> Iterator[str]:
@@ -106,14 +106,14 @@ def _below_prefix(schema: Node, root: Node, word: str) -> Iterator[str]:
         return
     for table in _below(schema, root, tables):
         for name in table.get("properties", {}).keys() - UNLISTED:
-            whole = ".".join([*tables, name])
+            full_key = ".".join([*tables, name])
             is_table = any("properties" in node for node in _below(schema, table, [name]))
-            if whole.startswith(key):
-                yield whole + ("." if is_table else "=")
+            if full_key.startswith(key):
+                yield full_key + ("." if is_table else "=")
 
 
 def _below(schema: Node, node: Node, path: list[str]) -> Iterator[Node]:
-    """Yield all that a JSON schema allows at a path below one of its nodes."""
+    """Yield the JSON schema's nodes at a path below a node."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]]
     if "anyOf" in node:
@@ -177,4 +177,4 @@ COMPLETERS: dict[str, Completer] = {
     "words": _of_list,
     "word": _explained,
 }
-"""Completers by the name of what a word or an option sets."""
+"""Completers by argparse destination."""

@@ -1,25 +1,25 @@
-"""archwright completion"""
+"""The command `archwright completion`."""
 
 from collections.abc import Sequence
 
 from archwright.cli.parser import Parser
 
 ABOUT = """\
-Print the script that lets a shell complete verbs, options, models, runs, and dotted keys with their values.
+Print the completion script of a shell, for verbs, options, models, runs, and dotted keys with their values.
 
   bash   echo 'eval "$(archwright completion bash)"' >> ~/.bashrc
   zsh    echo 'eval "$(archwright completion zsh)"' >> ~/.zshrc
   fish   archwright completion fish > ~/.config/fish/completions/archwright.fish"""
 
 EXAMPLES = """\
-  eval "$(archwright completion bash)"       in this shell alone"""
+  eval "$(archwright completion bash)"       for this shell only"""
 
 ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"
-"""Starts the completion system of a zsh whose .zshrc does not."""
+"""Starts the completion system of zsh, in case .zshrc does not."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a shell's script."""
+    """Print the completion script of a shell."""
     parser = Parser("completion", ABOUT, EXAMPLES)
     shells = ("bash", "zsh", "fish")
     parser.add_argument("shell", choices=shells, metavar="SHELL", help=", ".join(shells))

@@ -1,5 +1,4 @@
-"""A model's costs in words: of a published model as they were counted when the package was made, so that nothing
-waits; of others counted now, where that is asked for."""
+"""Costs in words: recorded for published models, counted for others."""
 
 from collections.abc import Mapping
 
@@ -14,18 +13,19 @@ COSTS = {
     "FLOPs per token": ("flops_per_token", fmt.flops, "in training on sequences of the context"),
     "training memory": ("training_memory", fmt.size, "weights, gradients and AdamW's moments"),
 }
-"""The column of each cost, how it is written, and what it is of."""
+"""Column, formatter and explanation of each cost."""
 
 Costs = Mapping[str, int | None]
-"""By column of `list --wide`; None: there is none."""
+"""Costs by column of `list --wide`; None: no such cost."""
 
 
 def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | None:
-    """Return a model's costs, trained by an objective; None of one that is not published as it is, where they are not
-    to be counted.
+    """Return a model's recorded costs, or count them.
+
+    Returns None for an unpublished or changed model if `count` is False.
 
     Raises:
-        UserError: what rules between axes forbid, one line each.
+        UserError: broken rules between axes.
     """
     published = published_costs()
     if spec.name in published and spec == load(spec.name):
@@ -40,7 +40,7 @@ def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | N
 
 
 def cost_words(costs: Costs) -> dict[str, str]:
-    """Return what each cost is called, and how much it is."""
+    """Return formatted costs by name."""
     return {
         name: "none" if (number := costs[column]) is None else written(number)
         for name, (column, written, _) in COSTS.items()
@@ -50,7 +50,7 @@ def cost_words(costs: Costs) -> dict[str, str]:
 def cost_differences(
     old: tuple[ModelSpec, Objective], new: tuple[ModelSpec, Objective], *, count: bool
 ) -> list[tuple[str, str, str]]:
-    """Return which costs of two models differ, in words; none where one's are not known."""
+    """Return differing costs as (name, old, new); empty if costs are unknown."""
     costs = costs_of(*old, count=count), costs_of(*new, count=count)
     if costs[0] is None or costs[1] is None:
         return []

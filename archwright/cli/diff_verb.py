@@ -1,4 +1,4 @@
-"""archwright diff"""
+"""The command `archwright diff`."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,24 @@ from archwright.cli.parser import Parser, terminal_width
 from archwright.format import columns
 
 ABOUT = """\
-Show where two models differ, and in what costs. Those of a model that is not published as it
-is are counted with --costs, which takes a second or two."""
+Show the differences between two models, in choices and in costs. Costs of a changed or
+unpublished model are counted with --costs, which takes a second or two."""
 
 EXAMPLES = """\
   archwright diff textbook modern
   archwright diff gemma-2-27b gemma-3-27b
   archwright diff modern norm.kind=layer position.kind=alibi
   archwright diff modern attention.num_kv_heads=1 --costs
-  archwright diff modern mine.toml --values    every value that differs, by the path that sets it"""
+  archwright diff modern mine.toml --values    all differing values, by path"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Print one line for each choice, or each value, that differs."""
+    """Print the differences between two models, in choices or in values."""
     parser = Parser("diff", ABOUT, EXAMPLES)
     parser.add_argument(
         "old", metavar="A", help="a model, a TOML file, a run, or a folder with config.json"
     )
-    parser.add_argument("new", metavar="B", help="another one, or a KEY=VALUE that changes A")
+    parser.add_argument("new", metavar="B", help="another model, or a KEY=VALUE that changes A")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change in B")
     parser.add_argument("--values", action="store_true", help="print values, by path")
     parser.add_argument(
@@ -43,10 +43,10 @@ def run(words: Sequence[str]) -> int:
     old, new = before.spec, after.spec.override(*changes)
     if options.values:
         print("\n".join(diff(old, new)) or "no difference")
-    elif found := differences(old, new):
+    elif changed := differences(old, new):
         of_both = (old, before.objective), (new, after.objective)
-        found += cost_differences(*of_both, count=options.costs)
-        rows = [("", old.name, " ".join(changes) if changes_old else new.name), *found]
+        changed += cost_differences(*of_both, count=options.costs)
+        rows = [("", old.name, " ".join(changes) if changes_old else new.name), *changed]
         print("\n".join(columns(rows, wrapped=(1, 2), width=terminal_width())))
     else:
         print("no difference")

@@ -1,4 +1,4 @@
-"""Output of `archwright train ... --dry-run`: the run as it would be trained, and its cost."""
+"""Output of `archwright train ... --dry-run`: the resolved run and its cost."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,28 +26,28 @@ from archwright.training.measured_step import measure_step
 from archwright.training.resolve import resolved, with_steps
 
 NAMING = ("source", "sources", "name")
-"""Keys that say where a model comes from, not what it is."""
+"""Keys of a model's origin, not of its architecture."""
 
 OFTEN = {
     "evaluate.every": "ten times in the run",
     "checkpoint.every": "about every minute",
     "probes.every": "never",
 }
-"""Keys whose 0 is shown as a word."""
+"""Text shown for a value of 0, by key."""
 
 
 def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
-    """Print a run, resolved without its text, and a few measured steps if they fit and are short.
+    """Print a resolved run, its costs, and a few measured steps.
 
     Args:
-        layout: of the processes that it asks for.
+        layout: Processes of the run; steps are measured for a single process only.
 
     Raises:
-        UserError: a tokenizer that is not there.
+        UserError: a missing tokenizer.
     """
     try:
         text = _text(run.data)
-    except UserError as error:  # what a run costs does not depend on it
+    except UserError as error:  # costs do not depend on the text
         text = f"none yet: {error.lines[0]}"
     model = build(run.model, device="meta", vocab_size=_num_tokens(run))
     num_steps = _num_steps(run, model)
@@ -67,7 +67,7 @@ def dry_run(run: RunSpec, layout: Layout = ONE) -> None:
 
 
 def _text(data: DataSpec) -> str:
-    """Say what there is to train on."""
+    """Describe the training data."""
     if not data.task.is_none:
         return f"examples of {data.task.kind}, drawn for each step"
     if data.pairs == SYNTHETIC:
@@ -144,7 +144,7 @@ def _measured(run: RunSpec, num_steps: int | None) -> Iterator[tuple[str, str]]:
 
 
 def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
-    """Return the steps of the run, where they do not depend on the machine's speed."""
+    """Return the number of steps; None for a budget in time."""
     if run.machine.num_steps != "auto":
         return run.machine.num_steps
     if run.budget.seconds:
@@ -155,7 +155,7 @@ def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
 
 
 def _num_tokens(run: RunSpec) -> int:
-    """Return the size of the vocabulary; one trained on little text may come out smaller."""
+    """Return the vocabulary size (for BPE, the maximum)."""
     if not run.data.task.is_none:
         return word_tokenizer(run.data.task.words).vocab_size
     spec = run.tokenizer

@@ -1,4 +1,4 @@
-"""archwright eval"""
+"""The command `archwright eval`."""
 
 import argparse
 import json
@@ -10,18 +10,18 @@ from archwright.cli.parser import Parser, as_options, check_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
-Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for
-some imported models); a model of the next token predicts each token of the text once; bits per byte are its
-nats over its UTF-8 bytes and ln 2. A run on a task, such as data.text=mqar, is judged on held-out examples
-of it: the share of answers that are right, and nats per answer; one on pairs (data.pairs) on held-out pairs.
-Of two stacks, --pairs judges the targets, in nats per predicted token, and --answers what the model writes."""
+Evaluate a trained model on text. Every document starts with the token for the beginning of a text (end-of-text,
+except in some imported models). A next-token model predicts each token once; bits per byte are the total nats
+divided by ln 2 and the number of UTF-8 bytes. A run on a task, such as data.text=mqar, is evaluated on held-out
+examples (accuracy and nats per answer), and a run on pairs (data.pairs) on held-out pairs. For encoder-decoders,
+--pairs measures the loss of targets, in nats per predicted token, and --answers the generated answers."""
 
 EXAMPLES = """\
   archwright eval runs/demo                                   its own held-out text
   archwright eval runs/demo --text mine.txt
   archwright eval runs/demo --text notes/ 'more/*.jsonl' --json
   archwright eval runs/mqar                                   the answers of a task
-  archwright eval runs/translator --pairs test.tsv --answers  BLEU, where sacrebleu is installed"""
+  archwright eval runs/translator --pairs test.tsv --answers  BLEU, if sacrebleu is installed"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
         "--text",
         nargs="+",
         metavar="TEXT",
-        help="files, folders, globs, -, stdlib (default: what the run held out)",
+        help="files, folders, globs, -, stdlib (default: the held-out text of the run)",
     )
     parser.add_argument(
         "--pairs", metavar="FILE", help="a .tsv or .jsonl file of sources and targets, or synthetic"
@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--answers",
         action="store_true",
-        help="with --pairs: also write an answer to each source, and compare it with the target",
+        help="with --pairs: also generate an answer to each source and compare it with the target",
     )
     parser.add_argument(
         "--num-beams", type=int, metavar="N", help="of --answers: beam search (default: 1, none)"
@@ -109,15 +109,17 @@ def run(words: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse options that say nothing beside one another."""
+    """Raise a UserError for options that exclude or need each other."""
     lines = []
     if options.pairs and options.text:
-        lines.append("--text: given beside --pairs; expected one of them")
+        lines.append("--text: given together with --pairs; expected one of them")
     if options.pairs and options.stride is not None:
-        lines.append("--stride: given beside --pairs, which are read whole; leave it out")
+        lines.append(
+            "--stride: has no effect on --pairs, which are not cut into windows; leave it out"
+        )
     if options.answers and not options.pairs:
-        lines.append("--answers: given without --pairs, whose sources would be answered")
+        lines.append("--answers: expected --pairs, a file with the sources to answer")
     if options.num_beams is not None and not options.answers:
-        lines.append("--num-beams: given without --answers, which it is a setting of")
+        lines.append("--num-beams: a setting of --answers; add --answers or leave it out")
     if lines:
         raise UserError(*lines)

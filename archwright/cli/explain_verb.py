@@ -1,4 +1,4 @@
-"""archwright explain"""
+"""The command `archwright explain`."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from archwright.inspection.explain import Numbers
 
 ABOUT = """\
-Explain a choice: what it is, the formula, the source, who uses it, and a few numbers that show what it does,
-computed on the spot. Axes, options and words of the field are explained in a few lines."""
+Explain a choice: its definition, formula, source and users, and a few numbers that show its effect, computed
+on the spot. Axes, options and terms of the field are explained in a few lines."""
 
 EXAMPLES = """\
   archwright explain rope
@@ -24,18 +24,17 @@ EXAMPLES = """\
   archwright explain swiglu
   archwright explain gqa
   archwright explain perplexity
-  archwright explain mask.window       a kind of one axis, where several have one of that name"""
+  archwright explain mask.window       the kind of one axis, if several axes have one"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what a word means, once for each axis that has it."""
+    """Print the explanations of a word."""
     parser = Parser("explain", ABOUT, EXAMPLES)
     parser.add_argument(
-        "word", metavar="WORD", help="a kind, option, axis or word, as rope, gqa, perplexity"
+        "word", metavar="WORD", help="a kind, option, axis or term, such as rope, gqa, perplexity"
     )
     options, _ = parser.parse_with_parts(words)
-    found = list(_found(options.word, listing("choices")))
-    for lines, numbers in found:
+    for lines, numbers in list(_explanations(options.word, listing("choices"))):
         for line in lines:
             print(with_parts(line, options.parts) if "archwright " in line else line)
         for table in numbers:
@@ -46,9 +45,11 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "list[Numbers]"]]:
-    """Yield the text and the numbers of each kind of that name; else of the axis, of each option, or of the word."""
-    path, axes, kinds = named(word, known)
+def _explanations(
+    word: str, sections: Sequence[Section]
+) -> Iterator[tuple[list[str], "list[Numbers]"]]:
+    """Yield text and numbers for each kind, axis, option or term."""
+    path, axes, kinds = named(word, sections)
     axis, _, name = path.rpartition(".")
     if kinds:
         yield from (_of_kind(section, kind) for section, kind in kinds)
@@ -56,20 +57,21 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
     if axes and not axis:
         yield from ((_of_axis(section), []) for section in axes)
         return
-    here = [s for s in known if not axis or axis in map(plain, names_of(s))]
+    here = [s for s in sections if not axis or axis in map(plain, names_of(s))]
     options: dict[str, tuple[str, str]] = {}
     groups = (group for s in here for group in (s, *s["families"], *s["kinds"]))
-    for asks, about in (pair for group in groups for pair in group["options"]):
-        key = asks.split()[-1].partition("=")[0].removesuffix(".kind")
+    for assignment, about in (pair for group in groups for pair in group["options"]):
+        key = assignment.split()[-1].partition("=")[0].removesuffix(".kind")
         if plain(key).rpartition(".")[2] == name:
-            options.setdefault(key, (asks, about))  # of several kinds the first has the users
-    for key, (asks, about) in options.items():
+            options.setdefault(key, (assignment, about))  # the first kind names the users
+    for key, (assignment, about) in options.items():
         from archwright.inspection.explain import numbers_of_option
 
-        lines = [key.removeprefix("model."), *wrapped(about), f"archwright train modern {asks}"]
+        lines = [key.removeprefix("model."), *wrapped(about)]
+        lines += [f"archwright train modern {assignment}"]
         yield lines, numbers_of_option(key.rpartition(".")[2])
     if not options:
-        yield _of_word(word, known), []
+        yield _of_word(word, sections), []
 
 
 def _of_axis(section: Section) -> list[str]:
@@ -78,19 +80,19 @@ def _of_axis(section: Section) -> list[str]:
     return [section["name"], *about, f"archwright list choices {section['name']}"]
 
 
-def _of_word(word: str, known: Sequence[Section]) -> list[str]:
-    """Return a line of the glossary, or where models of that name are shown."""
-    words = listing("glossary")
-    for term, meaning in words.items():
+def _of_word(word: str, sections: Sequence[Section]) -> list[str]:
+    """Return the glossary's entry, or else models of that name."""
+    glossary = listing("glossary")
+    for term, meaning in glossary.items():
         if plain(word) in map(plain, term.split(", ")):
             return [term, *wrapped(meaning)]
     files = sorted(path.stem for path in (presets.FOLDER / "models").glob("*.toml"))
     if models := [name for name in files if f"{name}-".startswith(f"{word.lower()}-")]:
         return [f"model: {', '.join(models)}", f"archwright show {models[0]}"]
-    names = [name for s in known for name in (s["name"], *(kind["name"] for kind in s["kinds"]))]
+    names = [n for s in sections for n in (s["name"], *(kind["name"] for kind in s["kinds"]))]
     raise UserError(
         f'explain "{word}": expected a kind, an option, an axis or a word of the glossary, such as rope, gqa, norm or '
-        f"perplexity; archwright list choices has all choices.{nearest(word, [*names, *CHOICES, *words])}"
+        f"perplexity; archwright list choices has all choices.{nearest(word, [*names, *CHOICES, *glossary])}"
     )
 
 

@@ -1,4 +1,4 @@
-"""archwright export"""
+"""The command `archwright export`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from archwright.cli.parser import Parser, check_parts
 
 ABOUT = """\
 Write a run's model as a folder that transformers loads: config.json, generation_config.json, safetensors and
-the tokenizer. Where no published family has all of the model's choices, the line says which ones block it
-(archwright show NAME --exportable says it before training)."""
+the tokenizer. If no published family has all of the model's choices, the error lists the choices that block
+the export (archwright show NAME --exportable lists them before training)."""
 
 EXAMPLES = """\
   archwright export runs/modern hf/modern
@@ -20,7 +20,7 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("export", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
-    parser.add_argument("--family", default="", metavar="NAME", help="where several would do")
+    parser.add_argument("--family", default="", metavar="NAME", help="the family, if several fit")
     options, parts = parser.parse_with_parts(words)
     from archwright.hf import export_run
     from archwright.hf.configs import read_config

@@ -1,4 +1,4 @@
-"""archwright generate"""
+"""The command `archwright generate`."""
 
 import re
 import sys
@@ -9,17 +9,16 @@ from archwright.spec.errors import UserError
 from archwright.spec.files import expanded, read_text
 
 ABOUT = """\
-Generate text with a trained model: one token after another, drawn from its distribution. Of two stacks,
-the encoder reads a source, and the likeliest answer is written unless you say otherwise. What the
-generation_config.json of an imported checkpoint says of temperature, top-k, top-p and beams is the
-default there. Control characters, which could steer a terminal, are printed as U+FFFD, also into
-files."""
+Generate text with a trained model, sampling one token after another. In an encoder-decoder, the encoder
+reads a source, and decoding is greedy by default. For an imported checkpoint, the defaults of temperature,
+top-k, top-p and beams come from its generation_config.json. Control characters, which could steer a
+terminal, are printed as U+FFFD, also into files."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
   archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-tokens 100
-  archwright generate runs/demo --temperature 0                         the likeliest token, always
-  archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in what a span left out
+  archwright generate runs/demo --temperature 0                         always the likeliest token
+  archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in a masked span
   archwright generate runs/pairs --source "la casa" --num-beams 4       search for the likeliest translation
   archwright generate runs/pairs --source-file sentences.txt            an answer for each line"""
 
@@ -29,25 +28,25 @@ SETTINGS = (
     *("num_beams", "length_penalty", "early_stopping"),
 )
 MOST_BYTES = 1 << 28
-"""Of a file of sources."""
+"""Maximum size of a file of sources."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Write to standard output as the model goes."""
+    """Stream generated text to standard output."""
     parser = Parser("generate", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument(
         "--prompt",
         default="",
-        help="text to go on from, - for standard input (default: a new document)",
+        help="text to continue, - for standard input (default: a new document)",
     )
     parser.add_argument(
-        "--source", metavar="TEXT", help="text that the encoder reads, of a model with one"
+        "--source", metavar="TEXT", help="text for the encoder of an encoder-decoder"
     )
     parser.add_argument(
         "--source-file",
         metavar="FILE",
-        help="a source in each line, - for standard input; prints a line for each",
+        help="one source per line, - for standard input; prints one answer per line",
     )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
     parser.add_argument(
@@ -60,7 +59,7 @@ def run(words: Sequence[str]) -> int:
         "--top-p",
         type=float,
         metavar="P",
-        help="draw from the fewest tokens that have probability P (nucleus sampling)",
+        help="sample from the smallest set of tokens with probability P (nucleus sampling)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     parser.add_argument("--num-beams", type=int, metavar="N", help="beam search (default: 1, none)")
@@ -74,11 +73,11 @@ def run(words: Sequence[str]) -> int:
         "--early-stopping",
         action="store_true",
         default=None,
-        help="of beam search: seek no more when as many texts as beams have ended",
+        help="of beam search: stop when num-beams texts have ended",
     )
     options, parts = parser.parse_with_parts(words)
     if options.source is not None and options.source_file is not None:
-        raise UserError("--source-file: given beside --source; expected one of them")
+        raise UserError("--source-file: given together with --source; expected one of them")
     sources = None if options.source_file is None else _lines(options.source_file)
     if options.prompt == "-":
         options.prompt = _standard_input("--prompt")

@@ -1,4 +1,4 @@
-"""archwright import"""
+"""The command `archwright import`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,19 +7,19 @@ from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError
 
 ABOUT = """\
-Make a run folder of a checkpoint in the layout of Hugging Face: config.json, safetensors (or .bin that hold
-nothing but tensors), and the tokenizer. Nothing in it is run, and nothing is fetched."""
+Convert a checkpoint in Hugging Face's layout to a run folder: config.json, safetensors (or .bin files of
+tensors only), and the tokenizer. No code in it is executed, and nothing is downloaded."""
 
 EXAMPLES = """\
   archwright import Llama-3.2-1B --out runs/llama
   archwright generate runs/llama --prompt "The "
   archwright eval runs/llama --text mine.txt
   archwright train runs/llama data.text=mine.txt model.context_length=512 budget=10m
-  archwright list families        what can be read"""
+  archwright list families        the supported model types"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Import a folder."""
+    """Import a checkpoint."""
     parser = Parser("import", ABOUT, EXAMPLES)
     parser.add_argument("folder", metavar="FOLDER", help="the checkpoint's folder")
     parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/NAME)")

@@ -1,4 +1,4 @@
-"""archwright list"""
+"""The command `archwright list`."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from archwright.spec.errors import UserError, nearest
 ABOUT = """\
 List published models, recipes, your runs, or all choices of every axis.
 
-KEY=VALUE keeps the models that have a value: KEY is a column of the table (--wide has all of them), a path
-as show --values prints it, or mixer; =, !=, and of numbers <, <=, > and >= compare. A word that is none of
-these keeps the models whose names hold it."""
+KEY=VALUE selects models by a value: KEY is a column of the table (--wide prints all columns), a path as
+printed by show --values, or mixer. The operators are = and !=, and for numbers <, <=, > and >=. Any other
+word selects models by their names."""
 
 EXAMPLES = """\
   archwright list                the models, recipes and studies
   archwright list norm=layer "year>=2024"
   archwright list mixer=latent "parameters<20B"
   archwright list attention.qk_norm.kind=rms --by-year
-  archwright list qwen           the models whose names hold a word
+  archwright list qwen           the models with a word in their names
   archwright list models --wide  every column of the table of architectures
   archwright list models --format csv > architectures.csv
-  archwright list choices        every axis and what it can be set to
-  archwright list choices mask   an axis with options, users, and how to ask for each kind
-  archwright list families       the checkpoints that import reads and export writes
-  archwright list runs           the runs in runs/, the newest first"""
+  archwright list choices        every axis with its kinds
+  archwright list choices mask   an axis with options, users, and a command for each kind
+  archwright list families       the model types that import reads and export writes
+  archwright list runs           the runs in runs/, newest first"""
 
 WHAT = ("models", "recipes", "studies", "choices", "families", "runs")
 
@@ -41,7 +41,7 @@ HEADS = {
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a table."""
+    """Print tables of models, recipes, studies, choices, families or runs."""
     parser = Parser("list", ABOUT, EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="WHAT", help=", ".join(WHAT))
     parser.add_argument(
@@ -50,80 +50,75 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--wide", dest="all_columns", action="store_true", help="of models: every column"
     )
-    parser.add_argument("--by-year", action="store_true", help="of models: how many of each year")
+    parser.add_argument("--by-year", action="store_true", help="of models: the number per year")
     options, _ = parser.parse_with_parts(words)
     rest = [*options.words]
     what = rest.pop(0) if rest[:1] and rest[0] in WHAT else None
     name = rest.pop(0) if what == "choices" and rest else None
     filters = [word for word in rest if FILTER.fullmatch(word)]
-    others = [word for word in rest if word not in filters]
+    names = [word for word in rest if word not in filters]
     if filters and what not in (None, "models"):
         raise UserError(f"list {what}: {filters[0]} is for models; leave it out, or list models")
-    if others:
-        _check_names(what, others)
-    whole = options.all_columns or options.format != "text"
-    if (whole or options.by_year) and what not in (None, "models"):
+    if names:
+        _check_names(what, names)
+    wide = options.all_columns or options.format != "text"
+    if (wide or options.by_year) and what not in (None, "models"):
         raise UserError(
             f"list {what}: --wide, --by-year and --format are for models; leave them out, or list models"
         )
     if name:
         print_choices_of(name, listing("choices"), tuple(options.parts))
-    elif filters or others or whole or options.by_year:
-        _print_models(filters, others, options)
+    elif filters or names or wide or options.by_year:
+        _print_models(filters, names, options)
     else:
-        for each in [what] if what else ["models", "recipes", "studies"]:
-            _print(each)
+        for table in [what] if what else ["models", "recipes", "studies"]:
+            _print(table)
         if not what:
-            print(
-                "archwright show NAME says more; archwright list choices lists what can be changed."
-            )
+            print("archwright show NAME prints details; archwright list choices lists all choices.")
     return 0
 
 
 def _check_names(what: str | None, names: Sequence[str]) -> None:
-    """Refuse words that are neither a list, nor a condition, nor in the name of a model."""
+    """Raise a UserError for words other than lists, filters and models."""
     if what not in (None, "models"):
         raise UserError(
             f"list {what}: {names[0]}: more words than it takes; archwright list {what} shows all of them"
         )
     rows = listing("models")["rows"]
-    known = [row["model"] for row in rows]
     for name in names:
         if not named_like(rows, name):
             refuse_absent(name)
             columns = [column for column in rows[0] if column != "model"]
-            if (
-                name in columns
-            ):  # `list year>=2024` without quotes: the shell has made a file of the rest
+            if name in columns:  # `list year>=2024` without quotes: the shell redirected to a file
                 raise UserError(
                     f'list "{name}": expected {name}=VALUE; quote what holds < or >: "{name}>=VALUE"'
                 )
             raise UserError(
                 f'list "{name}": expected one of {", ".join(WHAT)}, a value such as norm=layer, or a word of '
-                f"a model's name.{nearest(name, [*WHAT, *known])}"
+                f"a model's name.{nearest(name, [*WHAT, *(row['model'] for row in rows)])}"
             )
 
 
 def _print_models(
     filters: Sequence[str], names: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """Print the models that meet all conditions."""
+    """Print the models matching all filters and names."""
     models = listing("models")
     with_all = with_costs(models, published_costs())
-    found, conditions = filtered(with_all["rows"], listing("chosen"), filters)
+    rows, conditions = filtered(with_all["rows"], listing("chosen"), filters)
     for name in names:
-        found = named_like(found, name)
+        rows = named_like(rows, name)
     if options.by_year:
-        print_table(by_year(found, models["rows"]))
-    elif found or options.format != "text":
+        print_table(by_year(rows, models["rows"]))
+    elif rows or options.format != "text":
         names_of_columns = [*with_all["rows"][0]]
-        shown = {**models, "rows": found}
+        shown = {**models, "rows": rows}
         print_architectures(
             shown, options.format, all_columns=options.all_columns, names=names_of_columns
         )
     if (filters or names) and options.format == "text":
-        asked = ", ".join(filter(None, [conditions, *(f"named {name}" for name in names)]))
-        print(f"{len(found)} of {len(models['rows'])} models: {asked}")
+        selection = ", ".join(filter(None, [conditions, *(f"named {name}" for name in names)]))
+        print(f"{len(rows)} of {len(models['rows'])} models: {selection}")
 
 
 def _print(what: str) -> None:
@@ -132,12 +127,14 @@ def _print(what: str) -> None:
 
         print_runs()
         return
-    found = listing(what)
+    content = listing(what)
     if what == "models":
-        print_architectures(found, "text", names=[*found["rows"][0]])
+        print_architectures(content, "text", names=[*content["rows"][0]])
     elif what == "choices":
-        print_choices(found)
+        print_choices(content)
     else:
-        print_table([HEADS[what], *found])
+        print_table([HEADS[what], *content])
     if what == "families":
-        print(f"{len(found)} families; archwright import FOLDER reads a checkpoint of any of them.")
+        print(
+            f"{len(content)} families; archwright import FOLDER reads a checkpoint of any of them."
+        )

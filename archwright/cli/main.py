@@ -1,4 +1,4 @@
-"""The command `archwright`: finds the verb, runs it, and shows a user's mistakes as lines, not tracebacks."""
+"""The command `archwright`: run a verb, and print user errors without tracebacks."""
 
 import contextlib
 import importlib
@@ -15,26 +15,26 @@ from archwright.scale.launch import is_first, launched
 from archwright.spec.errors import UserError, nearest
 
 VERBS = {
-    "train": "train a model or a recipe on text, or go on with a run",
-    "compare": "find out which architecture is better, and how sure that is",
+    "train": "train a model or a recipe on text, or resume a run",
+    "compare": "find out which architecture is better, with confidence intervals",
     "generate": "generate text with a trained model",
-    "eval": "measure a trained model on text: nats per token, perplexity, bits per byte",
-    "import": "take a checkpoint in Hugging Face's layout in as a run",
+    "eval": "evaluate a trained model on text: nats per token, perplexity, bits per byte",
+    "import": "convert a checkpoint in Hugging Face's layout to a run",
     "export": "write a run's model as a folder that transformers loads",
-    "verify": "compare a checkpoint's logits here with those of transformers",
-    "plan": "say what a model costs before it is trained: FLOPs, memory, days, price, speed",
-    "profile": "measure where the time of a training step goes, part by part",
+    "verify": "compare the logits of a checkpoint with transformers",
+    "plan": "estimate the costs of a model before training: FLOPs, memory, days, price, speed",
+    "profile": "measure the time of a training step, part by part",
     "report": "write a run's page of curves and numbers",
     "list": "list published models, recipes, runs, or all choices of every axis",
     "explain": "explain a choice: formula, source, users, and numbers that show what it does",
-    "show": "show what a model chose, and where each value comes from",
-    "diff": "show what differs between two models",
-    "prepare": "make the tokens that training reads, by many processes if need be",
-    "cache": "show what is kept to be used again, or empty it",
+    "show": "show the choices of a model and their sources",
+    "diff": "show the differences between two models",
+    "prepare": "tokenize the text of a run, with many processes if needed",
+    "cache": "list or clean the cache",
     "schema": "print the JSON schema of model or run files",
-    "new": "write a file of your own to start from: a norm, a mixer, an optimizer, a model",
-    "check": "check a TOML file of a model or a run, or a Python file of choices of your own",
-    "completion": "print what lets bash, zsh or fish complete verbs, options, models and keys",
+    "new": "write a starting file for a norm, a mixer, an optimizer, a model",
+    "check": "check a TOML file of a model or a run, or a Python file of your own choices",
+    "completion": "print the completion script of bash, zsh or fish",
 }
 
 HELP = """\
@@ -47,9 +47,9 @@ The workbench for transformer language-model architectures.
 start here:
   archwright train demo                      three minutes on your CPU, with a page of results
   archwright train modern data.text=FILE model.dim=256 budget=60s
-  archwright list                            what there is to choose from
+  archwright list                            models, recipes and studies
 
-`archwright VERB --help` says more. Values are set as dotted keys: model.dim=256 optimizer.lr=0.01
+`archwright VERB --help` prints details. Values are set as dotted keys: model.dim=256 optimizer.lr=0.01
 """
 
 OTHER_VERBS = {
@@ -73,30 +73,30 @@ OTHER_VERBS = {
     "choices": "archwright list choices",
     "init": "archwright new KIND FILE",
 }
-"""Commands, by the verbs that others have for them."""
+"""Suggested commands, by verbs of other programs."""
 
 QUICK = {"report", "list", "show", "diff", "cache", "schema", "new", "completion"}
-"""Verbs that never import torch."""
+"""Fast verbs, without an import of torch."""
 PATIENCE = 1.5
-"""Seconds after which another verb says that it is at work, if it has printed nothing."""
+"""Seconds without output before a slow verb reports that it is working."""
 
 LEAST_MEMORY = 1 << 30
-"""Bytes of address space that loading torch takes."""
+"""Minimum address space for loading torch, in bytes."""
 
 MOST_LINES = 20
-"""Most mistakes that are shown of one command."""
+"""Maximum number of mistakes printed per command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0, 2 for a mistake of the user, 1 for a failed run, 128 + n for signal n."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what the line can become
+    """Run a command; return 0, 1 (failed run), 2 (user error) or 128 + signal."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         from archwright.cli.completion import complete
 
         complete()
     code = _main(arguments)
-    with contextlib.suppress(UserError):  # which was printed
+    with contextlib.suppress(UserError):  # already printed
         if arguments is None and launched():
-            # What connects processes may abort one that ends in the usual way, though all is done.
+            # Communication libraries may abort a process at a normal exit, although all work is done.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -109,9 +109,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         with warnings.catch_warnings(), _printable_output() as streams:
             warnings.showwarning = _each_once()
-            # Whatever PYTHONWARNINGS says: what is worth a line is no traceback.
+            # Overrides PYTHONWARNINGS=error, so that a warning never ends in a traceback.
             warnings.simplefilter("default", UserWarning)
-            # Only a process of our own: what else goes on in another one is not known here.
+            # Only in a process of our own: the activity of another program is unknown.
             is_slow = (
                 arguments is None
                 and words[:1]
@@ -128,7 +128,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("archwright: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # as in `archwright list | head`; nothing is left to write to
+    except BrokenPipeError:  # as in `archwright list | head`; no reader is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -154,21 +154,21 @@ def _run(words: list[str]) -> int:
         if not is_first() and "TORCHELASTIC_RUN_ID" in os.environ:
             return 2
         raise UserError(
-            f'"{verb}": torchrun starts several processes, which train alone can use; leave torchrun out, or unset '
+            f'"{verb}": torchrun starts several processes, but only train supports them; leave torchrun out, or unset '
             "WORLD_SIZE if it is left over"
         )
     if verb not in VERBS:
-        known = OTHER_VERBS.get(verb)
-        hint = f" Did you mean {known}?" if known else nearest(verb, VERBS)
+        command = OTHER_VERBS.get(verb)
+        hint = f" Did you mean {command}?" if command else nearest(verb, VERBS)
         raise UserError(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{hint}')
     if verb not in QUICK and sys.platform != "win32":
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if 0 <= limit < LEAST_MEMORY:  # libraries abort while they are loaded
+        if 0 <= limit < LEAST_MEMORY:  # loading libraries would abort
             least = f"{LEAST_MEMORY >> 10:,}, to load torch"
             raise UserError(f"ulimit -v: found {limit >> 10:,} kB; expected at least {least}")
-    # For compilers' processes, too: nothing of the current folder is imported.
+    # Never import from the current folder, not even in compiler subprocesses.
     os.environ["PYTHONSAFEPATH"] = "1"
     module = importlib.import_module(f"archwright.cli.{verb}_verb")
     code: int = module.run(rest)
@@ -176,7 +176,7 @@ def _run(words: list[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Let what was closed, as by `>&-`, lead nowhere: else the next file that is opened takes its number."""
+    """Open closed standard streams on devnull, to reserve their file descriptors."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
@@ -184,10 +184,10 @@ def _open_closed_streams() -> None:
 
 @contextlib.contextmanager
 def _printable_output() -> Iterator[tuple[PrintableStream, PrintableStream]]:
-    """Let nothing that verbs print steer the terminal, whatever files and models are called or say."""
+    """Escape control characters in all output."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a model may write what a console cannot show
+            stream.reconfigure(errors="replace")  # consoles may lack characters of a model's text
     out, err = PrintableStream(sys.stdout), PrintableStream(sys.stderr, may_fail=True)
     with (
         contextlib.redirect_stdout(cast(Any, out)),
@@ -198,15 +198,15 @@ def _printable_output() -> Iterator[tuple[PrintableStream, PrintableStream]]:
 
 @contextlib.contextmanager
 def _sign_of_life(verb: str, streams: tuple[PrintableStream, PrintableStream]) -> Iterator[None]:
-    """Say on standard error that a verb is at work, if after a while nothing was printed."""
+    """Report on standard error that a silent verb is working."""
     import threading
 
-    def say() -> None:
+    def report() -> None:
         if not any(stream.is_used for stream in streams):
             doing = "preparing" if verb == "prepare" else f"preparing to {verb}"
             print(f"archwright: {doing}", file=streams[1].stream, flush=True)
 
-    timer = threading.Timer(PATIENCE, say)
+    timer = threading.Timer(PATIENCE, report)
     timer.daemon = True
     timer.start()
     try:
@@ -225,7 +225,7 @@ def _mistake(*lines: str) -> int:
 
 
 def _each_once() -> Callable[..., None]:
-    """Return what prints warnings: a line for each, though the same was met in many places."""
+    """Return a `warnings.showwarning` to print each message once."""
     printed: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

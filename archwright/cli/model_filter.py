@@ -19,15 +19,15 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 MIXERS = ("attention", "recurrence")
-"""Axes whose kinds `mixer` stands for."""
+"""Axes covered by the key `mixer`."""
 MOST_NAMED = 12
-"""Most values that are named to who asks for one that is not there."""
+"""Maximum number of values listed in an error."""
 SWITCHES = {"true": "yes", "false": "no"}
 
 Index = Mapping[str, Mapping[str, str]]
-"""The models that have each value, separated by blanks, by path and value."""
+"""Names of models, separated by blanks, by path and value."""
 Texts = dict[str, list[str]]
-"""What each model has, by its name; of a model of which nothing is known, nothing."""
+"""Values by model; empty for models with unknown values."""
 
 
 @dataclass(frozen=True)
@@ -38,89 +38,89 @@ class Filter:
     order: str
     value: str
     written: str
-    """The condition as it was given."""
+    """Text of the condition on the command line."""
 
     def names(self, records: Sequence[Record], index: Index) -> set[str]:
-        """Return the models that meet it.
+        """Return the names of matching models.
 
         Raises:
-            UserError: a key or value that no model has, or an order of what is no number.
+            UserError: unknown key or value, or an order of values that are not numbers.
         """
         sources = _sources(self.key, records, index)
         if self.order in ORDERS:
             return self._ordered(sources)
-        found = {
+        matches = {
             name
             for column, texts in sources
-            for name, given in texts.items()
-            if any(_is(text, self.value, in_words=column) for text in given)
+            for name, values in texts.items()
+            if any(_is(text, self.value, in_words=column) for text in values)
         }
-        if not found:
+        if not matches:
             self._check_value(sources, index)
         if self.order == "=":
-            return found
-        known = {name for _, texts in sources for name, given in texts.items() if given}
-        return known - found
+            return matches
+        with_values = {name for _, texts in sources for name, values in texts.items() if values}
+        return with_values - matches
 
     def _ordered(self, sources: list[tuple[bool, Texts]]) -> set[str]:
         bound = _number(self.value)
         if bound is None:
             raise UserError(f'{self.written}: found "{self.value}"; expected a number, such as 7B')
         numbers = {
-            name: [number for text in given if (number := _number(text)) is not None]
+            name: [number for text in values if (number := _number(text)) is not None]
             for _, texts in sources
-            for name, given in texts.items()
+            for name, values in texts.items()
         }
         if not any(numbers.values()):
             raise UserError(
-                f"{self.written}: {self.key} is no number; expected {self.key}=VALUE or {self.key}!=VALUE"
+                f"{self.written}: {self.key} is not a number; expected {self.key}=VALUE or {self.key}!=VALUE"
             )
         compare = ORDERS[self.order]
-        return {name for name, given in numbers.items() if any(compare(n, bound) for n in given)}
+        return {name for name, values in numbers.items() if any(compare(n, bound) for n in values)}
 
     def _check_value(self, sources: list[tuple[bool, Texts]], index: Index) -> None:
-        """Refuse a value that is no number and that nothing can have."""
+        """Raise a UserError for an unknown value, unless it is a number."""
         kinds = [kind for path in _paths(self.key, index) for kind in index[path]]
-        texts = [text for _, models in sources for given in models.values() for text in given]
-        known = [*dict.fromkeys([*kinds, *texts])]
-        numbers = any(_number(text) is not None for text in known)
+        texts = [text for _, models in sources for values in models.values() for text in values]
+        values = [*dict.fromkeys([*kinds, *texts])]
+        numbers = any(_number(text) is not None for text in values)
         if (numbers and _number(self.value) is not None) or self.value.lower() in map(
             str.lower, kinds
         ):
             return
-        there = f": there are {', '.join(known)}" if len(known) <= MOST_NAMED else ""
+        there = f": there are {', '.join(values)}" if len(values) <= MOST_NAMED else ""
         raise UserError(
-            f'{self.key}: found "{self.value}", which no model has{there}.{nearest(self.value, known)}'
+            f'{self.key}: found "{self.value}", which no model has{there}.{nearest(self.value, values)}'
         )
 
 
 def filtered(
     records: Sequence[Record], index: Index, words: Sequence[str]
 ) -> tuple[list[Record], str]:
-    """Return the models that meet all conditions, and these in words.
+    """Return the models matching all filters, and the filters as text.
 
     Raises:
-        UserError: a key or a value that there is not, one line each.
+        UserError: unknown keys or values.
     """
     filters = [_read(word) for word in words]
     names = {record["model"] for record in records}
     lines: list[str] = []
-    for each in filters:
+    for condition in filters:
         try:
-            names &= each.names(records, index)
+            names &= condition.names(records, index)
         except UserError as error:
             lines += error.lines
     if lines:
         raise UserError(*lines)
     return [record for record in records if record["model"] in names], ", ".join(
-        each.written for each in filters
+        condition.written for condition in filters
     )
 
 
 def _read(word: str) -> Filter:
-    found = FILTER.fullmatch(word)
-    assert found
-    key, order, value = found.groups()
+    match = FILTER.fullmatch(word)
+    assert match
+    key, order, value = match.groups()
     if not value:
         raise UserError(f'{word}: expected a value; quote what holds < or >: "year>=2024"')
     return Filter(
@@ -129,28 +129,28 @@ def _read(word: str) -> Filter:
 
 
 def _sources(key: str, records: Sequence[Record], index: Index) -> list[tuple[bool, Texts]]:
-    """Return what models have at a key, and whether that is a column of the table."""
-    found: list[tuple[bool, Texts]] = []
+    """Return (from a column, values by model) for each match of a key."""
+    sources: list[tuple[bool, Texts]] = []
     columns = [name for name in records[0] if name != "unpublished"]
     if key in columns:
-        found.append((True, {record["model"]: _pieces(record, key) for record in records}))
+        sources.append((True, {record["model"]: _pieces(record, key) for record in records}))
     for path in _paths(key, index):
         texts: Texts = {}
         for text, names in index[path].items():
             for name in names.split():
                 texts.setdefault(name, []).append(text)
-        found.append((False, texts))
-    if not found:
+        sources.append((False, texts))
+    if not sources:
         short = [path.removesuffix(".kind") for path in index]
         hint = nearest(key, [*columns, "mixer", *index, *short])
         raise UserError(
-            f"{key}: no column and no value of models; the columns are {', '.join(columns)}.{hint}"
+            f"{key}: neither a column nor a value of models; the columns are {', '.join(columns)}.{hint}"
         )
-    return found
+    return sources
 
 
 def _paths(key: str, index: Index) -> list[str]:
-    """Return the paths that a key stands for: itself, the kind of its axis, or the outermost path that ends so."""
+    """Return the full paths of a key; ambiguous keys take the outermost."""
     if key == "mixer":
         return [path for axis in MIXERS if (path := f"{axis}.kind") in index]
     for path in (key, f"{key}.kind"):
@@ -162,7 +162,7 @@ def _paths(key: str, index: Index) -> list[str]:
 
 
 def _pieces(record: Record, column: str) -> list[str]:
-    """Return what a cell names: the layers of one model may differ."""
+    """Split a cell into values, as a model's layers may differ."""
     cell = record.get(column, "")
     if not cell:
         return [] if record["unpublished"] else ["none"]
@@ -170,7 +170,7 @@ def _pieces(record: Record, column: str) -> list[str]:
 
 
 def _is(text: str, value: str, *, in_words: bool) -> bool:
-    """Tell whether a text is a value, or in a table has it as its words."""
+    """True if a text equals a value, or contains it if `in_words`."""
     a, b = text.lower(), value.lower()
     if a == b or (in_words and SWITCHES.get(b) == a):
         return True
@@ -181,17 +181,17 @@ def _is(text: str, value: str, *, in_words: bool) -> bool:
 
 
 def _number(text: str) -> float | None:
-    found = NUMBER.fullmatch(text)
-    return float(found[1].replace(",", "")) * THOUSANDS[found[2]] if found else None
+    match = NUMBER.fullmatch(text)
+    return float(match[1].replace(",", "")) * THOUSANDS[match[2]] if match else None
 
 
 def named_like(records: Sequence[Record], word: str) -> list[Record]:
-    """Return the models whose names hold a word."""
+    """Return the models with a word in their names."""
     return [record for record in records if word.lower() in record["model"]]
 
 
 def by_year(records: Sequence[Record], among: Sequence[Record]) -> list[list[str]]:
-    """Return a row for each year: how many models of it are in `records`, and how many there are."""
+    """Count models per year in `records`, and in `among`."""
     of_all, here = (Counter(record["year"] for record in rows) for rows in (among, records))
     years = sorted(of_all.items())
     if len(records) == len(among):

@@ -1,4 +1,4 @@
-"""Output of `archwright show` for a model: its card, its values with their sources, or how it is exported."""
+"""Output of `archwright show`: a model's card, values or export family."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ from archwright.spec.read import (
 from archwright.spec.rules import suspicions
 from archwright.spec.run_spec import RunSpec
 
-NOT_COUNTED = "counted with --costs, which takes a second or two; archwright plan says more"
+NOT_COUNTED = "counted with --costs, which takes a second or two; archwright plan shows all details"
 
 
 def print_model(options: argparse.Namespace) -> None:
-    """Print a model as the options of `archwright show` want it.
+    """Print a model according to the options of `archwright show`.
 
     Raises:
-        UserError: no such model, or mistakes in it, one line each.
+        UserError: unknown model, or mistakes in it.
     """
     if options.model in preset_names("runs"):
         raise UserError(
@@ -42,12 +42,12 @@ def print_model(options: argparse.Namespace) -> None:
     before = loaded.spec.tiny() if options.tiny else loaded.spec
     spec = override(before, options.assignments)
     own_file = options.model.endswith(".toml") and not options.tiny
-    given = given_model(options.model) if own_file else before
+    original = given_model(options.model) if own_file else before
     if options.toml:
         print(starting_file(without_stale_sources(loaded.spec, spec), loaded.objective), end="")
         return
     counts, blame = _counts(spec), loaded.blame
-    if options.tiny:  # what changed has lost its source
+    if options.tiny:  # changed values have no source
         old, new = flatten(loaded.spec.model_dump()), flatten(spec.model_dump())
         changed = [path for path, value in new.items() if old.get(path) != value]
         blame = {**blame, **dict.fromkeys(changed, Origin("--tiny"))}
@@ -67,27 +67,27 @@ def print_model(options: argparse.Namespace) -> None:
         lines = _exportable(spec)
     title = f"{spec.name}, {parameters(counts.total)} parameters"
     print("\n".join([*filter(None, (title, spec.source, _objective(loaded))), "", *lines]))
-    for line in suspicions(spec, given):
+    for line in suspicions(spec, original):
         print(f"\nwarning: {line}")
 
 
 def _objective(loaded: Loaded) -> str:
-    """Say what a model was published to predict, where that is another thing than the next token."""
+    """Describe the published objective if it is not next-token prediction."""
     objective = loaded.objective
     if objective == RunSpec().objective:
         return ""
-    usual, given = (flatten(dump(spec), "objective.") for spec in (type(objective)(), objective))
-    own = [f"objective.kind={objective.kind}"]
-    own += [
-        f"{path}={toml_value(value)}" for path, value in given.items() if usual.get(path) != value
+    usual, values = (flatten(dump(spec), "objective.") for spec in (type(objective)(), objective))
+    settings = [f"objective.kind={objective.kind}"]
+    settings += [
+        f"{path}={toml_value(value)}" for path, value in values.items() if usual.get(path) != value
     ]
-    return f"trained by default with {' '.join(own)}" + (
+    return f"trained by default with {' '.join(settings)}" + (
         f"\n  {loaded.objective_source}" if loaded.objective_source else ""
     )
 
 
 def _exportable(spec: ModelSpec) -> Iterator[str]:
-    """Yield as which family a model can be exported, or what stands in the way."""
+    """Yield the export family of a model, or the choices blocking it."""
     from archwright.hf import nearest_fit
 
     fit = nearest_fit(spec)
@@ -102,22 +102,22 @@ def _exportable(spec: ModelSpec) -> Iterator[str]:
 def _values(
     spec: ModelSpec, blame: Mapping[str, Origin], options: argparse.Namespace
 ) -> Iterator[str]:
-    """Yield a line for each value that was set, or for all of them."""
-    given = flatten(spec.model_dump())
-    blame = {**blame, **_set_here(options.assignments, given)}
+    """Yield the values set by files or assignments, or all values."""
+    values = flatten(spec.model_dump())
+    blame = {**blame, **_set_here(options.assignments, values)}
     origins = {
         path: {origin for below, origin in blame.items() if below.startswith(f"{path}.")}
         for path, equal in even_tables(spec).items()
         if equal
     }
-    tables = [path for path, found in origins.items() if len(found) < 2]  # from one place
-    given, blame = collapse_uniform(given, tables), collapse_uniform(blame, tables)
+    tables = [path for path, below in origins.items() if len(below) < 2]  # from one origin
+    values, blame = collapse_uniform(values, tables), collapse_uniform(blame, tables)
     rows: list[tuple[str, str, str]] = []
     for path, value in collapse_uniform(flatten(spec.resolved().model_dump()), tables).items():
         origin = blame.get(path, Origin("default"))
         shown = options.all or options.blame or origin.file != "default"
         if shown and path.split(".")[0] not in ("name", "source", "sources"):
-            auto = "   (auto)" if given.get(path) == "auto" else ""
+            auto = "   (auto)" if values.get(path) == "auto" else ""
             origin_text = ": ".join(filter(None, (origin.file, origin.source)))
             rows.append(
                 (path, toml_value(value) + auto, f"# {origin_text}" if options.blame else "")
@@ -125,20 +125,20 @@ def _values(
     yield from columns(rows) if rows else ()
 
 
-def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[str, Origin]:
-    """Return the origin of what the command line set, and of the options of a kind that it set."""
+def _set_here(assignments: Sequence[str], values: Mapping[str, object]) -> dict[str, Origin]:
+    """Return origins of assigned values; other options of assigned kinds are defaults."""
     keys = {assignment.partition("=")[0].strip() for assignment in assignments}
-    found = {}
-    for path in given:
+    origins = {}
+    for path in values:
         if any(path == key or path.startswith(f"{key}.") for key in keys):
-            found[path] = Origin("the command line")
+            origins[path] = Origin("the command line")
         elif f"{path.rpartition('.')[0]}.kind" in keys:
-            found[path] = Origin("default")
-    return found
+            origins[path] = Origin("default")
+    return origins
 
 
 def _counts(spec: ModelSpec) -> Counts:
-    """Return a model's numbers of parameters; one with choices from outside is built for them."""
+    """Return parameter counts; builds the model if it has choices from outside."""
     if (counts := parameter_counts(spec)) is not None:
         return counts
     from archwright.planning.counts import counts_of

@@ -1,4 +1,4 @@
-"""Models as verbs take them: presets, TOML files, runs, and the config.json of other libraries."""
+"""Models by name: presets, TOML files, runs, and config.json of other libraries."""
 
 import argparse
 import re
@@ -25,10 +25,10 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def load_model(name: str) -> Loaded:
-    """Return the spec of a model and where each of its values was set.
+    """Return the spec of a model and the origin of each value.
 
     Raises:
-        UserError: no such model, or mistakes in it, one line each.
+        UserError: unknown model, or mistakes in it.
     """
     if not is_config(name):
         return load_with_blame(name)
@@ -39,18 +39,18 @@ def load_model(name: str) -> Loaded:
 
 
 def load_recipe(name: str, *, weights: bool = False) -> RunSpec:
-    """Return the run of a recipe, of a model, or of an architecture, which may have `weights` if they are not used.
+    """Return the run of a recipe, a model or a config.json.
 
     Raises:
-        UserError: as `load_model`, or weights are there, which must be imported to go on from them.
+        UserError: as `load_model`, or a folder with weights (allowed, but unused, if `weights`).
     """
     if not is_config(name):
         return load_run(name)
     folder = Path(name)
     if not weights and any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise UserError(
-            f"{name}: a checkpoint of another library; archwright import {name} makes a run to go on from, "
-            f"and archwright train {folder / CONFIG} trains its architecture from fresh"
+            f"{name}: a checkpoint of another library; archwright import {name} makes a run to continue from, "
+            f"and archwright train {folder / CONFIG} trains its architecture from scratch"
         )
     model = load_model(name).spec
     return RunSpec(name=model.name, model=model)
@@ -59,11 +59,10 @@ def load_recipe(name: str, *, weights: bool = False) -> RunSpec:
 def requested_run(
     verb: str, options: argparse.Namespace, parts: Mapping[str, str]
 ) -> tuple[RunSpec, RunSpec]:
-    """Return the run that the words behind `train` ask for, or behind another verb that takes the same, and the run
-    before its values were changed.
+    """Return the requested run, and the run before its assignments.
 
     Raises:
-        UserError: no such recipe or model, or mistakes in its values, one line each.
+        UserError: unknown recipe or model, or mistakes in its values.
     """
     what = options.what
     if not what:
@@ -72,8 +71,8 @@ def requested_run(
         )
     if "=" in what:
         raise UserError(f'{verb} what? "{what}" sets a value; name a recipe or model before it')
-    known = what.endswith(".toml") or is_config(what)
-    if Path(what).is_file() and not known:
+    is_spec = what.endswith(".toml") or is_config(what)
+    if Path(what).is_file() and not is_spec:
         raise UserError(
             f'{verb} what? "{what}" is a text; name a model before it: '
             f"archwright {verb} modern data.text={what}"
@@ -89,17 +88,17 @@ def requested_run(
 
 
 def check_words(name: str, words: Sequence[str], *, run: bool) -> None:
-    """Refuse words behind a model's name that set no value of it, or of its `run`, but look like something else.
+    """Check the assignments of a model, or of a run if `run`.
 
     Raises:
-        UserError: one line each.
+        UserError: a model, a file, a key of a run, or blanks around an equals sign.
     """
     lines = []
     for word in words:
         if word in preset_names("models"):
             lines.append(
-                f'"{word}": expected key=value; archwright diff {name} {word} says where two models differ, and '
-                f"archwright compare {name} {word} which is better"
+                f'"{word}": expected key=value; archwright diff {name} {word} shows their differences, and '
+                f"archwright compare {name} {word} tests which is better"
             )
         elif run and "=" not in word and Path(word).exists():
             lines.append(f'"{word}": expected key=value. Did you mean "data.text={word}"?')
@@ -117,7 +116,7 @@ def check_words(name: str, words: Sequence[str], *, run: bool) -> None:
 
 
 def is_config(name: str) -> bool:
-    """Tell whether a name is that of a config.json or of a folder with one, and of nothing of ours."""
+    """True for a config.json or its folder, except presets and runs."""
     path = Path(name)
     if path.name == CONFIG:
         return path.is_file()

@@ -1,4 +1,4 @@
-"""archwright new"""
+"""The command `archwright new`."""
 
 import keyword
 import re
@@ -13,21 +13,21 @@ from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import check_utf8
 
 ABOUT = """\
-Write a file of your own to start from: a small example that works, with comments that say what each line is
-for. It passes `archwright check` as it is, and what to type next is printed.
+Write a starting file: a small working example with comments, which passes `archwright check`. The next
+commands are printed.
 
-  norm         what brings a vector back to a fixed scale
-  position     how a token knows where it stands
-  attention    how tokens weigh each other: differential attention, with one function to edit
-  mixer        how tokens exchange information otherwise: here a recurrence
-  feedforward  what a layer computes of each token by itself
-  optimizer    how a gradient becomes a step
-  objective    what is read of a text, and what is to be predicted
-  model        a model as a TOML file: what differs from a published one
+  norm         normalization of hidden states
+  position     position encoding
+  attention    differential attention, with one function to edit
+  mixer        a recurrence, as another way to mix tokens
+  feedforward  computation on each token separately
+  optimizer    update rule from gradients to steps
+  objective    inputs and targets from a text
+  model        a TOML file with the differences from a published model
 
-A choice is called as its file, or as in the example where that name is taken: my_norm.py holds
-norm.kind=my_norm. It joins with --parts FILE in every verb; nothing is installed. A file that is there
-is never overwritten."""
+The name of a choice is the name of its file, or the example's name if that is taken: my_norm.py defines
+norm.kind=my_norm. Every verb loads it with --parts FILE; nothing is installed. Existing files are never
+overwritten."""
 
 EXAMPLES = """\
   archwright new norm my_norm.py
@@ -45,7 +45,7 @@ KEYS = {
     "optimizer": "optimizer.kind",
     "objective": "objective.kind",
 }
-"""Kinds of files with a choice, and what asks for it."""
+"""Keys of choices by kind of file."""
 KINDS = (*KEYS, "model")
 OTHERS = {
     **dict.fromkeys(("softmax", "mha", "gqa"), "attention"),
@@ -55,11 +55,11 @@ OTHERS = {
     "loss": "objective",
     **dict.fromkeys(("architecture", "preset"), "model"),
 }
-"""Words that one may type for a kind."""
+"""Kinds of files by alternative names."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Write a file to start from, and print what can be done with it."""
+    """Write a starting file and print the next commands."""
     parser = Parser("new", ABOUT, EXAMPLES)
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("file", metavar="FILE", help="a name ending in .py, or .toml for a model")
@@ -78,9 +78,7 @@ def run(words: Sequence[str]) -> int:
         with file.open("x", encoding="utf-8", newline="\n") as new:
             new.write(text)
     except FileExistsError:
-        raise UserError(
-            f"{file}: is there already, and stays as it is; give another name"
-        ) from None
+        raise UserError(f"{file}: already exists; give another name") from None
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{file}: there is no folder {file.parent}; make it first") from None
     except OSError as error:
@@ -95,25 +93,24 @@ def run(words: Sequence[str]) -> int:
 
 
 def _named(text: str, kind: str, file: Path) -> tuple[str, str]:
-    """Return a skeleton in which the choice is called as its file, and what it is called: as in the skeleton, where
-    that name cannot be a kind, belongs to another one, or means something in the file."""
-    own, title = f"my_{kind}", f"My{kind.capitalize()}"
-    if re.fullmatch(
-        r"[\w./ -]+", str(file), re.ASCII
-    ):  # else it might end the comment that it stands in
-        text = text.replace(f"{own}{file.suffix}", shlex.quote(str(file)))
+    """Rename a skeleton's choice after the file; return text and name.
+
+    The skeleton's name stays if the new one is no identifier, exists, or occurs in the code."""
+    example, title = f"my_{kind}", f"My{kind.capitalize()}"
+    if re.fullmatch(r"[\w./ -]+", str(file), re.ASCII):  # others may end the comment around it
+        text = text.replace(f"{example}{file.suffix}", shlex.quote(str(file)))
     name = re.sub(r"\W+", "_", file.stem.lower(), flags=re.ASCII).strip("_")
     titled = "".join(word.capitalize() for word in name.split("_"))
     taken = {kind["name"] for section in listing("choices") for kind in section["kinds"]}
     is_name = name.isidentifier() and not keyword.iskeyword(name) and name not in taken
     code = re.sub(r'(?s:""".*?""")|#[^\n]*', "", text)
     if not is_name or re.search(rf"\b(?:{name}|{titled})\b", code):
-        return text, own
-    return re.sub(rf"\b{own}\b", name, text).replace(title, titled), name
+        return text, example
+    return re.sub(rf"\b{example}\b", name, text).replace(title, titled), name
 
 
 def _next(kind: str, file: str, name: str) -> list[str]:
-    """Return what to type next, without the program's name."""
+    """Return the next commands, without the name of the program."""
     if kind == "model":
         return [
             f"check {file}",

@@ -1,4 +1,4 @@
-"""How verbs read their words: options anywhere, dotted assignments between them."""
+"""The argument parser of all verbs, with options in any position."""
 
 import argparse
 import os
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from archwright.runs import RunFolder
 
 OPTION = re.compile(r"-(?!\d|\.\d)\S+$")
-"""A word that is no value of the option before it, unlike "- item", -1T and -.5."""
+"""Options, but not values such as "- item", -1T and -.5."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are user errors like all others."""
+    """An argument parser with UserError for all mistakes."""
 
     def __init__(self, verb: str, about: str, examples: str = "") -> None:
         super().__init__(
@@ -36,9 +36,9 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             message = self._unknown(unknown)
-        elif found := re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL):
-            message = self._wrong_value(found[1].rpartition("/")[2], found[2])
-        # Assignments are many or none, but argparse counts them among what is required.
+        elif match := re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL):
+            message = self._wrong_value(match[1].rpartition("/")[2], match[2])
+        # argparse lists assignments as required, although there may be none.
         message = message.removesuffix(", KEY=VALUE")
         raise UserError(f"{message}{'' if message[-1] in '?.' else '.'} See {self.prog} --help")
 
@@ -60,16 +60,16 @@ class Parser(argparse.ArgumentParser):
                 value, fits = f"{value}steps", True  # --max_steps 100
             example = f": {key}={value}" if key and fits else ""
             message += f"; values are set as key=value, without dashes{example}"
-        # What another command takes as a value may be an option here: --format json is --json.
+        # A value of another command may be an option here: --format json is --json.
         named = f"--{value}" if f"--{value}" in self._option_string_actions else option
         named = OPTIONS.get(named.lstrip("-"), named)
         hint = nearest(named, self._option_string_actions)
         return f"{message}.{hint}" if hint else message
 
     def _wrong_value(self, name: str, complaint: str) -> str:
-        """Return argparse's complaint about the value of an option or a word as ours are."""
+        """Rephrase argparse's message about the value of an option or argument."""
         if complaint == "expected one argument":
-            return f"{name}: expected a value behind it"
+            return f"{name}: expected a value after it"
         if complaint.startswith("ignored explicit argument"):
             return f"{name}: takes no value"
         number = re.fullmatch(r"invalid (int|float) value: '(.*)'", complaint)
@@ -79,14 +79,14 @@ class Parser(argparse.ArgumentParser):
         actions = [a for a in self._actions if name in (*a.option_strings, a.metavar, a.dest)]
         choice = re.match(r"invalid choice: '(.*?)' \(", complaint)
         if choice is not None and actions and actions[0].choices is not None:
-            known = [*map(str, actions[0].choices)]
-            expected = f"one of {', '.join(known)}" if known[1:] else known[0]
-            name = "" if name in known else f"{name}: "
-            return f'{name}found "{choice[1]}"; expected {expected}.{nearest(choice[1], known)}'
+            choices = [*map(str, actions[0].choices)]
+            expected = f"one of {', '.join(choices)}" if choices[1:] else choices[0]
+            name = "" if name in choices else f"{name}: "
+            return f'{name}found "{choice[1]}"; expected {expected}.{nearest(choice[1], choices)}'
         return f"{name}: {complaint}"
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the options; they may stand before, between and after the other words."""
+        """Parse the words of a verb, with options in any position."""
         if "_ARGCOMPLETE" in os.environ:
             from archwright.cli.completion import complete_words
 
@@ -99,8 +99,9 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._options_first(args), namespace)
 
     def _options_first(self, words: Sequence[str]) -> list[str]:
-        """Return the words in the order that argparse needs: options with one value, joined to it, as -1T is no
-        option; other words; options that take all words after them, or lack their value."""
+        """Sort words for argparse: options with one value, positional words, other options.
+
+        A value is joined to its option (--tokens=-1T), as argparse takes -1T for an option."""
         first: list[str] = []
         others: list[str] = []
         last: list[str] = []
@@ -108,9 +109,9 @@ class Parser(argparse.ArgumentParser):
         for i, word in enumerate(words):
             if word == "--":
                 return [*first, *others, *last, *words[i:]]
-            known = self._option_string_actions.get(word.partition("=")[0])
-            if known is not None:
-                option = known if known.nargs != 0 and "=" not in word else None
+            action = self._option_string_actions.get(word.partition("=")[0])
+            if action is not None:
+                option = action if action.nargs != 0 and "=" not in word else None
                 (last if option else first).append(word)
             elif option is None or OPTION.match(word):
                 option = None
@@ -123,61 +124,61 @@ class Parser(argparse.ArgumentParser):
         return [*first, *others, *last]
 
     def parse_with_parts(self, words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-        """Run files of choices from outside, too; return the hash of each by its name, which a run records.
+        """Parse words and run --parts files; return options and file hashes.
 
         Raises:
-            UserError: a file that is missing or fails, one line each.
+            UserError: missing or failing files.
         """
         add_parts_option(self)
         options = self.parse(words)
-        found: dict[str, str] = {}
+        hashes: dict[str, str] = {}
         lines: list[str] = []
         for file in options.parts:
             from archwright.plugins import load_parts_file
 
             try:
-                found[Path(file).name] = load_parts_file(Path(file))
+                hashes[Path(file).name] = load_parts_file(Path(file))
             except UserError as error:
                 lines += error.lines
         if lines:
             raise UserError(*lines)
-        return options, found
+        return options, hashes
 
 
 def add_parts_option(parser: Parser) -> None:
-    """Let a verb take choices from outside the package."""
+    """Add the option --parts, for choices from outside the package."""
     parser.add_argument(
         "--parts",
         action="append",
         default=[],
         metavar="FILE",
-        help="a Python file whose choices join the package's, as archwright new writes one; it is run, so trust it",
+        help="a Python file of choices to add, such as archwright new writes; it is executed, so trust it",
     )
 
 
-def check_parts(folder: "RunFolder", given: Mapping[str, str], *, same: bool = False) -> None:
-    """Hold a run to the files of choices that it was made with: they must be given, and for training be the `same`.
+def check_parts(folder: "RunFolder", hashes: Mapping[str, str], *, same: bool = False) -> None:
+    """Compare --parts files with a run's records; warn of changes.
 
     Raises:
-        UserError: one that is not given, or changed, one line each.
+        UserError: missing files, or changed files if `same`.
     """
     lines = []
     for name, digest in folder.parts.items():
-        if name not in given:
+        if name not in hashes:
             lines.append(f"{folder.path} was made with choices of {name}; add --parts {name}")
-        elif given[name] != digest and same:
+        elif hashes[name] != digest and same:
             lines.append(
                 f"--parts {name}: not the file that {folder.path} was made with (SHA-256 "
-                f"{given[name][:12]}, not {digest[:12]}); give that one, or train with another --out"
+                f"{hashes[name][:12]}, not {digest[:12]}); give that one, or train with another --out"
             )
-        elif given[name] != digest:
+        elif hashes[name] != digest:
             warnings.warn(f"{name} has changed since {folder.path} was made with it", stacklevel=2)
     if lines:
         raise UserError(*lines)
 
 
 def as_options(error: UserError, settings: Collection[str]) -> UserError:
-    """Return an error whose lines name settings as they are written on the command line."""
+    """Rename the settings in an error to command-line options."""
     lines = []
     for line in error.lines:
         name, colon, rest = line.partition(":")
@@ -187,12 +188,12 @@ def as_options(error: UserError, settings: Collection[str]) -> UserError:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns; the last column takes what is left of the line."""
+    """Print rows in columns, and wrap the last at the terminal's width."""
     print("\n".join(columns(rows, wrapped=[len(rows[0]) - 1], width=terminal_width())) + "\n")
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal; 100 where there is none."""
+    """Return the width of the terminal in characters; 100 without a terminal."""
     import shutil
 
     return shutil.get_terminal_size((100, 24)).columns

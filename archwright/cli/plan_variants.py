@@ -1,4 +1,4 @@
-"""From the words of `archwright plan` to models."""
+"""Models and variants on the command line of `archwright plan`."""
 
 from collections.abc import Sequence
 
@@ -10,30 +10,30 @@ from archwright.spec.run_spec import RunSpec
 
 
 def variants(words: Sequence[str]) -> dict[str, RunSpec]:
-    """Return the runs of models and variants by name, in order; KEY=VALUE of its own word holds for all.
+    """Return the runs of models and variants; KEY=VALUE changes all.
 
     Raises:
-        UserError: no model, a name twice, or mistakes in one, one line each.
+        UserError: no model, a repeated name, or mistakes in a model.
     """
     common = [run_key(word) for word in words if not is_variant(word)]
     named = [word for word in words if is_variant(word)]
     if not named or named[0].startswith(":"):
         raise UserError("plan what? Name a model first, such as: archwright plan llama-3-8b")
-    baseline, found = Named.of(split(named[0])), dict[str, RunSpec]()
+    baseline, runs = Named.of(split(named[0])), dict[str, RunSpec]()
     lines: list[str] = []
     for word in named:
-        if word in found:
+        if word in runs:
             lines.append(f'"{word}" is named twice')
             continue
         try:
-            each = Named.of(split(word.removeprefix(":")), baseline)
-            run = load_recipe(each.name, weights=True).override(*common)
-            for keys in each.groups:
+            variant = Named.of(split(word.removeprefix(":")), baseline)
+            run = load_recipe(variant.name, weights=True).override(*common)
+            for keys in variant.groups:
                 run = run.override(*keys)
             enforce(run.model)
-            found[word] = run
+            runs[word] = run
         except UserError as error:
             lines += error.lines
     if lines:
         raise UserError(*dict.fromkeys(lines))
-    return found
+    return runs

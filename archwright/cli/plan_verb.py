@@ -1,4 +1,4 @@
-"""archwright plan"""
+"""The command `archwright plan`."""
 
 import json
 import sys
@@ -20,32 +20,31 @@ if TYPE_CHECKING:
     from archwright.training.measured_step import MeasuredStep
 
 ABOUT = """\
-Say what a model costs before anything is spent: parameters, FLOPs, memory, whether a training fits and
-with which parallelism, its time, energy and price, and how fast it prefills and decodes.
+Estimate the costs of a model before training: parameters, FLOPs, memory, the parallelism that fits, time,
+energy and price, and the speeds of prefill and decoding.
 
-WHAT is a model or several, which then stand side by side. As in compare, a variant is a model's name, and
-after colons what it changes; without a name it changes the first. KEY=VALUE holds for all. Layers of
-several kinds, such as five with a window to one without, are written in a file, or as in the last example.
+WHAT is one model, or several to print side by side. As in compare, a variant is a model's name with changes
+after colons; without a name, it changes the first model. KEY=VALUE applies to all. Layers of several kinds,
+such as five with a window to one without, are set in a file, or as in the last example.
 
 Parameters, FLOPs and caches are counted from the model, built without memory. Activations, parallelism and
-times are estimated: times from the stated MFU, the share of peak compute (--mfu). Speeds of serving are
-upper bounds, by the roofline: bytes over memory bandwidth and FLOPs over peak compute.
+times are estimated; times use the given MFU, the share of peak compute (--mfu). Serving speeds are upper
+bounds by the roofline model: bytes over memory bandwidth and FLOPs over peak compute.
 
-Weights, gradients and moments are in 32 bits; activations, and the copy of weights that autocast or FSDP
-computes with, in 16. A plan fills 90 % of a device's memory.
-DDP keeps all of a model on each device, FSDP its share; experts shares out those of mixtures, tensor the
-matrices of layers, pipeline the layers, context the tokens of a sequence. The first strategy that fits is
-named: of DDP, DDP with experts or tensor, FSDP, FSDP with experts, with tensor, with pipeline, with
-context. Or that of --split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1,
-zero2 and fsdp for the devices that are left, and no-sequence for no sequence parallelism.
-A data-parallel group reads as many sequences at once as fit, or those of --micro-batch, until it has read its
-share of the batch. Activation checkpointing computes again: selective all of a layer but products with
-weights and attention, full whole layers (machine.activation_checkpointing of a run). Keys of --json:
-docs/planning.md
+Weights, gradients and moments are in 32 bits; activations, and the copies of weights for autocast or FSDP,
+are in 16. A plan fills 90 % of a device's memory.
+DDP replicates the model on each device, and FSDP shards it. In addition, experts splits the experts of
+mixtures, tensor the matrices of layers, pipeline the layers, and context the tokens of a sequence. The plan
+uses the first strategy that fits: DDP, DDP with experts or tensor, FSDP, FSDP with experts, tensor, pipeline
+or context. --split sets another: tensor=N, pipeline=N, context=N and experts=N; ddp, zero1, zero2 or fsdp for
+the remaining devices; and no-sequence for no sequence parallelism.
+A microbatch has as many sequences as fit, or --micro-batch. Activation checkpointing recomputes activations:
+"selective" all of a layer except products with weights and attention, "full" whole layers
+(machine.activation_checkpointing of a run). Keys of --json: docs/planning.md
 
-With --hardware this, peaks of this machine are measured, its GPU's if there is one. A few training steps of
-a single model are run on random tokens if they fit into 80 % of the free memory and take at most about a
-minute each; peak memory and the median time are printed.
+With --hardware this, the peaks of this machine, or of its GPU, are measured. A few training steps of a single
+model are run on random tokens if they fit into 80 % of the free memory and take at most about a minute each;
+peak memory and the median time are printed.
 
 devices: this, {devices}"""
 
@@ -68,7 +67,7 @@ SETTINGS = (
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a model's costs, or those of several side by side."""
+    """Print the costs of one model, or of several side by side."""
     options, _ = _parser().parse_with_parts(words)
     if options.hardware == presets.THIS:
         prepare_process()
@@ -80,21 +79,21 @@ def run(words: Sequence[str]) -> int:
     if options.hardware == presets.THIS:
         from archwright.cli.this_machine import with_bandwidth
 
-        # Steps come first: the tensors that bandwidth is measured on would raise their peak memory.
+        # Measure steps first: the tensors of the bandwidth test would raise their peak memory.
         step = _measured(next(iter(runs.values())), work) if len(runs) == 1 else None
         work = with_bandwidth(work)
-    found = _plans(runs, work)
+    plans = _plans(runs, work)
     here: list[Figure] = []
     if step is not None:
         from archwright.cli.this_machine import rows
 
-        here = [*rows(step, next(iter(found.values())).training.tokens)]
-    _print(found, step, here, as_json=options.json)
+        here = [*rows(step, next(iter(plans.values())).training.tokens)]
+    _print(plans, step, here, as_json=options.json)
     if options.html:
         from archwright.reporting.costs import cost_page
         from archwright.reporting.document import write_page
 
-        write_page(cost_page(found, here), Path(options.html))
+        write_page(cost_page(plans, here), Path(options.html))
         print(f"\npage  {options.html}", file=sys.stderr if options.json else sys.stdout)
     return 0
 
@@ -103,16 +102,16 @@ def _plans(runs: "Mapping[str, RunSpec]", work: "Workload") -> "dict[str, Plan]"
     """Return the plans of runs by name."""
     from archwright.planning.plans import plan
 
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     lines: list[str] = []
-    for name, each in runs.items():
+    for name, run in runs.items():
         try:
-            found[name] = plan(each, work)
+            plans[name] = plan(run, work)
         except UserError as error:
             lines += (line if len(runs) == 1 else f"{name}: {line}" for line in error.lines)
     if lines:
         raise UserError(*lines)
-    return found
+    return plans
 
 
 def _measured(run: "RunSpec", work: "Workload") -> "MeasuredStep | None":
@@ -128,24 +127,24 @@ def _measured(run: "RunSpec", work: "Workload") -> "MeasuredStep | None":
 
 
 def _print(
-    found: "Mapping[str, Plan]",
+    plans: "Mapping[str, Plan]",
     step: "MeasuredStep | None",
     here: "Sequence[Figure]",
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        records = [{**each.record(), "name": name} for name, each in found.items()]
+        records = [{**plan.record(), "name": name} for name, plan in plans.items()]
         if step is not None:
             from archwright.cli.this_machine import record
 
-            (each,) = found.values()
-            records[0]["this_machine"] = record(step, each.training.tokens)
+            (plan,) = plans.values()
+            records[0]["this_machine"] = record(step, plan.training.tokens)
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         return
     from archwright.cli.plan_page import page, section, side_by_side
 
-    lines = [*(side_by_side(found) if len(found) > 1 else page(*found.values()))]
+    lines = [*(side_by_side(plans) if len(plans) > 1 else page(*plans.values()))]
     if here:
         lines += section("a step on this machine", here)
     print("\n".join(lines))
@@ -166,23 +165,23 @@ def _parser() -> Parser:
         "--devices",
         type=int,
         metavar="N",
-        help="how many of them (default: as a usual machine has, 1 or 8)",
+        help="number of devices (default: 1 or 8, as in a usual machine)",
     )
     add("--precision", default="bf16", metavar="P", help="of matrix products (default: bf16)")
     add("--tokens", default="20xparams", metavar="N", help="15T, 300B (default: 20xparams)")
-    add("--batch", metavar="N", help="tokens of a step (default: 4M, or a sequence)")
-    add("--context", type=int, metavar="N", help="tokens of a sequence (default: the model's)")
+    add("--batch", metavar="N", help="tokens per step (default: 4M, or a sequence)")
+    add("--context", type=int, metavar="N", help="tokens per sequence (default: the model's)")
     add("--mfu", default="0.3-0.5", metavar="X", help="share of peak compute (default: 0.3-0.5)")
-    add("--price", type=float, metavar="X", help="of a device for an hour")
-    add("--split", default="auto", metavar="S", help="parallelism (default: what fits first)")
-    add("--micro-batch", type=int, metavar="N", help="sequences at once (default: what fits)")
-    add("--html", metavar="FILE", help="write a page with tables and charts, too, and its folder")
-    add("--json", action="store_true", help="print JSON: of several models a list")
+    add("--price", type=float, metavar="X", help="price of a device per hour")
+    add("--split", default="auto", metavar="S", help="parallelism (default: the first that fits)")
+    add("--micro-batch", type=int, metavar="N", help="sequences at once (default: all that fit)")
+    add("--html", metavar="FILE", help="also write a page with tables and charts")
+    add("--json", action="store_true", help="print JSON; a list for several models")
     return parser
 
 
 def _workload(options: Namespace) -> "Workload":
-    """Return what a plan is for."""
+    """Return the workload given by the options."""
     from archwright.planning.workload import workload
 
     hardware = options.hardware

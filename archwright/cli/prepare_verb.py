@@ -1,4 +1,4 @@
-"""archwright prepare"""
+"""The command `archwright prepare`."""
 
 import time
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from archwright.training.data import Material
 
 ABOUT = """\
-Make the tokenizer and the tokens that archwright train would read, and say where they are, at once if they
-are there already. WHAT and KEY=VALUE are those of archwright train.
+Make the tokenizer and the tokens for archwright train, and print their folders. Existing tokens are reused.
+WHAT and KEY=VALUE are the same as for archwright train.
 
-A text of several files is cut into parts of 1 GB or more, whole files each, which several processes share.
-The result is the same for any number of them. On several machines that share the folder $ARCHWRIGHT_CACHE,
-start the same command on each. Ctrl-C ends all processes of the command; parts that are whole are kept."""
+A text of several files is divided into parts of whole files, 1 GB or more each, for several processes.
+The result does not depend on their number. On several machines that share the folder $ARCHWRIGHT_CACHE,
+start the same command on each. Ctrl-C ends all processes of the command; finished parts are kept."""
 
 EXAMPLES = """\
   archwright prepare modern data.text='corpus/*.jsonl' --processes 8
@@ -28,7 +28,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Make what training reads, and print where it is."""
+    """Tokenize the text of a run, and print the folders."""
     since = time.perf_counter()
     parser = Parser("prepare", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help="recipe, model, or TOML file")
@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     if options.processes > 1 and "-" in (*spec.data.text, *spec.data.held_out):
         raise UserError(
-            f'--processes: found {options.processes} beside the text "-"; standard input is read by one process'
+            f'--processes: found {options.processes} with the text "-"; standard input is read by one process'
         )
     from archwright.lab.prepare import prepare_together
 
@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _nothing_to_do(data: "DataSpec") -> str:
-    """Return why a run reads no text that could be prepared; an empty string where it does."""
+    """Return a message if there is no text to prepare, else ''."""
     if not data.task.is_none:
         task = data.task.kind
         return f'data.text: examples of the task "{task}" are drawn for each step; there is nothing to prepare'
@@ -81,11 +81,9 @@ def _print(material: "Material", seconds: float) -> None:
         assert isinstance(store, TokenStore), "tasks and pairs were answered before"
         numbers = [exact(len(store)), exact(store.num_documents), size(store.num_bytes)]
         rows.append([name, *numbers, str(store.folder)])
-    print(
-        "\n".join(columns(rows, right=(1, 2, 3)))
-    )  # paths are not broken, whatever the terminal's width
+    print("\n".join(columns(rows, right=(1, 2, 3))))  # without wrapping, to keep paths in one piece
     skipped = material.num_skipped
-    left_out = f"; {skipped} files were skipped, as they are no text" if skipped else ""
+    left_out = f"; {skipped} files were skipped, as they are not text" if skipped else ""
     print(
         f"\ntokenizer of {exact(material.tokenizer.vocab_size)} tokens; ready after {duration(seconds)}{left_out}"
     )

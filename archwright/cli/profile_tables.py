@@ -1,4 +1,4 @@
-"""Output of `archwright profile`: what is counted without a measurement, and several models side by side."""
+"""Output of `archwright profile`: counted steps, and several models side by side."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from archwright.training.profiling import PartProfile, Profile
 
 NOTABLE = 1.1
-"""Times as long that a part must take for a word on it."""
+"""Minimum ratio of times for a remark on a part."""
 
 
 @dataclass(frozen=True)
 class CountedStep:
-    """FLOPs and bytes of a training step by part, counted from a model built without memory."""
+    """FLOPs and bytes of a training step by part, without measurement."""
 
     name: str
     num_parameters: int
     batch_size: int
     length: int
     target_length: int
-    """Tokens that the decoder of an encoder-decoder reads beside each source; of other models the length."""
+    """Decoder tokens per source in an encoder-decoder; `length` in other models."""
     precision: str
     keeps_scores: bool
     parts: "list[Operator]"
@@ -36,39 +36,39 @@ class CountedStep:
         """The sum of all parts."""
         from archwright.planning.roofline import Operator
 
-        sums = (sum(each.flops for each in self.parts), sum(each.num_bytes for each in self.parts))
-        return Operator("all", *sums, sum(each.forward for each in self.parts), "estimated")
+        sums = (sum(part.flops for part in self.parts), sum(part.num_bytes for part in self.parts))
+        return Operator("all", *sums, sum(part.forward for part in self.parts), "estimated")
 
     def record(self) -> dict[str, Any]:
         """Return all values, ready for JSON."""
         keys = ("name", "num_parameters", "batch_size", "length", "target_length", "precision")
         return {
             **{key: getattr(self, key) for key in keys},
-            "parts": [{"name": each.name, **each.record()} for each in self.parts],
+            "parts": [{"name": part.name, **part.record()} for part in self.parts],
             "total": self.total.record(),
         }
 
     def table(self) -> Iterator[str]:
         """Yield the lines of a table of parts."""
-        whole = self.total
+        total = self.total
         yield (
-            f"{self.name}: {fmt.count(self.num_parameters)} parameters, {self.batch_size} rows of {self.length:,} "
+            f"{self.name}: {fmt.count(self.num_parameters)} parameters, {self.batch_size} sequences of {self.length:,} "
             "tokens; counted, not measured"
         )
         yield ""
         rows = [
             ("part", "forward", "backward, update", "share", "bytes", "share", "FLOPs per byte")
         ]
-        for each in (*self.parts, whole):
+        for part in (*self.parts, total):
             rows.append(
                 (
-                    part_title(each.name),
-                    fmt.flops(each.forward) if each.forward else "-",
-                    fmt.flops(each.flops - each.forward),
-                    fmt.percent(each.flops / whole.flops),
-                    fmt.size(each.num_bytes),
-                    fmt.percent(each.num_bytes / whole.num_bytes),
-                    fmt.significant(each.intensity),
+                    part_title(part.name),
+                    fmt.flops(part.forward) if part.forward else "-",
+                    fmt.flops(part.flops - part.forward),
+                    fmt.percent(part.flops / total.flops),
+                    fmt.size(part.num_bytes),
+                    fmt.percent(part.num_bytes / total.num_bytes),
+                    fmt.significant(part.intensity),
                 )
             )
         yield from fmt.columns(rows, right=range(1, 7))
@@ -83,7 +83,7 @@ class CountedStep:
 def counted_step(
     name: str, run: "RunSpec", batch_size: int, length: int | None, precision: str, kernel: str
 ) -> CountedStep:
-    """Count a step of a model of any size: it is built without memory."""
+    """Count a training step of a model built without memory."""
     from archwright.model.build import build
     from archwright.planning.plans import refuse_positions
     from archwright.planning.roofline import operators
@@ -116,25 +116,25 @@ def counted_step(
     )
 
 
-def side_by_side(found: Mapping[str, "Profile"]) -> Iterator[str]:
-    """Yield the milliseconds of each part in a column for each model, and what runs against its arithmetic."""
-    names = list(dict.fromkeys(part.name for each in found.values() for part in each.parts))
-    parts = {name: {part.name: part for part in each.parts} for name, each in found.items()}
-    rows = [["ms", *found]]
+def side_by_side(profiles: Mapping[str, "Profile"]) -> Iterator[str]:
+    """Yield milliseconds per part and model, and remarks on slow parts."""
+    names = list(dict.fromkeys(part.name for p in profiles.values() for part in p.parts))
+    parts = {name: {part.name: part for part in p.parts} for name, p in profiles.items()}
+    rows = [["ms", *profiles]]
     for part in names:
-        of_all = [1e3 * parts[name][part].seconds if part in parts[name] else 0.0 for name in found]
+        of_all = [1e3 * p[part].seconds if part in p else 0.0 for p in parts.values()]
         if any(of_all):
             rows.append([part, *(f"{ms:.2f}" for ms in of_all)])
-    rows.append(["whole step", *(f"{1e3 * each.total.seconds:.2f}" for each in found.values())])
-    rows.append(["plain step", *(f"{1e3 * each.step:.2f}" for each in found.values())])
-    yield from fmt.columns(rows, right=range(1, len(found) + 1))
+    rows.append(["whole step", *(f"{1e3 * p.total.seconds:.2f}" for p in profiles.values())])
+    rows.append(["plain step", *(f"{1e3 * p.step:.2f}" for p in profiles.values())])
+    yield from fmt.columns(rows, right=range(1, len(profiles) + 1))
     lines = [*_inverted(parts)]
     if lines:
         yield from ("", *lines)
 
 
 def _inverted(parts: Mapping[str, Mapping[str, "PartProfile"]]) -> Iterator[str]:
-    """Say where a part that computes less takes longer, and why, by the bytes that its operations move."""
+    """Yield a remark for each part with fewer FLOPs but more time."""
     for slower, faster in permutations(parts, 2):
         for part in parts[slower].keys() & parts[faster].keys():
             mine, theirs = parts[slower][part], parts[faster][part]
@@ -150,12 +150,12 @@ def _sentence(
 
     moved = times(mine.num_bytes, theirs.num_bytes)
     why = (
-        "more passes over memory, where the other has one fused kernel for all of it"
+        "more passes over memory instead of a single fused kernel"
         if mine.num_bytes > theirs.num_bytes
-        else "more or slower operations for as much memory"
+        else "more or slower operations on the same amount of memory"
     )
     return (
         f"{part}: {slower} takes {times(mine.seconds, theirs.seconds)} as long as {faster}, for "
-        f"{times(mine.flops, theirs.flops)} the FLOPs and {moved} the bytes. What computes less is slower on this "
-        f"machine: it makes {why}."
+        f"{times(mine.flops, theirs.flops)} the FLOPs and {moved} the bytes. The part with fewer FLOPs is slower on "
+        f"this machine: it makes {why}."
     )

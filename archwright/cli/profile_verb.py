@@ -1,4 +1,4 @@
-"""archwright profile"""
+"""The command `archwright profile`."""
 
 import argparse
 import json
@@ -14,20 +14,19 @@ if TYPE_CHECKING:
     from archwright.training.profiling import PartProfile, Profile
 
 ABOUT = """\
-Measure where the time of a training step goes: forward, backward and update of a model on random tokens,
-part by part, beside the FLOPs and the bytes of each part. What moves many bytes for few FLOPs, as norms
-do, takes more of the time than of the arithmetic.
+Measure the time of a training step part by part: forward, backward and update of a model on random tokens,
+with the FLOPs and the bytes of each part. Parts that move many bytes for few FLOPs, such as norms, have a
+larger share of the time than of the FLOPs.
 
-Times are medians over steps. FLOPs count a multiplication and an addition as two; those of the attention
-kernel are of the keys that are seen. Bytes are what each operation reads and writes, as if nothing stayed
-in a cache. "other" is the sums of gradients where a value was used twice, and what passes between
-operations.
+Times are medians over steps. A multiplication and an addition count as two FLOPs; attention counts only
+visible keys. Bytes are the reads and writes of each operation, without caching. "other" is the sums of
+gradients of values that are used twice, and the time between operations.
 
-KEY=VALUE changes the model, and of a run its objective, optimizer and data.tokenizer.special_tokens. Further
-models, or variants as compare takes them (:norm.kind=layer), are measured too, and stand side by side.
+KEY=VALUE changes the model, or the objective, optimizer and data.tokenizer.special_tokens of a run. Further
+models, or variants as in compare (:norm.kind=layer), are also measured and printed side by side.
 
-With --dry-run nothing is measured: FLOPs and bytes by part are counted from the model, of any size, in the
-precision of --precision (default: bf16); with --kernel eager, attention writes its scores to memory."""
+With --dry-run, nothing is measured: FLOPs and bytes by part are counted for a model of any size, in the
+precision of --precision (default: bf16). With --kernel eager, attention writes its scores to memory."""
 
 EXAMPLES = """\
   archwright profile modern dim=256 num_layers=4
@@ -39,17 +38,17 @@ EXAMPLES = """\
   archwright profile mine.toml --kernel eager --json"""
 
 MOST = 2**30
-"""Most rows, and most tokens of a row."""
+"""Maximum batch size, and maximum length of a sequence."""
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")
 KERNELS = ("auto", "eager", "sdpa", "blockwise")
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a table of parts and what stands out of it."""
+    """Print a profile of each model by part."""
     parser = Parser("profile", ABOUT, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="a model or a TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
-    parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="rows (default: 4)")
+    parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="(default: 4)")
     parser.add_argument("--length", type=int, metavar="T", help="tokens (default: the context)")
     parser.add_argument(
         "--precision", default="auto", metavar="P", help="fp32, bf16, fp16, fp8 (default: by rule)"
@@ -58,33 +57,33 @@ def run(words: Sequence[str]) -> int:
         "--kernel", default="auto", metavar="K", help="eager, sdpa, blockwise (default: by rule)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)"
+        "--seconds", type=float, default=10.0, metavar="S", help="time of measurement (default: 10)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--dry-run", action="store_true", help="count, and measure nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only count FLOPs and bytes")
     options, _ = parser.parse_with_parts(words)
     runs = _all_requested(options)
     if options.dry_run:
         from archwright.cli.profile_tables import counted_step
 
-        found = [
+        steps = [
             counted_step(
                 name, run, options.batch_size, options.length, options.precision, options.kernel
             )
             for name, run in runs.items()
         ]
         if options.json:
-            records = [each.record() for each in found]
+            records = [step.record() for step in steps]
             print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         else:
-            print("\n\n".join("\n".join(each.table()) for each in found))
+            print("\n\n".join("\n".join(step.table()) for step in steps))
         return 0
     from archwright.cli.profile_tables import side_by_side
 
     measured = {name: _measured(run, options) for name, run in runs.items()}
     (first, *others) = measured.values()
     if options.json:
-        records = [{"name": name, **each.record()} for name, each in measured.items()]
+        records = [{"name": name, **profile.record()} for name, profile in measured.items()]
         print(json.dumps(records if others else first.record(), indent=2))
     else:
         print("\n".join(side_by_side(measured) if others else _report(first)))
@@ -108,7 +107,7 @@ def _measured(run: "RunSpec", options: argparse.Namespace) -> "Profile":
 
 
 def _all_requested(options: argparse.Namespace) -> "dict[str, RunSpec]":
-    """Return the runs of which steps are measured, by name."""
+    """Return the requested runs by name."""
     from archwright.lab.variants import is_variant
 
     variants = [word for word in options.assignments if is_variant(word)]
@@ -117,12 +116,12 @@ def _all_requested(options: argparse.Namespace) -> "dict[str, RunSpec]":
     from archwright.cli.plan_variants import variants as named
 
     first = argparse.Namespace(**{**vars(options), "assignments": []})
-    _requested(first)  # says what is wrong with options
+    _requested(first)  # checks the other options
     return named([options.model, *options.assignments])
 
 
 def _requested(options: argparse.Namespace) -> "RunSpec":
-    """Return the run of which a step is measured, or say all that is wrong with the options."""
+    """Return the requested run, or raise a UserError with all mistakes."""
     from archwright.spec.read import load, preset_names
     from archwright.spec.rules import enforce
     from archwright.spec.run_rules import enforce_run
@@ -135,9 +134,9 @@ def _requested(options: argparse.Namespace) -> "RunSpec":
     ]
     if not 0 < options.seconds < 86400:
         lines.append(f"--seconds: found {options.seconds:g}; expected more than 0")
-    for name, known in (("precision", PRECISIONS), ("kernel", KERNELS)):
-        if (value := getattr(options, name)) not in known:
-            expected = f"expected one of {', '.join(known)}.{nearest(value, known)}"
+    for name, choices in (("precision", PRECISIONS), ("kernel", KERNELS)):
+        if (value := getattr(options, name)) not in choices:
+            expected = f"expected one of {', '.join(choices)}.{nearest(value, choices)}"
             lines.append(f'--{name}: found "{value}"; {expected}')
     if options.model in preset_names("runs"):
         lines.append(f'"{options.model}" is a recipe; profile its model')
@@ -146,35 +145,35 @@ def _requested(options: argparse.Namespace) -> "RunSpec":
     model = load(options.model)
     run = RunSpec(model=model).override(*options.assignments)
     enforce(run.model)
-    if run != RunSpec(model=run.model):  # without, a model that sees what follows is measured, too
+    if run != RunSpec(model=run.model):  # with defaults, the model need not be causal
         enforce_run(run)
     return run
 
 
-def _report(found: "Profile") -> Iterator[str]:
-    """Yield the table, and below it what stands out."""
-    machine, total = found.machine, found.total
+def _report(profile: "Profile") -> Iterator[str]:
+    """Yield the table of parts, and remarks."""
+    machine, total = profile.machine, profile.total
     yield (
-        f"{fmt.count(found.num_parameters)} parameters, {found.batch_size} rows of {found.length} "
-        f"tokens, {machine.precision}, {machine.kernel} kernel, {machine.device}, "
+        f"{fmt.count(profile.num_parameters)} parameters, {profile.batch_size} sequences of "
+        f"{profile.length} tokens, {machine.precision}, {machine.kernel} kernel, {machine.device}, "
         f"{machine.threads} thread{'s' * (machine.threads != 1)}"
     )
     yield ""
     head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
-    parts = [part for part in found.parts if part.seconds or part.num_bytes]
-    rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
+    parts = [part for part in profile.parts if part.seconds or part.num_bytes]
+    rows = [head, *(_row(part, total) for part in (*parts, total))]
     yield from fmt.columns(rows, right=range(1, len(head)))
     yield ""
     share = fmt.NO_UTILISATION
-    if found.peak:
-        used = fmt.percent(total.products / found.step / found.peak)
-        share = f"{used} of the measured peak of matrix products, {fmt.rate(found.peak)}"
+    if profile.peak:
+        used = fmt.percent(total.products / profile.step / profile.peak)
+        share = f"{used} of the measured peak of matrix products, {fmt.rate(profile.peak)}"
     yield (
-        f"A plain step takes {1e3 * found.step:.4g} ms, "
-        f"{fmt.count(found.batch_size * found.length / found.step)} tokens/s; {share}. "
-        f"Medians of {found.num_steps} steps."
+        f"A plain step takes {1e3 * profile.step:.4g} ms, "
+        f"{fmt.count(profile.batch_size * profile.length / profile.step)} tokens/s; {share}. "
+        f"Medians of {profile.num_steps} steps."
     )
-    yield from _compared(found)
+    yield from _compared(profile)
 
 
 def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:
@@ -194,10 +193,10 @@ def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:
     )
 
 
-def _compared(found: "Profile") -> Iterator[str]:
-    """Say which shares the parts have that cost more time than their arithmetic suggests."""
-    total = found.total
-    for part in found.parts[:-1]:  # the last is the rest
+def _compared(profile: "Profile") -> Iterator[str]:
+    """Yield the shares of parts with more time than their FLOPs suggest."""
+    total = profile.total
+    for part in profile.parts[:-1]:  # the last is the rest
         time, flops = part.seconds / total.seconds, part.flops / total.flops
         if (part.name == "norms" and part.seconds) or (flops and time > 0.03 and time > 2 * flops):
             yield (

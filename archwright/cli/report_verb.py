@@ -1,4 +1,4 @@
-"""archwright report"""
+"""The command `archwright report`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from archwright.cli.parser import Parser, check_parts
 
 ABOUT = """\
 Write a run's page: its result, curves, choices, sample and environment, in one file that needs no network.
-Of several runs, a page with their curves over each other and what differs between their specs."""
+For several runs, write a page with overlaid curves and the differences between their specs."""
 
 EXAMPLES = """\
   archwright report runs/demo
@@ -15,17 +15,17 @@ EXAMPLES = """\
   archwright report runs/* --out all.html"""
 
 OVERLAY = "overlay.html"
-"""The page of several runs, in the current folder."""
+"""Default page of several runs, in the current folder."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Write report.html, or the page of several runs, and print its path."""
+    """Write the page of one or more runs, and print its path."""
     parser = Parser("report", ABOUT, EXAMPLES)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run folder, or several")
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help=f"where the page is written; by default report.html in the folder of a run, {OVERLAY} for several",
+        help=f"file of the page (default: report.html in the folder of a run, {OVERLAY} for several)",
     )
     options, parts = parser.parse_with_parts(words)
     from archwright.reporting.overlay import write_overlay

@@ -15,15 +15,15 @@ HEAD = [
 
 
 def print_runs() -> None:
-    """Print what each run is and what it reached last, the newest first."""
-    found = summaries()
-    if not found:
+    """Print a table of all runs and their last results, newest first."""
+    runs = summaries()
+    if not runs:
         print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
         return
-    print_fitting([HEAD, *map(_cells, found)])
-    if any(run.loss is not None for run in found):
+    print_fitting([HEAD, *map(_cells, runs)])
+    if any(run.loss is not None for run in runs):
         print("Loss in nats per token, and bits per byte, are of held-out text.")
-    for run in found:
+    for run in runs:
         if run.damage:
             print(f"{run.path}: {one_line(run.damage)}")
 

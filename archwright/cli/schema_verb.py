@@ -1,4 +1,4 @@
-"""archwright schema"""
+"""The command `archwright schema`."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ FILES = ("model", "run", "study")
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a schema."""
+    """Print the JSON schema of a kind of file."""
     parser = Parser("schema", ABOUT, "  archwright schema model > model.schema.json")
     parser.add_argument(
         "file", nargs="?", default="model", choices=FILES, metavar="FILE", help=", ".join(FILES)

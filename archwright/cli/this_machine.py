@@ -1,4 +1,4 @@
-"""The part of `archwright plan` and of a dry run that measures this machine."""
+"""Measurements of this machine, for `archwright plan` and dry runs."""
 
 import sys
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from archwright.training.measured_step import MeasuredStep, measure_step
 
 
 def this_machine() -> Hardware:
-    """Return this machine as a device, with measured peak FLOP/s; `with_bandwidth` measures the rest."""
+    """Return this machine as a device, with measured peaks but no bandwidth."""
     machine = decide(MachineSpec()).machine
     device, names = machine.device, dict.fromkeys(("fp32", machine.precision))
     peaks = {name: peak_of(torch.device(device), DTYPES[name]) for name in names}
@@ -40,17 +40,17 @@ def this_machine() -> Hardware:
 
 
 def with_bandwidth(work: Workload) -> Workload:
-    """Return a workload on this machine with its memory bandwidth."""
+    """Add the measured memory bandwidth of this machine to a workload."""
     bandwidth = measure_bandwidth(torch.device(decide(MachineSpec()).machine.device))
     hardware = work.hardware.model_copy(update={"memory_bandwidth": bandwidth})
     return replace(work, hardware=hardware)
 
 
 def step_of_a_plan(run: RunSpec, work: Workload) -> MeasuredStep:
-    """Measure a training step of a planned model, of the tokens of --batch and --context if given.
+    """Measure a training step with the batch and context of a workload.
 
     Raises:
-        UserError: as `measure_step`, or a run that breaks rules.
+        UserError: as `measure_step`, or broken rules of the run.
     """
     if work.context is not None:
         run = run.override(f"model.context_length={work.context}")
@@ -67,7 +67,7 @@ def say(line: str) -> None:
 
 
 def rows(step: MeasuredStep, tokens: float | None = None) -> Iterator[Figure]:
-    """Yield memory and time of a step, and the time of a training on so many tokens."""
+    """Yield a step's memory and time, and the training time of `tokens`."""
     run = step.run
     sequences = f"{run.batch_size:,} sequences of {run.model.context_length:,} tokens"
     what = f"weights, gradients, optimizer and activations; {fmt.size(step.free)} are free"
@@ -91,7 +91,7 @@ def rows(step: MeasuredStep, tokens: float | None = None) -> Iterator[Figure]:
 
 
 def record(step: MeasuredStep, tokens: float) -> dict[str, Any]:
-    """Return the same as plain data."""
+    """Return a step and its training time as plain data."""
     speed = step.tokens_per_second
     return {
         "batch_size": step.run.batch_size,

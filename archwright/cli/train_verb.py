@@ -1,4 +1,4 @@
-"""archwright train"""
+"""The command `archwright train`."""
 
 import argparse
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from archwright.spec.run_spec import RunSpec
 
 ABOUT = """\
-Train a model or a recipe, and leave a run folder with weights, curves and a page of results.
+Train a model or a recipe, and write a run folder with weights, curves and a page of results.
 
-WHAT is a recipe (demo), a model (modern), a TOML file of either, the folder of a run to go on from, or a
-folder with a config.json alone, whose architecture is trained from fresh. KEY=VALUE changes any value:
+WHAT is a recipe (demo), a model (modern), a TOML file of either, a run folder (to start from its weights), or
+a folder with only a config.json (to train from scratch). KEY=VALUE changes any value:
 
   model.dim=256 model.num_layers=4          the architecture (archwright show modern lists its keys)
   data.text=FILE                            a file, folder, glob, .jsonl, .parquet, datasets:NAME, - or stdlib
@@ -31,10 +31,10 @@ folder with a config.json alone, whose architecture is trained from fresh. KEY=V
   budget=60s                                or 3m, 400steps, 10Mtokens, 1e15flops
   optimizer.kind=muon optimizer.lr=0.01     batch_size=8 seed=1 schedule.warmup=100
   probes.every=20                           heat maps of gradients, updates, attention, activations
-  loggers=csv,tensorboard,wandb             where metrics go beside metrics.jsonl
-  early_stop.patience=3                     end where the held-out loss falls no more
+  loggers=csv,tensorboard,wandb             loggers in addition to metrics.jsonl
+  early_stop.patience=3                     stop when the held-out loss no longer falls
 
-The same command again goes on where the run stopped. Ctrl-C saves and leaves."""
+The same command resumes a stopped run. Ctrl-C saves and exits."""
 
 EXAMPLES = """\
   archwright train demo
@@ -46,20 +46,20 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Train, resume, or show what would be trained."""
-    since = time.perf_counter() - _age(words)  # what a budget in time begins with
+    """Train, resume or dry-run a model."""
+    since = time.perf_counter() - _age(words)  # start of a time budget
     parser = Parser("train", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help="recipe, model, or TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
-    parser.add_argument("--resume", metavar="DIR", help="go on with the run in a folder")
+    parser.add_argument("--resume", metavar="DIR", help="resume the run in a folder")
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the run and a few measured steps"
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.add_argument(
-        "--verbose", action="store_true", help="say why the machine decides as it does"
+        "--verbose", action="store_true", help="explain the automatic settings of the machine"
     )
     check_launch()
     if not is_first():
@@ -67,8 +67,8 @@ def run(words: Sequence[str]) -> int:
     options, parts = parser.parse_with_parts(words)
     if options.resume:
         if options.what or options.out or options.dry_run or options.tiny:
-            given = [options.what or "", *options.assignments]
-            grid = any(word.startswith("scale.") for word in given)
+            arguments = [options.what or "", *options.assignments]
+            grid = any(word.startswith("scale.") for word in arguments)
             raise UserError(
                 "--resume takes the run as it was started: leave out other words, --out, --tiny and --dry-run"
                 + ", or give the whole command again with another scale" * grid
@@ -91,7 +91,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _age(words: Sequence[str]) -> float:
-    """Return the seconds since this process was started for just this command; 0 where that is not known."""
+    """Return the age of this command's process in seconds; 0 if unknown."""
     if sys.argv[1:] != ["train", *words] or not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     # The 22nd field, counted after the process's name, which may have blanks: ticks since the machine was started.
@@ -101,7 +101,7 @@ def _age(words: Sequence[str]) -> float:
 
 
 def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":
-    """Return the run that the words ask for; print what is suspicious in it."""
+    """Return the requested run; print warnings of suspicious values."""
     from archwright.cli.models import requested_run
     from archwright.spec.read import given_model
     from archwright.spec.rules import suspicions
@@ -109,8 +109,8 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
     spec, before = requested_run("train", options, parts)
     if not options.quiet:
         own_file = options.what.endswith(".toml") and not options.tiny
-        given = given_model(options.what) if own_file else before.model
-        for line in suspicions(spec.model, given):
+        original = given_model(options.what) if own_file else before.model
+        for line in suspicions(spec.model, original):
             print(f"archwright: warning: model.{line}", file=sys.stderr)
     return spec
 
@@ -131,26 +131,26 @@ def _train(
     return _run(folder, options, since, layout)
 
 
-def _warn_of_ignored(asked: "RunSpec", resolved: "RunSpec") -> None:
-    """Print what was asked, but is decided already otherwise."""
+def _warn_of_ignored(requested: "RunSpec", resolved: "RunSpec") -> None:
+    """Print warnings of settings ignored by a started run."""
     from archwright.spec.overrides import toml_value
 
     ignored = []
     for name in ("machine", "probes"):
-        table, decided = getattr(asked, name), getattr(resolved, name).model_dump()
+        table, decided = getattr(requested, name), getattr(resolved, name).model_dump()
         for key, value in table.model_dump().items():
             if value not in (type(table).model_fields[key].default, decided[key]):
                 ignored.append((f"{name}.{key}: {toml_value(value)}", toml_value(decided[key])))
-    if asked.loggers and {*asked.loggers} != {*resolved.loggers}:
-        names = ", ".join(asked.loggers)
+    if requested.loggers and {*requested.loggers} != {*resolved.loggers}:
+        names = ", ".join(requested.loggers)
         ignored.append((f"loggers: {names}", ", ".join(resolved.loggers) or "none"))
-    for setting, kept in ignored:
-        warning = f"{setting} is ignored: this run already started with {kept}"
+    for setting, actual in ignored:
+        warning = f"{setting} is ignored: this run already started with {actual}"
         print(f"archwright: warning: {warning}", file=sys.stderr)
 
 
 def _follow(parser: Parser, words: Sequence[str]) -> int:
-    """Do what the first of several processes says, which alone tells of mistakes in the words."""
+    """Run as a rank other than 0; rank 0 reports mistakes."""
     try:
         options, _ = parser.parse_with_parts(words)
     except UserError:
@@ -185,7 +185,7 @@ def _run(
     try:
         complete(folder, quiet=options.quiet, verbose=options.verbose, since=since, layout=layout)
         if was_finished:
-            open_run(folder.path)  # whose weights may be gone, or damaged
+            open_run(folder.path)  # reports missing or damaged weights
     except Stopped as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal
@@ -198,6 +198,6 @@ def _run(
         from archwright.reporting.terminal import print_result
 
         if was_finished:
-            print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
+            print(f"{folder.path} is finished already; its results:", file=sys.stderr)
         print_result(folder)
     return 0

@@ -52,7 +52,7 @@ def test_a_damaged_cache_is_told_shown_and_emptied(
     [
         (("clean", "--older-than", "x"), '--older-than: found "x"; expected a time, such as'),
         (("clean", "--older-than", "3steps"), '--older-than: found "3steps"; expected a time'),
-        (("--older-than", "3d"), "--older-than: goes with archwright cache clean"),
+        (("--older-than", "3d"), "--older-than: only for archwright cache clean"),
         (("empty",), 'found "empty"; expected clean'),
     ],
 )

@@ -49,7 +49,7 @@ def test_laws_that_wait_are_counted(place: Path, capsys: pytest.CaptureFixture[s
     assert main(["check", "mine.py"]) == 1
     lines = capsys.readouterr().out.splitlines()
     (waiting,) = [line for line in lines if line.startswith("waiting")]
-    assert waiting == "waiting  16 more, until that is mended"
+    assert waiting == "waiting  16 more, until that is fixed"
     assert lines[-1] == "mine.py: 1 law is broken"
 
 

@@ -116,8 +116,8 @@ def test_what_cannot_be_exported_is_said_before_and_after(
 def test_a_checkpoint_is_no_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "llama"]) == 2
     told = capsys.readouterr().err
-    assert "archwright import llama makes a run to go on from" in told
-    assert "archwright train llama/config.json trains its architecture from fresh" in told
+    assert "archwright import llama makes a run to continue from" in told
+    assert "archwright train llama/config.json trains its architecture from scratch" in told
     with pytest.raises(aw.UserError, match=r"archwright import llama.*hf\.load_spec"):
         aw.load("llama")
 

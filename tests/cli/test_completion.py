@@ -174,7 +174,7 @@ def test_what_can_be_explained(monkeypatch: pytest.MonkeyPatch, complete: Comple
     monkeypatch.setattr(explain, "numbers_of_option", lambda name: [])
     known = listing("choices")
     for word in {*complete("explain "), *complete("explain norm.")}:
-        assert list(explain_verb._found(word, known)), word
+        assert list(explain_verb._explanations(word, known)), word
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,14 @@ from archwright.spec.errors import UserError
 def test_words_of_the_field_are_explained(words: tuple[str, ...], first: str) -> None:
     known = listing("choices")
     for word in words:
-        (lines, *_), *_ = explain_verb._found(word, known)
+        (lines, *_), *_ = explain_verb._explanations(word, known)
         assert lines[0] == first
 
 
 @pytest.mark.parametrize("word", ["", " ", "-", "model."])
 def test_no_word_is_no_axis(word: str) -> None:
     with pytest.raises(UserError, match="expected a kind, an option, an axis"):
-        [*explain_verb._found(word, listing("choices"))]
+        [*explain_verb._explanations(word, listing("choices"))]
 
 
 def test_every_word_of_the_notes_is_explained() -> None:
@@ -46,7 +46,7 @@ def test_every_word_of_the_notes_is_explained() -> None:
         "cross-entropy, sgd, flops, precision, data"
     )
     for word in words.split(", "):
-        assert list(explain_verb._found(word, listing("choices"))), word
+        assert list(explain_verb._explanations(word, listing("choices"))), word
 
 
 def test_commands_of_a_choice_from_outside_name_its_file(

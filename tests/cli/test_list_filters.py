@@ -70,7 +70,7 @@ def test_a_word_of_a_cell_is_a_whole_word(capsys: pytest.CaptureFixture[str]) ->
         ("mixer=latnt", 'Did you mean "latent"?'),
         ("mxer=latent", 'Did you mean "mixer"?'),
         ("attention.msk.kind=causal", 'Did you mean "attention.mask.kind"?'),
-        ("norm>=3", "norm>=3: norm is no number; expected norm=VALUE or norm!=VALUE"),
+        ("norm>=3", "norm>=3: norm is not a number; expected norm=VALUE or norm!=VALUE"),
         ("year>=new", 'year>=new: found "new"; expected a number, such as 7B'),
         ("year", 'quote what holds < or >: "year>=VALUE"'),
         ("year=", "year=: expected a value"),

@@ -94,7 +94,7 @@ def test_final_weights_deleted_and_a_checkpoint_damaged(
     assert main([*same_run(trained), "--out", "run"]) == 0
     damaged, finished = capsys.readouterr().err.splitlines()
     assert "is damaged: " in damaged
-    assert finished == "run is finished already; this is what it reached."
+    assert finished == "run is finished already; its results:"
 
 
 @pytest.mark.slow

@@ -122,9 +122,7 @@ def test_a_file_that_is_there_stays(place: Path, capsys: pytest.CaptureFixture[s
     for name in ("mine.py", "link.py"):
         assert main(["new", "norm", name]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == (
-            f"archwright: {name}: is there already, and stays as it is; give another name"
-        )
+        assert line == (f"archwright: {name}: already exists; give another name")
     assert (place / "mine.py").read_text("utf-8") == "mine"
     assert not (place / "nowhere.py").exists()
 

@@ -100,7 +100,7 @@ def test_several_processes(
         (("modern", "--processes", "two"), '--processes: found "two"; expected a whole number'),
         (
             ("modern", "data.text=-", "--processes", "2"),
-            '--processes: found 2 beside the text "-"; standard input is read by one process',
+            '--processes: found 2 with the text "-"; standard input is read by one process',
         ),
     ],
 )

@@ -59,7 +59,9 @@ def test_a_model_of_any_size_is_counted(capsys: pytest.CaptureFixture[str]) -> N
         main(["profile", "llama-3-70b", "--dry-run", "--batch-size", "2", "--length", "4096"]) == 0
     )
     first, _, head, *rows = capsys.readouterr().out.splitlines()
-    assert first == "llama-3-70b: 70.6B parameters, 2 rows of 4,096 tokens; counted, not measured"
+    assert (
+        first == "llama-3-70b: 70.6B parameters, 2 sequences of 4,096 tokens; counted, not measured"
+    )
     assert head.split()[:4] == ["part", "forward", "backward,", "update"]
     table = {row[:30].split("  ")[0]: row for row in rows[: rows.index("")]}
     expected = 2 * 4096 * flops_per_token(build(load("llama-3-70b"), device="meta"), 4096)

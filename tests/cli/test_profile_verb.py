@@ -21,7 +21,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(SMALL) == 0
     out = capsys.readouterr().out
     first, _, head, *rows = out.splitlines()
-    assert "2 rows of 32 tokens, fp32, eager kernel, cpu" in first
+    assert "2 sequences of 32 tokens, fp32, eager kernel, cpu" in first
     assert head.split() == [
         "part",
         "ms",

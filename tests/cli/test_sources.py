@@ -62,7 +62,8 @@ WRONG = {
     "generate pairs --prompt abc": f"--source: {NO_SOURCE}",
     "generate masked --prompt the": "model: found a mask with which tokens see later ones (Full), as in an encoder; "
     "expected a decoder or an encoder-decoder",
-    "generate pairs --source a --source-file text.txt": "--source-file: given beside --source; expected one of them",
+    "generate pairs --source a --source-file text.txt": "--source-file: given together with --source; "
+    "expected one of them",
     "generate pairs --source-file none.txt": '--source-file: cannot read "none.txt": No such file or directory',
     "generate pairs --source a --num-beams 0": "--num-beams: found 0; expected 1 to 1,024",
     "generate pairs --source a --num-beams 3 --length-penalty nan": "--length-penalty: found nan; expected -10 to 10",
@@ -76,10 +77,11 @@ WRONG = {
     "eval pairs --pairs half.jsonl": '--pairs: "half.jsonl" line 1: "target": found none; expected a text',
     "eval pairs --text text.txt": "--text: pairs was trained on pairs of a source and a target; leave it out to judge "
     "on held-out pairs, or give others: archwright eval pairs --pairs FILE",
-    "eval pairs --pairs pairs.tsv --text text.txt": "--text: given beside --pairs; expected one of them",
-    "eval pairs --pairs pairs.tsv --stride 4": "--stride: given beside --pairs, which are read whole; leave it out",
-    "eval pairs --answers": "--answers: given without --pairs, whose sources would be answered",
-    "eval pairs --pairs pairs.tsv --num-beams 2": "--num-beams: given without --answers, which it is a setting of",
+    "eval pairs --pairs pairs.tsv --text text.txt": "--text: given together with --pairs; expected one of them",
+    "eval pairs --pairs pairs.tsv --stride 4": "--stride: has no effect on --pairs, which are not cut "
+    "into windows; leave it out",
+    "eval pairs --answers": "--answers: expected --pairs, a file with the sources to answer",
+    "eval pairs --pairs pairs.tsv --num-beams 2": "--num-beams: a setting of --answers; add --answers or leave it out",
     "train pairs objective.kind=span_corruption data.text=text.txt --out new": 'objective.sentinel: found '
     '"<extra_id_0>"; expected a special token of the tokenizer, or add it to data.tokenizer.special_tokens.',
     "train modern data.pairs=half.tsv model.encoder.kind=stack model.cross_attention.kind=softmax": 'data.pairs: '

@@ -313,7 +313,7 @@ def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> Non
     active = total - 4 * 2 * 3 * 64 * 224
     assert card.startswith(f"mixtral-8x7b-tiny, {total / 1e6:.2f}M parameters Jiang et al., 2024")
     assert f"feed-forward {experts / 1e3:.0f}k" in card
-    assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k of one token" in card
+    assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k per token" in card
     assert "mixture of experts, 2 of 4, expert SwiGLU (d_ff 224)" in card
 
 

@@ -250,7 +250,7 @@ def test_a_dry_run_refuses_what_training_would(
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("list",), '"list": torchrun starts several processes, which train alone can use'),
+        (("list",), '"list": torchrun starts several processes, but only train supports them'),
         (("train", "--oops"), "--oops"),
         (("train", "modern", "scale.shard=3"), "scale: found scale.shard=3 of 2 processes"),
         (("train", "modern", "batch_size=3"), "batch_size: found 3; expected a multiple of 2"),
