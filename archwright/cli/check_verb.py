@@ -20,7 +20,8 @@ Check files and report all mistakes, with suggested fixes.
   FILE.py     your own choices for --parts: each must obey the laws of its axis. A small model with it must
               build, train, save, hide later tokens from earlier ones, and compute the same outputs for a
               sequence alone, in chunks and packed. An optimizer must follow its schedule and resume bit for
-              bit. Batches of an objective must depend only on (seed, step). The file is executed, so trust it.
+              bit. Batches of an objective must depend only on (seed, step). The file is executed, so trust
+              it.
 
 With --widths, MODEL KEY=VALUE ... is trained for 10 steps at each width (model.dim) on its text, by default
 with 2 layers and 4 sequences of 64 tokens. The table has the root-mean-square changes of the outputs of the

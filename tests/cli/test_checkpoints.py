@@ -145,7 +145,7 @@ def test_an_architecture_needs_config_json_alone(
     assert main(["import", "llama"]) == 2
     told = capsys.readouterr().err
     assert "no weights" in told
-    assert "show, diff and train take the folder, for its architecture alone" in told
+    assert "can be used without weights, by archwright show, diff and train" in told
     assert not Path("runs").exists()
 
 
