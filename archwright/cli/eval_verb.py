@@ -10,11 +10,11 @@ from archwright.cli.parser import Parser, as_options, check_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
-Evaluate a trained model on text. Every document starts with the token for the beginning of a text (end-of-
-text, except in some imported models). A next-token model predicts each token once; bits per byte are the
-total nats divided by ln 2 and the number of UTF-8 bytes. A run on a task, such as data.text=mqar, is
-evaluated on held-out examples (accuracy and nats per answer), and a run on pairs (data.pairs) on held-out
-pairs. For encoder-decoders, --pairs measures the loss of targets, in nats per predicted token, and
+Evaluate a trained model on text. Every document starts with the token for the beginning of a text
+(end-of-text, except in some imported models). A next-token model predicts each token once; bits per byte
+are the total nats divided by ln 2 and the number of UTF-8 bytes. A run on a task, such as data.text=mqar,
+is evaluated on held-out examples (accuracy and nats per answer), and a run on pairs (data.pairs) on
+held-out pairs. For encoder-decoders, --pairs measures the loss of targets, in nats per predicted token, and
 --answers the generated answers."""
 
 EXAMPLES = """\
