@@ -111,7 +111,8 @@ class Command:
         words += [word for word in study.common if word not in default.common]
         for name in OPTIONS:
             value = getattr(study, name)
-            if value != getattr(default, name):
+            # An advised budget is shown, also if it is the default.
+            if value != getattr(default, name) or (name == "budget" and name in changes):
                 flag = name.replace("_", "-")
                 if isinstance(value, bool):
                     words.append(f"--{flag}" if value else f"--no-{flag}")

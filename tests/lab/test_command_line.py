@@ -118,6 +118,11 @@ def test_a_command_with_another_budget_asks_for_the_same_study(tmp_path: Path) -
     assert line == "archwright compare studies/given/study.toml --budget 9m"
 
 
+def test_an_advised_budget_is_shown_even_if_it_is_the_default() -> None:
+    command = Command(study_of("modern", ":norm.kind=layer", budget="3m"), Path("x"))
+    assert command.again(budget=StudySpec().budget).endswith("--budget 10m")
+
+
 def test_another_rate_is_given_to_one_variant_or_where_words_cannot_to_all() -> None:
     words = study_of("modern", ":norm.kind=layer,optimizer.lr=1", "textbook")
     asked, key = Command(words, Path("studies/x")), "optimizer.lr=0.3"
