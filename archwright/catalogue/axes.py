@@ -80,7 +80,7 @@ FELLOWS = (
     "model.head.predicts=replaced",
     "model.attention.mask.kind=full",
 )
-"""Assignments that only train together."""
+"""Assignments that can only be trained together."""
 
 UNLISTED = {"kind", "name", "source", "sources", "loggers", "parts"}
 """Fields that hold names or records, not choices."""
@@ -93,7 +93,7 @@ class Option:
     owner: type[Spec]
     name: str
     asks: tuple[str, ...]
-    """Assignments with an example value."""
+    """Assignments that set the option to an example value."""
     default: str
     values: str
     opens: str
@@ -172,7 +172,7 @@ def sentence(text: str | None) -> str:
 
 @cache
 def refusal(asks: tuple[str, ...]) -> str:
-    """Return the error of untrainable assignments, or an empty string."""
+    """Return the error if assignments cannot be trained with the base preset, else an empty string."""
     try:
         enforce_run(_base_run().override(*asks))
     except UserError as error:
@@ -281,7 +281,7 @@ def _base_run() -> RunSpec:
 
 
 def _belongs(cls: type[Spec], option: Option) -> bool:
-    """True if the default is missing or does not fit the base preset."""
+    """True if the command must set an option: its default is missing or does not fit the base preset."""
     field = cls.model_fields.get(option.name)
     if field is None:
         return False

@@ -6,7 +6,7 @@ from archwright.spec.model_spec import LayerSpec
 from archwright.spec.residuals import Groups, PerBranch, Residual
 
 NAMES = {"feedforward": "feed-forward", "cross_attention": "cross-attention"}
-"""Displayed names of branches that differ from the field names."""
+"""Displayed names of branches, if they differ from the field names."""
 
 
 def diagram(layer: LayerSpec, norm: str) -> list[str]:

@@ -11,7 +11,7 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True)
 class Counts:
-    """Number of parameters by part, and number active for one token."""
+    """Number of parameters by part, and the number that one token uses."""
 
     parts: dict[str, int]
     active: int
@@ -60,7 +60,7 @@ def _table(spec: ModelSpec) -> int:
 
 
 def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
-    """Return parameter counts by part, and parameters inactive for one token."""
+    """Return parameter counts by part, and the number of parameters that a token does not use."""
     dim, vocab_size, kinds = spec.dim, int(spec.vocab_size), spec.layers.names(spec.num_layers)
     layers, sum_width = [spec.layers_by_kind[name] for name in kinds], spec.embedding.sum_width(dim)
     parts = {
@@ -100,7 +100,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
 
 
 def _relatives(layers: list[LayerSpec], dim: int) -> int:
-    """Return the parameter count of positions shared by attentions of equal size."""
+    """Return the parameter count of relative positions, which attentions of equal size share."""
     counts: dict[Hashable, int] = {}
     for layer in layers:
         attention = layer.attention

@@ -21,6 +21,6 @@ MEMORY = {
 
 
 def part_title(part: str) -> str:
-    """Return the title of a part, after the prefix of its stack."""
+    """Return the title of a part; a prefix for its stack stays."""
     stack, colon, name = part.rpartition(": ")
     return f"{stack}{colon}{TITLES.get(name, name.replace('_', ' '))}"

@@ -67,7 +67,7 @@ NAMES = {
 """Displayed names of fields, if they differ from the key."""
 
 BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
-"""Options without effect if another choice is "none"."""
+"""Option -> choice. The option has no effect if that choice is "none"."""
 ENDINGS = {"qk_norm_position": " positions"}
 SWITCHES = {("tied", False): "untied", ("normalize_weights", False): "not renormalised"}
 ALWAYS = {

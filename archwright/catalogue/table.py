@@ -1,6 +1,6 @@
 """The table of architectures: one row per model, derived from its spec.
 
-Columns read options by name, so that plug-ins with options of the same names fill them.
+A column reads an option by its name, so that plug-ins with an option of this name also fill it.
 """
 
 import re
@@ -43,7 +43,7 @@ class Column:
     meaning: str
     cell: Callable[[ModelSpec], str]
     brief: bool = False
-    """Whether the terminal table includes it."""
+    """True if the terminal table includes the column."""
 
 
 def rows() -> list[Row]:
@@ -66,7 +66,7 @@ def row_of(spec: ModelSpec) -> Row:
 
 
 def year(source: str) -> str:
-    """Return the first year in a source, or an empty string."""
+    """Return the first year in a source; empty if there is none."""
     match = re.search(r"\b(19|20)\d\d\b", source)
     return match.group() if match else ""
 
@@ -268,4 +268,4 @@ COLUMNS = {
     "vocabulary": Column("Rows of the embedding.", lambda spec: str(spec.vocab_size)),
     "context": Column("Longest sequence, in tokens.", lambda spec: str(spec.context_length)),
 }
-"""Columns after the name of the model."""
+"""Columns of the table, after the first one with the name of the model."""

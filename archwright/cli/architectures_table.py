@@ -82,7 +82,7 @@ def _short(record: Record) -> Record:
 
 
 def print_fitting(rows: list[list[str]], hint: str = "") -> None:
-    """Print the columns within the terminal's width, then the names of the rest.
+    """Print the columns that fit into the terminal's width, then the names of the other columns.
 
     The width is unlimited without a terminal or COLUMNS."""
     width = max(LEAST_WIDTH, shutil.get_terminal_size((ENDLESS, 24)).columns)

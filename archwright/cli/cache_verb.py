@@ -1,4 +1,4 @@
-"""The command `archwright cache`."""
+"""The command `archwright cache`: list or clean the cache."""
 
 import time
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ def card(
     counts: Counts,
     costs: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield a model's card; sources from outside `file` name their file."""
+    """Yield the lines of a model's card. A source in another file than `file` is shown with the name of that file."""
     encoder = spec.encoder_model
     generator = spec.generator_model
     if generator is not None:
@@ -81,7 +81,7 @@ def _norm(layer: LayerSpec) -> str:
 
 
 def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
-    """Yield the diagram of each layer kind, and differences from the first."""
+    """Yield a diagram and the choices of each layer kind, without choices that equal those of the first kind."""
     at = f"{stack}, " if stack else ""
     numbers = Counter(spec.layers.names(spec.num_layers))
     words, resolved = layer_words(spec), spec.resolved()

@@ -1,4 +1,4 @@
-"""The command `archwright check`."""
+"""The command `archwright check`: check models, runs, studies and choices for mistakes."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the results of checks; return 1 for a broken law."""
+    """Print the results of checks; return 1 if a choice breaks a law."""
     parser = Parser("check", ABOUT, EXAMPLES)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a .toml file, or a .py file")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of files")
@@ -162,7 +162,7 @@ def _located(file: str, line: str) -> str:
 
 
 def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
-    """Print output changes by width; return 1 if they depend on it."""
+    """Print the change of each part's output for every width; return 1 if a change depends on the width."""
     from archwright.progress import Progress
     from archwright.spec.rules import suspicions
     from archwright.spec.study_spec import StudySpec
@@ -205,9 +205,9 @@ def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
 
 
 def _requested_run(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":
-    """Return the requested run; sizes without an assignment are reduced.
+    """Return the requested run, with smaller sizes except for assigned ones.
 
-    With more tokens than coordinates, changes depend on the width even under muP.
+    If a batch has more tokens than the model has coordinates, changes depend on the width even under muP.
     """
     from archwright.cli.models import requested_run
     from archwright.spec.overrides import assigned

@@ -1,4 +1,4 @@
-"""The command `archwright compare`."""
+"""The command `archwright compare`: train variants of a model and compare them."""
 
 import argparse
 import sys

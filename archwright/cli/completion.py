@@ -23,16 +23,16 @@ from archwright.spec.other_names import CHOICES
 
 Node = dict[str, Any]
 Completer = Callable[[str, str, Namespace], Iterable[str]]
-"""Function from a prefix, the verb and the previous words to completions."""
+"""Function that returns the completions of a prefix, from the verb and the previous words."""
 
 ROOMS = {
     "train": ("runs", "models"),
     "prepare": ("runs", "models"),
     "compare": ("studies", "models"),
 }
-"""Folders of presets by verb (default: models, and run folders)."""
+"""Preset folders with the names that a verb completes (default: models, and run folders)."""
 OF_MODELS = ("show", "diff")
-"""Verbs with keys of models only."""
+"""Verbs that accept only the keys of models."""
 UNLISTED = {"name", "source", "sources", "base", "parts"}
 """Keys of TOML files, excluded from completion."""
 

@@ -1,4 +1,4 @@
-"""The command `archwright completion`."""
+"""The command `archwright completion`: print the script for tab completion in a shell."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ EXAMPLES = """\
   eval "$(archwright completion bash)"       for this shell only"""
 
 ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"
-"""Starts the completion system of zsh, in case .zshrc does not."""
+"""Commands that start the completion system of zsh, in case .zshrc does not."""
 
 
 def run(words: Sequence[str]) -> int:

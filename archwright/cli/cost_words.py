@@ -16,7 +16,7 @@ COSTS = {
 """Column, formatter and explanation of each cost."""
 
 Costs = Mapping[str, int | None]
-"""Costs by column of `list --wide`; None: no such cost."""
+"""Costs by column of `list --wide`; None if the model has no such cost."""
 
 
 def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | None:

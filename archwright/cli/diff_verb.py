@@ -1,4 +1,4 @@
-"""The command `archwright diff`."""
+"""The command `archwright diff`: print the differences between two models."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The command `archwright eval`."""
+"""The command `archwright eval`: evaluate a run on texts."""
 
 import argparse
 import json
@@ -110,7 +110,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise a UserError for options that exclude or need each other."""
+    """Raise a UserError if options exclude each other, or if an option that another requires is missing."""
     lines = []
     if options.pairs and options.text:
         lines.append("--text: given together with --pairs; expected one of them")

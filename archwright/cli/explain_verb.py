@@ -1,4 +1,4 @@
-"""The command `archwright explain`."""
+"""The command `archwright explain`: explain a kind, axis, option or term."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ def _of_axis(section: Section) -> list[str]:
 
 
 def _of_word(word: str, sections: Sequence[Section]) -> list[str]:
-    """Return the glossary's entry, or else models of that name."""
+    """Return the glossary's entry for a word or, if there is none, the models with that name."""
     glossary = listing("glossary")
     for term, meaning in glossary.items():
         if plain(word) in map(plain, term.split(", ")):

@@ -1,4 +1,4 @@
-"""The command `archwright export`."""
+"""The command `archwright export`: write the model of a run as a folder for transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command `archwright generate`."""
+"""The command `archwright generate`: generate text with the model of a run."""
 
 import re
 import sys

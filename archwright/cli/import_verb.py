@@ -1,4 +1,4 @@
-"""The command `archwright import`."""
+"""The command `archwright import`: turn a Hugging Face checkpoint into a run."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command `archwright list`."""
+"""The command `archwright list`: print tables of models, recipes, studies, choices, families or runs."""
 
 import argparse
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ def listing(name: str) -> Any:
 
 
 def published_costs() -> dict[str, dict[str, int | None]]:
-    """Return the costs of published models by column; None: no such cost."""
+    """Return the costs of published models by column; None if a model has no such cost."""
     costs: dict[str, dict[str, int | None]] = _read("costs")
     return costs
 

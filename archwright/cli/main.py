@@ -76,7 +76,7 @@ OTHER_VERBS = {
 """Suggested commands, by verbs of other programs."""
 
 QUICK = {"report", "list", "show", "diff", "cache", "schema", "new", "completion"}
-"""Fast verbs, without an import of torch."""
+"""Verbs that are fast because they do not import torch."""
 PATIENCE = 1.5
 """Seconds without output before a slow verb reports that it is working."""
 
@@ -225,7 +225,7 @@ def _mistake(*lines: str) -> int:
 
 
 def _each_once() -> Callable[..., None]:
-    """Return a `warnings.showwarning` to print each message once."""
+    """Return a replacement of `warnings.showwarning` that prints each message once."""
     printed: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

@@ -25,9 +25,9 @@ MOST_NAMED = 12
 SWITCHES = {"true": "yes", "false": "no"}
 
 Index = Mapping[str, Mapping[str, str]]
-"""Names of models, separated by blanks, by path and value."""
+"""Index[path][value]: names of the models with this value, separated by blanks."""
 Texts = dict[str, list[str]]
-"""Values by model; empty for models with unknown values."""
+"""Values of each model, by its name; empty if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Filter:
         """Return the names of matching models.
 
         Raises:
-            UserError: unknown key or value, or an order of values that are not numbers.
+            UserError: unknown key or value, or `<`, `>` with something that is not a number.
         """
         sources = _sources(self.key, records, index)
         if self.order in ORDERS:
@@ -129,7 +129,7 @@ def _read(word: str) -> Filter:
 
 
 def _sources(key: str, records: Sequence[Record], index: Index) -> list[tuple[bool, Texts]]:
-    """Return (from a column, values by model) for each match of a key."""
+    """Return (True for a column of the table, values by model) for each column or path that a key matches."""
     sources: list[tuple[bool, Texts]] = []
     columns = [name for name in records[0] if name != "unpublished"]
     if key in columns:
@@ -162,7 +162,7 @@ def _paths(key: str, index: Index) -> list[str]:
 
 
 def _pieces(record: Record, column: str) -> list[str]:
-    """Split a cell into values, as a model's layers may differ."""
+    """Split a cell into values; there are several if the model's layers differ."""
     cell = record.get(column, "")
     if not cell:
         return [] if record["unpublished"] else ["none"]
@@ -186,7 +186,7 @@ def _number(text: str) -> float | None:
 
 
 def named_like(records: Sequence[Record], word: str) -> list[Record]:
-    """Return the models with a word in their names."""
+    """Return the models with names that contain a word."""
     return [record for record in records if word.lower() in record["model"]]
 
 

@@ -87,7 +87,7 @@ def _objective(loaded: Loaded) -> str:
 
 
 def _exportable(spec: ModelSpec) -> Iterator[str]:
-    """Yield the export family of a model, or the choices blocking it."""
+    """Yield the family in which a model can be exported, or the choices that prevent its export."""
     from archwright.hf import nearest_fit
 
     fit = nearest_fit(spec)
@@ -126,7 +126,7 @@ def _values(
 
 
 def _set_here(assignments: Sequence[str], values: Mapping[str, object]) -> dict[str, Origin]:
-    """Return origins of assigned values; other options of assigned kinds are defaults."""
+    """Return the origins of assigned values. If a kind is assigned, its other options are defaults."""
     keys = {assignment.partition("=")[0].strip() for assignment in assignments}
     origins = {}
     for path in values:
@@ -138,7 +138,7 @@ def _set_here(assignments: Sequence[str], values: Mapping[str, object]) -> dict[
 
 
 def _counts(spec: ModelSpec) -> Counts:
-    """Return parameter counts; builds the model if it has choices from outside."""
+    """Return parameter counts; a model with choices from outside the package is built for this."""
     if (counts := parameter_counts(spec)) is not None:
         return counts
     from archwright.planning.counts import counts_of

@@ -91,7 +91,7 @@ def check_words(name: str, words: Sequence[str], *, run: bool) -> None:
     """Check the assignments of a model, or of a run if `run`.
 
     Raises:
-        UserError: a model, a file, a key of a run, or blanks around an equals sign.
+        UserError: a word is a model or a file, sets a key of a run in a model, or is a separate equals sign.
     """
     lines = []
     for word in words:

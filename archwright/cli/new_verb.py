@@ -1,4 +1,4 @@
-"""The command `archwright new`."""
+"""The command `archwright new`: write a file to start from."""
 
 import keyword
 import re
@@ -45,7 +45,7 @@ KEYS = {
     "optimizer": "optimizer.kind",
     "objective": "objective.kind",
 }
-"""Keys of choices by kind of file."""
+"""Key that selects the choice in a new file, by kind of file."""
 KINDS = (*KEYS, "model")
 OTHERS = {
     **dict.fromkeys(("softmax", "mha", "gqa"), "attention"),
@@ -55,7 +55,7 @@ OTHERS = {
     "loss": "objective",
     **dict.fromkeys(("architecture", "preset"), "model"),
 }
-"""Kinds of files by alternative names."""
+"""Kind of file, by its alternative names."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from archwright.runs import RunFolder
 
 OPTION = re.compile(r"-(?!\d|\.\d)\S+$")
-"""Options, but not values such as "- item", -1T and -.5."""
+"""Pattern of options; values such as "- item", -1T and -.5 do not match."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with UserError for all mistakes."""
+    """An argument parser that raises a UserError for every mistake."""
 
     def __init__(self, verb: str, about: str, examples: str = "") -> None:
         super().__init__(

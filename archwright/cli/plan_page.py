@@ -53,7 +53,7 @@ def page(plan: Plan) -> Iterator[str]:
 
 
 def side_by_side(plans: Mapping[str, Plan]) -> Iterator[str]:
-    """Yield a table with a column per model, and the numbers' evidence."""
+    """Yield the lines of a table with a column per model, and a column with the basis of the numbers."""
     yield devices(next(iter(plans.values())))
     heads = {
         name: name if len(name) <= LONGEST_HEAD else f"[{number}]"
@@ -83,7 +83,7 @@ def devices(plan: Plan) -> str:
 
 
 def section(title: str, rows: Iterable[Figure]) -> Iterator[str]:
-    """Yield the lines of a section: labels, values and evidence."""
+    """Yield the lines of a section: labels, values, and the basis of each value."""
     table = [(row.label, row.text, row.remark) for row in rows]
     yield from ("", title)
     yield from (f"  {line}" for line in fmt.columns(table, first_width=23))

@@ -1,4 +1,4 @@
-"""The command `archwright plan`."""
+"""The command `archwright plan`: print the costs of training and serving a model."""
 
 import json
 import sys

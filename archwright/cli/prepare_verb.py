@@ -1,4 +1,4 @@
-"""The command `archwright prepare`."""
+"""The command `archwright prepare`: make the tokenizer and tokens of a run before training."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Tokenize the text of a run, and print the folders."""
+    """Tokenize the text of a run, and print the folders of tokenizer and tokens."""
     since = time.perf_counter()
     parser = Parser("prepare", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help="recipe, model, or TOML file")

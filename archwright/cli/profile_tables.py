@@ -1,4 +1,4 @@
-"""Output of `archwright profile`: counted steps, and several models side by side."""
+"""Tables of `archwright profile`: FLOPs and bytes of a step (counted, not measured), and several models compared."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from archwright.training.profiling import PartProfile, Profile
 
 NOTABLE = 1.1
-"""Minimum ratio of times for a remark on a part."""
+"""Minimum ratio of a part's times in two models for a remark."""
 
 
 @dataclass(frozen=True)
 class CountedStep:
-    """FLOPs and bytes of a training step by part, without measurement."""
+    """FLOPs and bytes of each part of a training step, counted without measurement."""
 
     name: str
     num_parameters: int
@@ -83,7 +83,7 @@ class CountedStep:
 def counted_step(
     name: str, run: "RunSpec", batch_size: int, length: int | None, precision: str, kernel: str
 ) -> CountedStep:
-    """Count a training step of a model built without memory."""
+    """Count the FLOPs and bytes of a training step; the model is built on the meta device."""
     from archwright.model.build import build
     from archwright.planning.plans import refuse_positions
     from archwright.planning.roofline import operators
@@ -134,7 +134,7 @@ def side_by_side(profiles: Mapping[str, "Profile"]) -> Iterator[str]:
 
 
 def _inverted(parts: Mapping[str, Mapping[str, "PartProfile"]]) -> Iterator[str]:
-    """Yield a remark for each part with fewer FLOPs but more time."""
+    """Yield a remark for each part that has fewer FLOPs in one model than in another, but takes more time."""
     for slower, faster in permutations(parts, 2):
         for part in parts[slower].keys() & parts[faster].keys():
             mine, theirs = parts[slower][part], parts[faster][part]

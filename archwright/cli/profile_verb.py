@@ -1,4 +1,4 @@
-"""The command `archwright profile`."""
+"""The command `archwright profile`: print the time, FLOPs and bytes of each part of a training step."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ KERNELS = ("auto", "eager", "sdpa", "blockwise")
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a profile of each model by part."""
+    """Print the time, FLOPs and bytes of a training step by part, for each model."""
     parser = Parser("profile", ABOUT, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="a model or a TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")

@@ -1,4 +1,4 @@
-"""The command `archwright report`."""
+"""The command `archwright report`: write the page of one or more runs."""
 
 from collections.abc import Sequence
 from pathlib import Path

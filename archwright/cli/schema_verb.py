@@ -1,4 +1,4 @@
-"""The command `archwright schema`."""
+"""The command `archwright schema`: print the JSON schema of a kind of file."""
 
 import json
 from collections.abc import Sequence

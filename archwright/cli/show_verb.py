@@ -1,4 +1,4 @@
-"""The command `archwright show`."""
+"""The command `archwright show`: print a model's layers, choices, parameters and costs, or its values."""
 
 from collections.abc import Sequence
 

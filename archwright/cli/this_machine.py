@@ -67,7 +67,7 @@ def say(line: str) -> None:
 
 
 def rows(step: MeasuredStep, tokens: float | None = None) -> Iterator[Figure]:
-    """Yield a step's memory and time, and the training time of `tokens`."""
+    """Yield a step's memory and time, and the time to train on `tokens` at its speed."""
     run = step.run
     sequences = f"{run.batch_size:,} sequences of {run.model.context_length:,} tokens"
     what = f"weights, gradients, optimizer and activations; {fmt.size(step.free)} are free"
@@ -91,7 +91,7 @@ def rows(step: MeasuredStep, tokens: float | None = None) -> Iterator[Figure]:
 
 
 def record(step: MeasuredStep, tokens: float) -> dict[str, Any]:
-    """Return a step and its training time as plain data."""
+    """Return a measured step, and the time to train on `tokens` at its speed, as plain data."""
     speed = step.tokens_per_second
     return {
         "batch_size": step.run.batch_size,

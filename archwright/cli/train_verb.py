@@ -1,4 +1,4 @@
-"""The command `archwright train`."""
+"""The command `archwright train`: train a model, or resume a run."""
 
 import argparse
 import os

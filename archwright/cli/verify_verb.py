@@ -1,4 +1,4 @@
-"""The command `archwright verify`."""
+"""The command `archwright verify`: compare a checkpoint's outputs here and in transformers."""
 
 import json
 import math
@@ -18,7 +18,7 @@ EXAMPLES = """\
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a comparison of a checkpoint with transformers."""
+    """Print a comparison of a checkpoint's outputs here and in transformers."""
     parser = Parser("verify", ABOUT, EXAMPLES)
     parser.add_argument("folder", metavar="FOLDER", help="a checkpoint in Hugging Face's layout")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -32,7 +32,7 @@ class TextLengths(NamedTuple):
     target: float
     """Target tokens per text token; 1 if there are no separate targets."""
     share: float = 1.0
-    """Text tokens per token in the run's token count."""
+    """Text tokens per token that the run counts; less than 1 if it counts padding."""
 
 
 class BatchSource(Protocol):
@@ -43,7 +43,7 @@ class BatchSource(Protocol):
         """Lengths of texts; None if each row is one text of context length."""
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return a rank's rows of the batch of a step."""
+        """Return the rows of a step's batch that belong to a rank."""
 
 
 class Batches:
@@ -95,7 +95,7 @@ class Batches:
         self._num_offsets = len(tokens) - self.windows_per_epoch * self._stride - overlap + 1
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return a rank's rows of the batch of a step."""
+        """Return the rows of a step's batch that belong to a rank."""
         share = share_of(self.batch_size, rank, world_size)
         # Objectives draw random numbers for the full batch, so that batches do not depend on the world size.
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)

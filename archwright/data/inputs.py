@@ -13,14 +13,14 @@ IGNORE = -100
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a model's forward pass; None if absent.
+    """The arguments of a model's forward pass; an absent array is None.
 
     Shapes: [batch, length]; prefix_lengths [batch]; decoder arrays of an encoder-decoder [batch, decoder_length].
     """
 
     tokens: Array
     position_ids: Array | None = None
-    """Position of each token; default 0, 1, 2, ... over the real tokens of its document."""
+    """Position of each token; default 0, 1, 2, ... over the tokens of its document, without padding."""
     segment_ids: Array | None = None
     """Document of each token; tokens attend only within their document."""
     padding_mask: Array | None = None
@@ -36,7 +36,7 @@ class Inputs:
     decoder_padding_mask: Array | None = None
 
     def given(self) -> dict[str, Array]:
-        """Return the present arrays by name, as keyword arguments for a model."""
+        """Return the arrays that are not None, by name, as keyword arguments for a model."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: array for name, array in arrays.items() if array is not None}
 

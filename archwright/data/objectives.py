@@ -34,7 +34,7 @@ Windows are `tokens` [batch, window_length], with `segment_ids` and `position_id
 
 
 class Vocabulary(NamedTuple):
-    """The properties of a tokenizer for objectives."""
+    """The properties of a tokenizer that objectives require."""
 
     size: int = 0
     """Largest id + 1."""
@@ -70,7 +70,7 @@ class Vocabulary(NamedTuple):
         return np.array([self.special_id(name, "objective.sentinel") for name in names])
 
     def special_id(self, name: str, key: str) -> int:
-        """Return the id of the special token in the user's setting `key`.
+        """Return the id of the special token `name`, the value of the user's setting `key`.
 
         Raises:
             UserError: the tokenizer has no such special token.
@@ -105,7 +105,8 @@ class Examples:
     """Builds batches of an objective from windows of text.
 
     Raises:
-        UserError: the objective has no part, or needs special tokens that the vocabulary lacks.
+        UserError: no implementation is registered for this kind of objective, or it needs special tokens that the
+            vocabulary lacks.
     """
 
     def __init__(
@@ -208,7 +209,10 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def replaced_tokens(spec: ReplacedTokens, vocabulary: Vocabulary) -> MakeBatch:
-    """As `masked_tokens`, always masked, with random numbers to sample the replacements."""
+    """Like `masked_tokens`, but every chosen token becomes the mask token.
+
+    The inputs also get a random number per masked position, with which the generator's replacement is sampled.
+    """
     masks = MaskedTokens(share=spec.share, kept=0.0, random=0.0, mask_token=spec.mask_token)
     masked = masked_tokens(masks, vocabulary)
 
@@ -287,7 +291,7 @@ def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
-    """As `span_corruption`, with a random denoiser per text and its mode token first."""
+    """Like `span_corruption`, with a random denoiser for each text. The source starts with its mode token."""
     sentinels = vocabulary.sentinels(spec.sentinels)
     modes = [
         [vocabulary.special_id(d.mode, "objective.denoisers")] if d.mode else []
@@ -383,7 +387,7 @@ def _of_texts(
 
 
 def _packed(documents: Sequence[Row], pair: Callable[[Row], Pair], room: int) -> list[Pair]:
-    """Return the pairs of the first documents; the last document is cut to fit."""
+    """Return the pairs of the first documents that fit into `room`; the last document is cut to fit."""
     pairs: list[Pair] = []
     left = np.array([room, room])
     for document in documents:
@@ -401,7 +405,7 @@ def _packed(documents: Sequence[Row], pair: Callable[[Row], Pair], room: int) ->
 
 
 def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
-    """Return the real tokens of each row."""
+    """Return the tokens of each row without padding."""
     if padding_mask is None:
         return [*tokens]
     return [row[real] for row, real in zip(tokens, padding_mask, strict=True)]

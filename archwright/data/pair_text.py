@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
 
 
 class PairText:
-    """One side's tokenized pairs, without pairs beyond the context (with a warning).
+    """Tokenized pairs of one side of the split. Pairs longer than the context are omitted with a warning.
 
     Raises:
         UserError: all pairs are too long.
@@ -70,7 +70,7 @@ class PairText:
         return sum(self.bytes_each)
 
     def drawn(self, seed: int, indices: Ids) -> list[Encoded]:
-        """Return pairs of a seed by index; each epoch reads a file in another order."""
+        """Return the pairs with these indices for a seed; each epoch reads a file in another order."""
         if self.pairs.endless:
             return self._generated(seed, indices)
         epochs, places = np.divmod(indices, len(self.examples))
@@ -78,7 +78,7 @@ class PairText:
         return [self.examples[i] for i in permuted(places, len(self.examples), keys).tolist()]
 
     def _generated(self, seed: int, indices: Ids) -> list[Encoded]:
-        """Return new pairs; a pair beyond the context is replaced from the sample."""
+        """Return new pairs; a pair longer than the context is replaced by one of the sample."""
         pairs = self._encoded([self.pairs.pair(seed, i) for i in indices.tolist()])
         return [
             pair if self._fits(pair) else self.examples[i % len(self.examples)]
@@ -131,7 +131,7 @@ class PairBatches:
 
 
 class PairWindows(ListedWindows):
-    """Held-out pairs for evaluation, from the first up to `max_tokens` tokens."""
+    """Held-out pairs for evaluation: the first pairs, of `max_tokens` tokens in total at most."""
 
     def __init__(
         self, text: PairText, examples: Examples, batch_size: int, max_tokens: int | None = None

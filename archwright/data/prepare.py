@@ -151,7 +151,7 @@ def _name(documents: Documents, tokenizer: Tokenizer, shard: int, *parts: str) -
 
 
 def _opened(target: _Target) -> TokenStore:
-    """Open an existing store, if it is intact and of this text and tokenizer."""
+    """Open an existing store, if it is intact and belongs to the target's text and tokenizer."""
     if os.path.lexists(target.place):
         # A process that is killed after joining leaves parts. They are removed before opening, because removing a
         # link changes the times of a shard, and a shard with other times is verified again.
@@ -164,7 +164,7 @@ def _opened(target: _Target) -> TokenStore:
 
 
 def _is_of(index: Index, target: _Target) -> bool:
-    """True if an index is of this text and tokenizer."""
+    """True if an index belongs to the target's text and tokenizer."""
     tokenizer = target.tokenizer
     actual = (index.text, index.tokenizer, index.end_of_text, index.dtype)
     dtype = dtype_for(tokenizer.vocab_size).name

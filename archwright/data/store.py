@@ -52,7 +52,7 @@ class Shard(_Values):
 
 
 class Arrays(_Values):
-    """The BLAKE2 hashes of the files of offsets and bytes."""
+    """BLAKE2 hashes of the two files with the offsets and the bytes of documents."""
 
     offsets: Hash
     bytes: Hash
@@ -74,7 +74,7 @@ class Index(_Values):
     shards: tuple[Shard, ...]
     arrays: Arrays
     text_change: str | None = None
-    """First text change by the tokenizer: empty if none, None if untested."""
+    """First place where the tokenizer changes the text; empty if there is none, None if untested."""
     format: int = FORMAT
     digest: str = ""
     """BLAKE2 hash of all other values."""
@@ -213,7 +213,7 @@ class TokenStore:
         return hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
 
     def text_change(self, tokenizer: Tokenizer) -> str | None:
-        """Return the first text change by the tokenizer: empty if none, None if untested."""
+        """Return the first place where the tokenizer changes the text; empty if there is none, None if untested."""
         return "" if tokenizer.is_fast else self.index.text_change
 
     def __repr__(self) -> str:
@@ -278,6 +278,6 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
 
 
 def _is_recorded(place: Path, state: dict[str, Any]) -> bool:
-    """True if a verification of this state is recorded."""
+    """True if a verification of the files in this state is recorded."""
     record = files.read_object(place)
     return {key: record.get(key) for key in state} == state

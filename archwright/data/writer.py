@@ -24,7 +24,7 @@ class Encoded:
     num_bytes: list[int]
     """UTF-8 bytes of text before the first start, and of each document in `starts`."""
     text_change: str | None = None
-    """First change of the text; see `Index`."""
+    """First place where the tokenizer changes the text; see `Index`."""
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
@@ -33,7 +33,7 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 
 
 class Writer:
-    """Writes shards, then the index; without memory maps, which are fatal on a full disk."""
+    """Writes shards, then the index. Memory maps are not used, because they are fatal on a full disk."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, shard: int) -> None:
         self.folder = folder

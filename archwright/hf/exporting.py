@@ -1,4 +1,4 @@
-"""Find the published family for exporting a model, or the obstacles."""
+"""Find the published family in which a model can be exported, or the values that prevent it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ ONLY_TRAINING = (
 
 @dataclass(frozen=True)
 class Fit:
-    """A family, and the values of a model missing from it."""
+    """A family, and the values of a model that the family cannot represent."""
 
     family: Family
     blocking: tuple[str, ...]
-    """A line per missing value: path, value of the model, value of the family."""
+    """A line per such value: its path, its value in the model, its value in the family."""
 
 
 def exportable(spec: ModelSpec, family: str = "") -> Family:
-    """Return the family for exporting a model: `family`, or the first suitable one.
+    """Return the family for exporting a model: `family`, by default the first suitable one.
 
     Raises:
         UserError: The family is unknown, or no family has all of the model's choices.
@@ -59,7 +59,7 @@ def exportable(spec: ModelSpec, family: str = "") -> Family:
 
 
 def nearest_fit(spec: ModelSpec) -> Fit:
-    """Return the fit of the family with the fewest missing values."""
+    """Return the fit of the family that lacks the fewest values of a model."""
     spec, fits = spec.resolved(), []
     for family in FAMILIES.values():
         fits.append(fit(spec, family))
@@ -69,7 +69,7 @@ def nearest_fit(spec: ModelSpec) -> Fit:
 
 
 def fit(spec: ModelSpec, family: Family) -> Fit:
-    """List the values of a resolved spec missing from a family.
+    """List the values of a resolved spec that a family cannot represent.
 
     The spec is written as a config of the family, read back and compared. Generators are not compared."""
     spec = as_computed(spec.detector)
@@ -129,7 +129,7 @@ def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]
 
 
 def _lines(values: dict[str, Any], back: dict[str, Any], spec: ModelSpec) -> Iterator[str]:
-    """Yield a line per difference; options of a different kind are omitted."""
+    """Yield a line per difference. If two kinds differ, their options are omitted."""
     lengths = [] if spec.position.ends else ["context_length", "encoder.context_length"]
     changed = [path for path, value in values.items() if value != back.get(path)]
     kinds = [path.removesuffix("kind") for path in changed if path.endswith("kind")]

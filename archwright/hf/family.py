@@ -41,10 +41,10 @@ class Family:
         groups: Groups of layer types; every layer has one type of each group.
         encoder_groups: Groups of layer types of the encoder.
         layers: Name prefix of layer `{i}`.
-        layer_keys: Contents of a layer's tensors, by name after the prefix; see `weight_map`.
-        model_keys: Contents of the tensors outside of layers, by name.
+        layer_keys: Model tensors by a layer's checkpoint names, after the prefix; see `weight_map`.
+        model_keys: Model tensors by checkpoint name, for tensors outside the layers.
         encoder_layers: Name prefix of encoder layer `{i}`; empty without an encoder.
-        encoder_layer_keys: Contents of an encoder layer's tensors.
+        encoder_layer_keys: Like `layer_keys`, for an encoder layer.
         sequence_head: Tensor of the sequence head. Configs do not record this head: the model has it if the file has
             the tensor. `derive` does not inherit it.
         replaced_head: Tensor of the replaced-token head, detected and inherited like `sequence_head`.
@@ -197,14 +197,14 @@ class Family:
         return with_older_keys(keys)
 
     def with_unsaid(self, spec: ModelSpec, original: ModelSpec) -> ModelSpec:
-        """Copy heads and ties from `original` if configs do not record them."""
+        """Copy heads and their tying to the embedding from `original` if configs do not record this."""
         replaced = original.head.predicts == "replaced"
         spec = self.with_heads(spec, original.head.bias, original.sequence_head, replaced)
         return self.tied(spec, original.head.tied) if self.ties_unsaid else spec
 
     @staticmethod
     def tied(spec: ModelSpec, tied: bool) -> ModelSpec:
-        """Tie or untie the head of a spec and the embedding."""
+        """Tie a spec's head to its embedding, or untie it."""
         return spec.model_copy(update={"head": spec.head.model_copy(update={"tied": tied})})
 
     def with_heads(
@@ -318,7 +318,7 @@ def _unstretched(spec: ModelSpec) -> ModelSpec:
 
 
 def _key(lens: Lens) -> str | None:
-    """Return the config key of a lens, or None."""
+    """Return the config key of a lens; None if it has no single key."""
     return getattr(lens, "key", None)
 
 

@@ -67,7 +67,7 @@ class Layers:
         return read_all([Set(self.roles[role].values), *self.roles[role].lenses], config)
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the config keys of the pattern and the used roles."""
+        """Return the config keys of the pattern and of the roles in use."""
         names = [self._role(getter(spec, [i])) for i in range(spec.num_layers)]
         keys: dict[str, Any] = dict(self.pattern.write(names))
         for role in dict.fromkeys(names):

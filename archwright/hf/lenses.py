@@ -143,7 +143,7 @@ class Either:
     `read` uses `first` if `reads_first(config)`, `write` if `writes_first(get)`; otherwise they use `second`.
 
     Args:
-        key: Config key of both groups, if there is exactly one.
+        key: The config key that both groups map, if exactly one.
     """
 
     reads_first: Callable[[Config], bool]
@@ -161,11 +161,11 @@ class Either:
 
 @dataclass(frozen=True)
 class Computed:
-    """A mapping by two functions, for arithmetic.
+    """A lens made of a read and a write function, for values that must be calculated.
 
     Args:
-        write: Default: no keys, because other lenses write them.
-        key: Config key of the mapping, if there is exactly one.
+        write: By default it writes nothing, because other lenses write these keys.
+        key: The config key that it maps, if exactly one.
     """
 
     read: Callable[[Config], Table]
@@ -176,7 +176,7 @@ class Computed:
 def converted(
     key: str, path: str, read: Callable[[Any], Any], write: Callable[[Any], Any]
 ) -> Computed:
-    """Return the lens of config[key] and a spec value, with conversion functions."""
+    """Return the lens between config[key] and a spec value, which the two functions convert."""
 
     def write_key(get: Get) -> dict[str, Any]:
         return {} if (value := get(path)) is MISSING else nested(key, write(value))
@@ -270,7 +270,7 @@ def joined(keys: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
 
 
 def lookup(config: Config, key: str) -> Any:
-    """Return the value at a key of a config, nested if dotted."""
+    """Return the value at a key of a config; a dotted key leads into nested tables."""
     value: Any = config
     for name in key.split("."):
         value = value[name]

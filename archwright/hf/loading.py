@@ -37,7 +37,7 @@ NAMED = 3
 """Maximum number of tensors named in a message."""
 COPY = re.compile(r".*(?:decoder|generator_lm_head|vocab_projector|embed_tokens)\.(weight|bias)")
 COPIES = {"weight": ("embedding.weight",), "bias": ("head.bias",)}
-"""Names of duplicate tensors in published files, and their originals by name suffix."""
+"""Tensors that published files may store again under a name that matches `COPY`, by the end of that name."""
 SIZES = (
     *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
     *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),
@@ -152,7 +152,7 @@ def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
 
 
 def _with_stored_heads(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
-    """Add the heads in the files, and a logits bias if nonzero."""
+    """Add to a spec the heads that the files contain, and the logits bias if it is not zero."""
     in_file = dict(_aliases(family, store))
     bias = in_file.get(family.logits_bias)
     has_bias = bias is not None and bool(store.read(bias).any())
@@ -248,7 +248,7 @@ def _unlike_copies(family: Family, slots: Mapping[str, Slot], store: Store) -> I
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
-    """Return the names of a tied head, stored again in old files."""
+    """Return the names under which old files store a tied head again."""
     words = {"head": ".weight", "head.weight": ""}
     return {
         name + words[held]

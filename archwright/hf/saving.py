@@ -183,7 +183,7 @@ def _foreign(slot: Slot, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _dtype(slot: Slot, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype of a checkpoint tensor, as in the model."""
+    """Return the dtype of a checkpoint tensor: the dtype of its tensors in the model."""
     name = slot.ours[0] if slot.ours else next(iter(tensors))
     return tensors[name].dtype
 

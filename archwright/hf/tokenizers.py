@@ -99,7 +99,7 @@ def _without_tokens(value: object, removed: set[str]) -> Any:
 
 
 def _inner(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer | None:
-    """Return a folder's tokenizer, in the library's class, or None."""
+    """Return a folder's tokenizer as an object of the tokenizers library; None if missing or unsupported."""
     if (folder / FILE).is_file():
         return read_json(folder / FILE)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
@@ -137,7 +137,7 @@ def _trimmed(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> toke
 def _end(
     settings: Mapping[str, object], files: Mapping[str, str], names: Mapping[str, int]
 ) -> str | None:
-    """Return the end-of-text token of the config files, or None."""
+    """Return the end-of-text token of the config files; None if there is none."""
     end = content(settings.get("eos_token"))
     if end in names:
         return end
@@ -152,7 +152,7 @@ def _end(
 def _begin(
     inner: tokenizers.Tokenizer, settings: Mapping[str, object], names: Mapping[str, int]
 ) -> str:
-    """Return the token added before a text, or an empty string.
+    """Return the token added before a text; empty if there is none.
 
     `add_bos_token` decides if the config has it, otherwise the tokenizer's post-processor.
     """

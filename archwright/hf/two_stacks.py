@@ -23,7 +23,7 @@ class InBoth:
 
     @property
     def key(self) -> str | None:
-        """Config key of the lens, or None."""
+        """Config key of the lens; None if it has no single key."""
         return getattr(self.lens, "key", None)
 
     def read(self, config: Config) -> Table:

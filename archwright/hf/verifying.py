@@ -46,11 +46,11 @@ class Comparison:
     divergence: float
     """Mean KL divergence of the next-token distributions, in nats."""
     rounding: float
-    """Our error over the error of `transformers` (norms), both against its float32 logits; nan in float32."""
+    """Norm of our error / norm of the error of `transformers`, both relative to its float32 logits; nan in float32."""
     top_1: float
     """Share of tokens with the same most likely next token."""
     first: str | None
-    """First component with a different output, or None."""
+    """First component with a different output; None if there is none."""
     agrees: bool
     """True if the logits are equal within rounding."""
 
@@ -227,14 +227,14 @@ def _in_steps(
 
 
 def _real_logits(logits: Tensor, real: Tensor) -> Tensor:
-    """Return logits of real tokens; binary logits become pairs (0, logit)."""
+    """Return the logits of tokens other than padding; binary logits become pairs (0, logit)."""
     selected = logits[real]  # [tokens, ...]
     binary = selected.ndim == 1 or selected.shape[-1] == 1
     return F.pad(selected.reshape(-1, 1), (1, 0)) if binary else selected
 
 
 def _pairs(loaded: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Return modules with the same tensors in both models, by our names."""
+    """Return the modules that correspond one to one, ours and theirs, both under our module names."""
     family = FAMILIES[loaded.family]
     names = dict(_names(family.model_keys, "", ""))
     for stack in family.stacks:
@@ -285,7 +285,7 @@ def _outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
 def _first(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], real: Tensor, tolerance: float
 ) -> str | None:
-    """Return the first component with different outputs for real tokens."""
+    """Return the first component with different outputs for tokens other than padding."""
     for name, out in ours.items():
         other = theirs.get(name)
         shaped = out.ndim > 2 and out.shape[:2] == real.shape

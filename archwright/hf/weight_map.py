@@ -1,4 +1,4 @@
-"""Tensor names of a family: model tensors and layout by checkpoint tensor."""
+"""Tensor names of a family: for each checkpoint tensor, its model tensors and their layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Constant:
 
     Args:
         values: Function that computes the tensor.
-        read: True if the values matter, so that files must contain the same.
+        read: True if the values matter, so that a file with other values is refused.
     """
 
     values: Callable[[ModelSpec], Tensor]
@@ -43,7 +43,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class When:
-    """Contents for layers or models with the spec value `path` = `value`."""
+    """Model tensors of a checkpoint name in layers or models with the spec value `path` = `value`."""
 
     path: str
     value: object
@@ -77,7 +77,7 @@ class StackKeys:
     Args:
         theirs: Name prefix of layer `{i}` in files.
         ours: Name prefix of layer `{i}` in the model.
-        keys: Contents by checkpoint name, after the prefix.
+        keys: For tensors of a layer: checkpoint name after the prefix, and the model tensors that it holds.
         in_encoder: True for the encoder.
     """
 
@@ -121,7 +121,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Fixed(Slot):
-    """A checkpoint tensor with constant values; `checked` if files must agree."""
+    """A checkpoint tensor with constant values. If `checked`, a file with other values is refused."""
 
     values: Tensor
     checked: bool
@@ -159,7 +159,7 @@ def slots(
     Args:
         tensors: Model tensors by name; may be on the meta device.
         stacks: Tensor names of each stack.
-        model_keys: Contents by checkpoint name, outside of layers.
+        model_keys: For tensors outside the layers: checkpoint name, and the model tensors that it holds.
 
     Raises:
         LookupError: A model tensor has no checkpoint name.
@@ -211,7 +211,7 @@ def _slots(
 
 
 def _suffixes(modules: Sequence[str], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the suffixes of modules' tensors, such as ".weight"; "" for tensors."""
+    """Return the suffixes of tensor names after module names, such as ".weight"; "" if a name is a tensor's."""
     suffixes: dict[str, None] = {}
     for module in modules:
         if module in tensors:

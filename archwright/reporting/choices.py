@@ -16,7 +16,7 @@ from archwright.spec.residuals import PerBranch
 HEAD = ("Part", "Choice", "Options", "Meaning")
 
 UNLISTED = ("name", "source", "sources", "layer_kinds", "layers")
-"""Fields of a model without an ordinary row: its origin and its layers."""
+"""Model fields that get no separate row in the table: the origin of the model, and its layers."""
 
 
 def model_rows(spec: ModelSpec) -> list[Row]:
@@ -39,7 +39,7 @@ def spec_rows(spec: Spec, leave_out: Collection[str] = ()) -> list[Row]:
 
 
 def automatic_paths(spec: ModelSpec) -> set[str]:
-    """Return the paths of numbers equal to the result of "auto"."""
+    """Return the paths of numbers that equal the result of "auto" for them."""
     resolved = spec.resolved(_vocab_size(spec))
     reduced, paths = spec, set()
     for path in _paths_with_auto(spec):
@@ -99,7 +99,7 @@ def _choice(
 
 
 def _choice_cells(kind: str | None, options: list[tuple[str, Any]]) -> tuple[str, str]:
-    """Return the cells of a choice and its options; of pure switches, the enabled ones."""
+    """Return the cells of a choice and its options; if all options are switches, only the enabled ones."""
     if kind is None and options and all(isinstance(value, bool) for _, value in options):
         on = [key for key, value in options if value]
         return ("all" if len(on) == len(options) > 1 else ", ".join(on) or "none"), ""

@@ -119,7 +119,7 @@ def _same_tokenizer(one: History, other: History) -> bool:
 
 
 def _same_text(one: History, other: History, part: str) -> bool:
-    """True if recorded sizes are equal or, without records, settings are equal."""
+    """True if two runs read the same text: their recorded sizes or, without records, their settings are equal."""
     sizes = [_size(history, part) for history in (one, other)]
     if all(sizes):
         return sizes[0] == sizes[1]

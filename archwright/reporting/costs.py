@@ -37,7 +37,7 @@ MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
 FROM_ZERO = {"rangemode": "tozero"}
 INTENSITY = {"type": "log", "dtick": 1}
 SHORT = 100
-"""Ratio of end to start from which an axis is long."""
+"""Ratio of an axis's end to its start, from which the axis counts as long."""
 
 
 def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
@@ -45,7 +45,7 @@ def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
 
     Args:
         plans: Plans by name of the model.
-        here: Figures of a step on this machine.
+        here: Memory and time of one training step on this machine, if measured or estimated.
     """
     first = next(iter(plans.values()))
     work = first.workload
@@ -159,7 +159,7 @@ def _rooflines(plans: Mapping[str, Plan]) -> Iterator[Block]:
 
 
 def _numbers(plan: Plan) -> dict[str, int]:
-    """Number the parts in the chart, in order of decreasing time share."""
+    """Number the parts in the chart, from the largest share of the time to the smallest."""
     hardware, precision = plan.workload.hardware, plan.workload.precision
     seconds: dict[str, float] = {}
     for operators in plan.operators.values():
@@ -252,7 +252,7 @@ NEAR = 0.05
 def _labels(
     plan: Plan, points: Sequence[Operator], ends: Sequence[float]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the numbers of the parts below their points; neighbours share a label."""
+    """Yield labels that show each part's number below its point; points close together share a label."""
     hardware, precision = plan.workload.hardware, plan.workload.precision
     numbers = _numbers(plan)
     near = NEAR * math.log10(ends[1] / ends[0])

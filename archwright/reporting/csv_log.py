@@ -18,7 +18,7 @@ COLUMNS = {
         *("accuracy", "num_answers", "token_accuracy", "second_loss", "second_accuracy"),
     ),
 }
-"""Columns by kind of record, which is also the name of its file. Missing values are empty."""
+"""Columns of each kind of record. The kind is also the name of its CSV file. Missing values are empty cells."""
 
 
 class CsvLog:

@@ -67,7 +67,7 @@ def loss_chart(history: History) -> Chart:
 
 
 def bits_charts(history: History) -> list[Chart]:
-    """Return held-out bits per byte with levels of compressors, if any are recorded."""
+    """Return the chart of held-out bits per byte with levels of compressors; empty if no bits per byte are recorded."""
     lines = [e for e in history.evals if math.isfinite(e.get("bits_per_byte", math.nan))]
     if not lines:
         return []
@@ -257,7 +257,7 @@ def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History)
 
 
 def final_apart(trace: Trace, lines: Sequence[Line]) -> list[Trace]:
-    """Draw the final evaluation separately if its amount of text differs."""
+    """Draw the final evaluation separately if it read another amount of text than the one before."""
     if len(lines) < 2 or lines[-1]["num_tokens"] == lines[-2]["num_tokens"]:
         return [trace]
 

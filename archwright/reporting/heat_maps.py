@@ -91,7 +91,7 @@ PICTURES = {
         decades=True,
     ),
 }
-"""Quantities in page order. Other probes follow under their names."""
+"""Labels of the known probes, in page order. Any other recorded probe comes after them, titled by its own name."""
 
 
 def heat_maps(history: History) -> list[Chart]:

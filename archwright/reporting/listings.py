@@ -45,7 +45,7 @@ def _studies() -> list[list[str]]:
 
 
 def _choices() -> list[dict[str, Any]]:
-    """Return every axis and table with its kinds, their options and users."""
+    """Return every axis and table with its kinds, their options, and the presets that use them."""
     usage = Usage()
     return [
         {

@@ -22,7 +22,7 @@ class Logger(Protocol):
 
 
 def _tensorboard(folder: RunFolder, sent: Sequence[Record]) -> TensorBoardLog:
-    """Rewrite all records, because the metrics may have been truncated."""
+    """Open a TensorBoard log and write all records again, because the metrics may have been truncated."""
     events = folder.path / "tensorboard"
     for file in events.glob("events.out.tfevents.*"):  # other files are the user's
         remove(file)
@@ -61,7 +61,7 @@ def check_installed(names: Iterable[str]) -> None:
 
 @contextmanager
 def loggers(folder: RunFolder, sent: Sequence[Record]) -> Iterator[Callable[[Record], None]]:
-    """Open all loggers of a run and yield their common write function.
+    """Open all loggers of a run and yield a function that writes a record to all of them.
 
     Args:
         sent: Records logged earlier, including steps that were truncated and will be logged again.

@@ -86,7 +86,7 @@ def _styles(names: Sequence[str]) -> dict[str, Series]:
 
 
 def _verdict(comparison: Compared) -> tuple[str, str]:
-    """Return the headline of at most `HEADLINE_WORDS` words, and the rest."""
+    """Return the headline of at most `HEADLINE_WORDS` words, and the rest of the verdict."""
     number = len(comparison.runs)
     if not comparison.same_text:
         return f"{number} runs without comparable losses", NO_VERDICT
@@ -114,7 +114,7 @@ def _verdict(comparison: Compared) -> tuple[str, str]:
 
 
 def _criterion(comparison: Compared) -> tuple[str, str, int]:
-    """Return the criterion of the order: column, unit, and 1 if less is better, else -1."""
+    """Return the criterion that ranks the runs: column, unit, and 1 if less is better, else -1."""
     histories = [*comparison.runs.values()]
     if histories[0].task and all("accuracy" in h.evals[-1] for h in histories if h.evals):
         return "accuracy", "of answers right", -1

@@ -99,7 +99,7 @@ def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
 def _traces(
     compared: Compared, styles: Styles, name: str, column: str, shown: str, **options: Any
 ) -> list[Trace]:
-    """Draw a column of one run at every step, and smoothed."""
+    """Draw a column of the run `name` at every step, and with each smoothing."""
     style = styles[name]
     short = short_names([*compared.runs])[name]
     return step_traces(

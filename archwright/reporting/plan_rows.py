@@ -31,17 +31,17 @@ class Figure(NamedTuple):
     label: str
     text: str
     how: str = ""
-    """Basis: given, counted, estimated, published, measured, upper bound or lower bound."""
+    """Basis of the number: given, counted, estimated, published, measured, upper bound or lower bound."""
     note: str = ""
 
     @property
     def remark(self) -> str:
-        """Basis and note."""
+        """Basis of the number, and the note."""
         return ", ".join(filter(None, (self.how, self.note)))
 
 
 SAME = {"cache past windows": "cache per token"}
-"""Label -> label of an equal number, for models without the first."""
+"""Label -> label of the number that is shown instead for models without the first; both are equal there."""
 Rows = Callable[[Plan], Iterator[Figure]]
 
 
@@ -221,7 +221,7 @@ ABOUT_STRATEGIES = (
 
 
 def about_strategies(plan: Plan) -> str:
-    """Describe the columns `STRATEGIES` and, if needed, batches below a micro-batch per group."""
+    """Describe the columns `STRATEGIES` and, if it occurs, a batch with less than one micro-batch per group."""
     if all(plan.why_not(way) != FEW_SEQUENCES for way in plan.ways):
         return ABOUT_STRATEGIES
     number = "one" if plan.texts == 1 else fmt.significant(plan.texts)
@@ -230,7 +230,7 @@ def about_strategies(plan: Plan) -> str:
 
 
 def strategy_rows(plan: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
-    """Yield each setup and its cells for `STRATEGIES`, on the device with most memory in use."""
+    """Yield each setup and its cells for `STRATEGIES`. Memory is for the device that uses most."""
     for way in plan.ways:
         memory, sent = way.memory, sum(way.exchange.values())
         state = memory.weights + memory.gradients + memory.optimizer
@@ -251,7 +251,7 @@ def strategy_rows(plan: Plan) -> Iterator[tuple[Setup, tuple[str, ...]]]:
 
 
 def side_by_side_rows(plans: Mapping[str, Plan], rows: Sequence[Rows]) -> Iterator[list[str]]:
-    """Yield a row for each label: a cell for each model, and the basis."""
+    """Yield a row for each label: a cell for each model, and the basis of the numbers."""
     columns = {name: [row for make in rows for row in make(plan)] for name, plan in plans.items()}
     labels = _merged([row.label for row in column] for column in columns.values())
     by_label = {name: {row.label: row for row in column} for name, column in columns.items()}

@@ -12,24 +12,24 @@ from archwright.reporting.history import History, Line
 from archwright.runs.ending import early_end, early_end_text
 
 WARM_UP_SHARE = 0.1
-"""Share of first steps excluded from speed: caches fill, kernels compile."""
+"""Share of a run's steps, from the start, that the speed ignores, because caches fill and kernels compile."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Numbers of a run; None if not available."""
+    """Numbers of a run; a number is None if it is not available."""
 
     held_out: Line | None
     """Last `eval` record."""
     train_loss: float | None
-    """Mean over the last 1 % of steps (at least ten), nats per token."""
+    """Mean training loss over the last 1 % of the steps (at least ten), in nats per token."""
     steps: int
     tokens: int
     seconds: float
     flops: float | None
     num_parameters: int | None
     tokens_per_second: float | None
-    """Median without the first tenth of the steps."""
+    """Median speed, without the first tenth of the steps."""
     utilisation: float | None
     memory_bytes: float | None
     spikes: int
@@ -64,12 +64,12 @@ def result_of(history: History) -> Result:
 
 
 def no_peak(history: History) -> bool:
-    """True if other load disturbed the measurement of the peak."""
+    """True if other load disturbed the measurement of the machine's peak FLOPs per second."""
     return history.environment.get("peak_flops") == {}
 
 
 def closing_steps(steps: int) -> int:
-    """Return the number of last steps in the mean training loss: 1 %, at least ten."""
+    """Return the number of steps in the mean training loss: the last 1 %, at least ten."""
     return min(steps, max(10, steps // 100))
 
 
@@ -195,7 +195,7 @@ def _how(history: History, result: Result) -> str:
 
 
 def _part_only(history: History, result: Result) -> str:
-    """Return a caveat if the last evaluation read less text than compressors."""
+    """Return a caveat if the last evaluation read less text than the compressors; empty otherwise."""
     total = max((line.get("num_bytes", 0) for line in history.compressors), default=0)
     read = result.held_out["num_bytes"] if result.held_out else total
     if read >= total:

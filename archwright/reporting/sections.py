@@ -220,7 +220,7 @@ def _fact(
 
 
 def _texts(history: History, result: Result) -> list[Facts]:
-    """Return the size of the texts, and the passes over the training text."""
+    """Return the sizes of the texts, and the number of passes over the training text."""
     data = history.environment.get("data")
     if not data:
         return []

@@ -54,7 +54,7 @@ def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
 
 
 def print_resolved(pairs: Iterable[tuple[str, object]], console: Console | None = None) -> None:
-    """Print dotted keys and values in groups by first part, as in `--dry-run`."""
+    """Print dotted keys and values, grouped by the first part of the key, as in `--dry-run`."""
     groups: dict[str, list[Line]] = {}
     for key, value in pairs:
         group = key.split(".")[0] if "." in key else ""

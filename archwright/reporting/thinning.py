@@ -18,7 +18,7 @@ MANY = 3000
 def thin(values: Values, buckets: int = BUCKETS) -> NDArray[np.int64]:
     """Return the indices of each bucket's extremes and of both ends.
 
-    Unlike every n-th value, they include all peaks. Curves of at most `2 * buckets` values keep all values.
+    Unlike a choice of every n-th value, they include all peaks. Curves of at most `2 * buckets` values keep all values.
     """
     if len(values) <= 2 * buckets:
         return np.arange(len(values))

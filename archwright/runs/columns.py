@@ -95,7 +95,7 @@ class RunHistory(Mapping[str, NDArray[Any]]):
 
 
 def _numbers(record: Record) -> dict[str, Any]:
-    """Return the numeric entries of a record, including null (not finite)."""
+    """Return the numeric entries of a record, including null, the record of a non-finite number."""
     return {
         key: value
         for key, value in record.items()

@@ -189,7 +189,7 @@ class RunFolder:
                 self._held = None
 
     def holder(self) -> Holder | None:
-        """Return the lock's holder, possibly a dead process, or None."""
+        """Return the lock's holder, possibly a dead process; None if none is recorded."""
         return read_holder(self.holder_file)
 
     def let_go(self, holder: Holder) -> None:
@@ -364,13 +364,13 @@ class RunFolder:
         return self.requested_file if self.requested_file.exists() else self.spec_file
 
     def _asks_for(self, spec: "RunSpec") -> bool:
-        """True if the folder has a run of an equal spec."""
+        """True if the folder has a run with a requested spec equal to `spec`."""
         with contextlib.suppress(UserError):
             return self.exists and _read_spec(self._requested_or_spec) == spec
         return False
 
     def _check_asked(self, spec: "RunSpec") -> None:
-        """Raise if the requested spec differs, apart from the machine's decisions."""
+        """Raise if a spec differs from the run's requested spec, apart from the machine's decisions."""
         asked = _read_spec(self._requested_or_spec)
         if asked.hash() == spec.hash():
             return

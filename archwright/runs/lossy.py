@@ -11,10 +11,10 @@ from archwright.text.tokenizer import Tokenizer
 
 
 def text_change_of(folder: RunFolder) -> str | None:
-    """Return the first change of a run's held-out text by its tokenizer.
+    """Return the first place where a run's tokenizer does not reproduce its held-out text.
 
-    Empty without a change, None if unknown. New runs record it. For older runs, the tokenizer is tested on the text or,
-    if the text is unavailable, on `PROBE`.
+    Empty if it reproduces all, None if unknown. Newer runs record this; for older runs, the tokenizer is tested on the
+    text or, if the text is unavailable, on `PROBE`.
     """
     spec, data = folder.spec, folder.environment().get("data", {})
     is_lossless = spec.data.tokenizer.kind != "file" and not spec.init.from_

@@ -128,7 +128,7 @@ def raw_bytes(special_tokens: list[str]) -> tokenizers.Tokenizer:
 
 
 def fast_encoding(tokenizer: tokenizers.Tokenizer) -> Callable[[str], Ids] | None:
-    """Return a faster encoder with the same ids, or None.
+    """Return a faster encoder with the same ids; None if there is none.
 
     Raw bytes are copied. A BPE is encoded by tiktoken, about ten times faster; the rank of a merge
     is the id of its result.

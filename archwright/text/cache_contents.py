@@ -17,7 +17,7 @@ KINDS = {
     "measured": re.compile(rf"{HASH}\.json"),
     "surveys": re.compile(rf"{NAME}\.json"),
 }
-"""Cache folders and the names of their entries. Other files are neither counted nor removed."""
+"""Cache folders and the names of their entries. Other files are neither listed nor removed."""
 
 
 class Entry(NamedTuple):

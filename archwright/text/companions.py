@@ -66,7 +66,7 @@ def ids(table: Mapping[str, object]) -> Table:
 
 
 def first_id(files: Mapping[str, str], key: str) -> int | None:
-    """Return the id under `key` in the files, or None."""
+    """Return the id under `key` in the files; None if no file has one."""
     values = (table(files, name).get(key) for name in (GENERATION, TOKEN_IDS))
     return next((i for i in values if type(i) is int), None)
 

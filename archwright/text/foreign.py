@@ -26,7 +26,7 @@ SETTINGS, ADDED, LONGEST = 1 << 15, 1 << 20, 1 << 12
 CHARACTERS = re.compile(r'"precompiled_charsmap": "[^"]*"')
 STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 GAPS = 1 << 16
-"""Allowed unused ids beyond one per token. Memory and time grow with the largest id."""
+"""Maximum number of unused ids, in addition to one per token. Memory and time grow with the largest id."""
 
 _STANDARD_ERROR = Lock()
 """Held while standard error is redirected. Otherwise a second thread would save the redirected descriptor."""
@@ -134,7 +134,7 @@ def check_ids(ids: Collection[tuple[str, object]], name: str) -> None:
 
 
 def begin_of(inner: tokenizers.Tokenizer) -> str:
-    """Return the token added before a text, or an empty string.
+    """Return the token added before a text; empty if there is none.
 
     Raises:
         UserError: The parts of the tokenizer contradict each other.

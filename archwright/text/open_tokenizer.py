@@ -1,4 +1,4 @@
-"""The tokenizer of a spec: trained once, raw bytes, or a file's."""
+"""The tokenizer of a spec: a BPE that is trained once and cached, raw bytes, or the tokenizer of a file."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
 
 
 def sample(documents: Readable, limit: int) -> Iterator[str]:
-    """Yield about `limit` bytes of pieces at most, evenly over the text."""
+    """Yield pieces of text, evenly spread over the documents, of about `limit` bytes in total at most."""
     share = min(1.0, limit / max(documents.size, 1))
     seen = taken = 0
     warned = False

@@ -114,7 +114,7 @@ def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
 
 
 def read(file: Surveyed, span: Span, data: DataSpec) -> Iterator[str]:
-    """Yield a document's text in pieces, with the same tokens.
+    """Yield a document's text in pieces that together have the tokens of the full text.
 
     Raises:
         ChangedError: The file changed after its survey.
@@ -242,7 +242,10 @@ def _not_utf8(path: Path, where: int, byte: int) -> str:
 
 
 def _rows(file: Surveyed, data: DataSpec) -> Iterator[Span]:
-    """Yield the non-empty rows of a table. Ranges count bytes in the concatenation of its texts."""
+    """Yield the non-empty rows of a table.
+
+    A span's start and stop are byte offsets in the concatenation of all rows' texts.
+    """
     start = 0
     for index, text in enumerate(rows(file.file.path, data.field)):
         if text:

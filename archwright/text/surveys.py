@@ -40,7 +40,7 @@ class _Entry(BaseModel):
     state: dict[str, Any]
     survey: Survey = Field(alias="found")
     seal: str
-    """Hash of the state and the survey."""
+    """Hash of the file's state (`state_of`) and the survey."""
 
 
 def cached_survey(
@@ -81,7 +81,7 @@ def cached_survey(
 
 
 def _read(place: Path, state: Mapping[str, Any]) -> Survey | None:
-    """Return the cached survey for a state, or None."""
+    """Return the cached survey of a file; None if it is missing, damaged, or of another state of the file."""
     try:
         entry = _Entry.model_validate_json(place.read_bytes())
     except (OSError, ValidationError):

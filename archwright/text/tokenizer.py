@@ -55,7 +55,7 @@ class Tokenizer:
         files: Companion files by name (see `companions`), written again by `save`.
 
     Raises:
-        UserError: The vocabulary lacks these tokens.
+        UserError: The vocabulary lacks the end-of-text or the begin-of-text token.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Tokenizer:
         return self.frame if has_source else ((self.begin_of_text,), ())
 
     def otherwise(self, around: tuple[Sequence[int], Sequence[int]], *, has_source: bool) -> str:
-        """Return the difference of `around` from training, or an empty string."""
+        """Return the difference between `around` and the ids of training; empty if there is none."""
         theirs, ours = (
             " ".join((*self._names(before), "TEXT", *self._names(behind)))
             for before, behind in (around, self.trained_around(has_source=has_source))
@@ -197,8 +197,8 @@ class Tokenizer:
     def exported(self, rows: int, context_length: int, *, has_source: bool) -> "Tokenizer":
         """Return a tokenizer for export: other libraries then encode as in training.
 
-        A tokenizer with a model's companion files is returned unchanged. Others get the ids of training around a text,
-        if their file has none, a padding token, and the model's context length.
+        A tokenizer with a model's companion files is returned unchanged. Others get a padding
+        token, the model's context length and, if their file puts no ids around a text, the ids of training.
 
         Args:
             rows: Rows of the embedding. If all ids below `vocab_size` are in use and a row is free, `<|pad|>` takes
@@ -399,7 +399,7 @@ class Tokenizer:
             yield "".join(held)
 
     def check(self, text: str) -> None:
-        """Disable the fast encoder or splitting if it changes the ids."""
+        """Disable the fast encoder or splitting if it changes the ids of `text`."""
         expected = self._encoder.encode(text, add_special_tokens=False).ids
         if self._fast is not None and self._fast(text).tolist() != expected:
             self._fast = None

@@ -13,9 +13,9 @@ Floats = NDArray[np.float64]
 STILL = 1e-14
 """Tolerance of convergence: L1 change of the state distribution in one step."""
 STEPS = 10_000
-"""Most steps; a chain without convergence by then almost never leaves some of its states."""
+"""Maximum number of steps. A chain that has not converged by then almost never leaves some of its states."""
 MOST_SOLVED = 4096
-"""Most states to solve the linear equations for, if steps do not converge."""
+"""Maximum number of states for which the linear equations are solved if steps do not converge."""
 
 
 class MarkovSampler(Sampler):

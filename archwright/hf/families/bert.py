@@ -84,7 +84,7 @@ TOKEN_TYPES = (
     When("embedding.bias", True, Fused(("embedding.bias",), FirstRow())),
     When("embedding.bias", False, "embedding.token_types.weight"),
 )
-"""Contents of the token-type table."""
+"""Model tensors in the token-type table."""
 
 BERT = Family(
     "bert",

@@ -56,7 +56,7 @@ ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
 
 
 def llama3(theta: float, factor: float) -> dict[str, Any]:
-    """Return Llama 3's RoPE scaling from 8,192 tokens."""
+    """Return Llama 3's RoPE scaling, from an original context of 8,192 tokens."""
     keys = {"rope_type": "llama3", "rope_theta": theta, "factor": factor}
     lengths = {"original_max_position_embeddings": 8192}
     return keys | lengths | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -127,7 +127,7 @@ def layer_qk_norm(key: str, over: str, *, bias: bool = False) -> Switch:
 def experts(
     number: str, hidden: str, top_k: str = "num_experts_per_tok", routing: str = "", **fixed: Any
 ) -> tuple[Lens, ...]:
-    """Return a mixture's lenses by config key; `fixed` sets further spec values."""
+    """Return the lenses of a mixture. The arguments are its config keys; `fixed` sets further spec values."""
     fixed |= {"routing.kind": routing} if routing else {}
     return (
         Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
@@ -160,7 +160,7 @@ def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
 
 
 def sparse(pattern: MaskPattern, *lenses: Lens, other: Role | None = None) -> Layers:
-    """Return the group of sparse and dense layers."""
+    """Return a group of two layer types: sparse layers and dense layers."""
     roles = {"sparse": Role({"feedforward.kind": "experts"}, lenses), "dense": other or dense()}
     return Layers(pattern, roles)
 
@@ -171,7 +171,7 @@ def listed(
     up: str = "up_proj",
     down: str = "down_proj",
 ) -> dict[str, Mapped]:
-    """Return the tensor names of experts stored separately."""
+    """Return the tensor names of experts that are stored in separate tensors."""
     names = {gate: "gate", up: "up", down: "down"}
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
 
@@ -350,7 +350,7 @@ EXPERTS_GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in EXPERTS_GATE_UP)
 
 
 def rope_in_windows(rope: Rope) -> dict[str, Role]:
-    """Return the roles of windows with RoPE, and full attention without positions."""
+    """Return two roles: sliding windows with RoPE, and full attention without positions."""
     return {
         "sliding_attention": Role(
             {**WINDOW.values, "position.kind": "rope"}, (*WINDOW.lenses, rope)

@@ -49,7 +49,7 @@ def _write_terms(get: Get) -> dict[str, Any]:
 
 
 def _read_scale(config: Config) -> Table:
-    """Read the score scale; `pos_att_type` counts even without relative attention."""
+    """Read the score scale, which depends on `pos_att_type` even without relative attention."""
     width = config["hidden_size"] // config["num_attention_heads"]
     return {"attention": {"scale": {"kind": "sqrt", "dim": width * (1 + len(_terms(config)))}}}
 

@@ -35,7 +35,7 @@ def longformer_attention(at: str) -> tuple[Lens, ...]:
 
 
 def windows(num_layers: str, stack: str = "") -> Computed:
-    """Return the lens of window widths per layer, twice a spec's radius.
+    """Return the lens of the window width of each layer, which is twice the radius in the spec.
 
     Args:
         num_layers: Config key of the number of layers.

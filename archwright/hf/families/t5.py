@@ -149,7 +149,7 @@ UMT5 = T5.derive(
 
 
 def _sparse(number: str) -> CustomPattern:
-    """Return the pattern of config[number] sparse layers, the second per group."""
+    """Return the pattern with config[number] sparse layers: the second layer of each group."""
 
     def read(config: Config, num_layers: int) -> list[str]:
         return _roles(num_layers, config[number])
@@ -167,7 +167,7 @@ def _roles(num_layers: int, sparse: int) -> list[str]:
 
 
 def _mixed(number: str) -> Layers:
-    """Return the group of dense layers and config[number] sparse layers."""
+    """Return the lenses of a stack of dense and sparse layers, config[number] of them sparse."""
     dense = (
         Activation("dense_act_fn", gated=False),
         Field("d_ff", "feedforward.hidden_dim"),
@@ -245,14 +245,14 @@ _SUMS: tuple[Lens, ...] = (
 
 
 def _long_encoder(ours: str, theirs: str) -> dict[str, Mapped]:
-    """Return the attention's tensor names, valid for one kind of attention."""
+    """Return the tensor names of the encoder's attention if its kind is `ours`."""
     norm = {f"layer.0.{theirs}.global_input_layer_norm": "attention.norm"}
     names = (_layer("layer.1", theirs) | norm).items()
     return {k: When("attention.kind", ours, str(held)) for k, held in names if theirs in k}
 
 
 def _tables(ours: str, **held: str) -> dict[str, Mapped]:
-    """Return the names of layer 0's bias tables, by attention kind."""
+    """Return the names of the encoder's bias tables, in layer 0, if its attention kind is `ours`."""
     return {
         f"encoder.block.0.layer.0.{name}": When("encoder.attention.kind", ours, f"encoder.{table}")
         for name, table in held.items()
