@@ -185,8 +185,8 @@ def test_a_model_of_ones_own_has_no_null_ids_and_none_that_stops_it(tmp_path: Pa
 DAMAGES: dict[str, tuple[Callable[[str], bytes], str]] = {
     "nesting": (lambda text: b'{"a": ' + b"[" * 50_000, "not JSON"),
     "giant": (lambda text: b'{"a": ' + b"9" * 5000 + b"}", "not JSON: Exceeds the limit"),
-    "nan": (lambda text: b'{"a": NaN}', "not JSON: NaN is no number"),
-    "infinity": (lambda text: b'{"a": -Infinity}', "not JSON: -Infinity is no number"),
+    "nan": (lambda text: b'{"a": NaN}', "not JSON: NaN is not a JSON number"),
+    "infinity": (lambda text: b'{"a": -Infinity}', "not JSON: -Infinity is not a JSON number"),
     "latin-1": (lambda text: b'{"a": "\xe9"}', "not UTF-8 at byte 7"),
     "twice": (lambda text: b'{"a": 1, "a": 2}', '"a" appears twice'),
     "list": (lambda text: b"[1]", "found list; expected a JSON object"),

@@ -248,7 +248,9 @@ def test_greedy_writing_takes_the_likeliest_token_each_time(cached: bool) -> Non
         model.__class__ = type("Uncached", (EncoderDecoder,), {"can_cache": False})
     found = sample(model, torch.tensor([3]), source=source[0], max_tokens=12, temperature=0.0)
     assert [*found] == wanted
-    with pytest.raises(UserError, match="source: found none; the model has an encoder"):
+    with pytest.raises(
+        UserError, match="source: found none; expected a text for the model's encoder"
+    ):
         sample(model, torch.tensor([3]), max_tokens=2)
     with pytest.raises(UserError, match="source: found one; the model has no encoder"):
         sample(build(load("modern").tiny()), torch.tensor([3]), source=source[0], max_tokens=2)
