@@ -215,7 +215,7 @@ def _made_of_parts(target: _Target) -> TokenStore:
 
 @contextmanager
 def _removing_stale_parts(*targets: _Target) -> Iterator[None]:
-    """Remove all parts if the text changes during the block, which makes them useless."""
+    """Remove all parts if the text changes during the block, because they are then useless."""
     try:
         yield
     except ChangedError:
@@ -295,7 +295,7 @@ class Piece(NamedTuple):
 
 
 def _encoded(target: _Target, progress: Progress) -> Iterator[Encoded]:
-    """Yield encoded batches in order, from threads, as both libraries release the GIL."""
+    """Yield encoded batches in order, from threads, because both libraries release the GIL."""
     waiting: deque[Future[Encoded]] = deque()
     threads = target.threads
     with ThreadPoolExecutor(threads) as pool:

@@ -35,7 +35,7 @@ GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 LONGEST = 2048
 """Maximum characters of a word in BPE training, since time grows quadratically.
 
-No ordinary word is longer. Long runs without a border, such as DNA or a line of spaces, are split
+No ordinary word is longer. Longer runs of characters, such as DNA or a line of spaces, are split
 into words of this length.
 """
 LONG_RUN = re.compile(

@@ -23,7 +23,7 @@ FORMAT = 1
 DIGITS = 16
 """Hexadecimal digits of a document in `Surveyed.contents`."""
 Choose = Callable[[Surveyed, Span], Span | None]
-"""Function from a document to its part on one side of a split; None if it has no text there."""
+"""Function from a document to its part on one side of a split; None if the document has no text on that side."""
 
 
 class Document(NamedTuple):
