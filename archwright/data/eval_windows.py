@@ -111,11 +111,11 @@ class HeldOut:
     """Fixed windows over held-out documents.
 
     Each document is read separately, starting with its end-of-text token. If the objective defines bits per byte, the
-    first window of a document predicts all its tokens. Each later window starts `stride` further (the last one less,
-    to be full) and predicts only tokens after the previous window. Every token of the text is thus predicted once,
-    after at least `context_length` - `stride` tokens if its document is long enough. For other objectives, windows do
-    not overlap. Random numbers of the objective are the same in every evaluation. `num_tokens` and `num_bytes` count
-    the text once.
+    first window of a document predicts all its tokens. Each later window starts `stride` further (the last one starts
+    earlier, to be full) and predicts only the tokens after the previous window. Every token of the text is thus
+    predicted once, after at least `context_length` - `stride` tokens if its document is long enough. For other
+    objectives, windows do not overlap. Random numbers of the objective are the same in every evaluation. `num_tokens`
+    and `num_bytes` count the text once.
 
     `max_tokens` limits evaluation to a sample of windows, spread evenly over the text. Without `token_lengths`, which
     count its bytes, the sample consists of complete documents. `max_bytes` limits evaluation to a sample of pieces of

@@ -2,8 +2,8 @@
 
 A large text of several files is tokenized in parts. Each part has a folder next to the store, and a name, lock and
 cleanup like a store, so that any number of processes on any number of machines can share the work. Boundaries of parts
-depend only on the text. The last step joins the parts by links to their shards. Parts do not change until the store is
-published, so a process can be killed at any time."""
+depend only on the text. The last step joins the parts by linking to their shards. Parts do not change until the store
+is published, so a process can be killed at any time."""
 
 import hashlib
 import json
@@ -82,8 +82,8 @@ def prepare_documents(
 ) -> TokenStore:
     """Return the token store of documents, created if missing.
 
-    Its name is a hash of content and tokenizer, so it is reused until one of them changes. It appears only when it is
-    complete. Processes that need the same store create it together, once.
+    The store is named by a hash of content and tokenizer, and reused until one of the two changes. It appears only when
+    it is complete. Processes that need the same store create it together, once.
 
     Args:
         folder: Parent folder; default: the cache.
