@@ -51,7 +51,7 @@ class Readable(Protocol):
 class Documents:
     """A stream of documents that can be read repeatedly.
 
-    `fingerprint` is a hash of the content, names and split of the documents; `size` is their size on disk, in bytes.
+    `fingerprint` is a hash of the content, names and split of the documents; `size` is their total size in bytes.
     """
 
     files: tuple[Surveyed, ...]
