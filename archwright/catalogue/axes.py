@@ -63,7 +63,7 @@ ORDER = (
 """Order of the sections: the model, then its training. Other axes follow; other tables have no section."""
 
 TOP = {"model", ""}
-"""Tables with nested tables that are separate sections."""
+"""Top-level tables, by path. Their nested tables get separate sections and are not listed as options."""
 
 COMPANIONS: dict[str, type[Choice]] = {
     "objective": Objective,

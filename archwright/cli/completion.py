@@ -30,7 +30,7 @@ ROOMS = {
     "prepare": ("runs", "models"),
     "compare": ("studies", "models"),
 }
-"""Preset folders with the names that a verb completes (default: models, and run folders)."""
+"""Preset folders with names that are completed after each verb. Other verbs complete model presets and run folders."""
 OF_MODELS = ("show", "diff")
 """Verbs that accept only the keys of models."""
 UNLISTED = {"name", "source", "sources", "base", "parts"}

@@ -27,7 +27,7 @@ from archwright.reporting.plan_rows import (
 LONGEST_HEAD = 26
 """Maximum length of a column's name; longer names become numbers."""
 LONGEST_STRATEGY = 48
-"""Maximum length of a strategy per line."""
+"""Width of the strategy column in characters; longer strategies wrap."""
 
 
 def page(plan: Plan) -> Iterator[str]:

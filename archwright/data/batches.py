@@ -40,7 +40,7 @@ class BatchSource(Protocol):
 
     @property
     def lengths(self) -> TextLengths | None:
-        """Lengths of texts; None if each row is one text of context length."""
+        """Lengths of texts; None if each row is one text as long as the context."""
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
         """Return the rows of a step's batch that belong to a rank."""

@@ -1,4 +1,4 @@
-"""Bits per byte of general-purpose compressors, baselines for language models."""
+"""Bits per byte of general-purpose compressors, which are baselines for language models."""
 
 import lzma
 import zlib

@@ -81,7 +81,7 @@ class ListedWindows:
 
     Args:
         order: Window indices, in batch order.
-        batch: Function of a batch's first position in `order` and its window indices.
+        batch: Builds a batch from the position of its first window in `order` and its window indices.
     """
 
     defines_bits_per_byte = False
@@ -111,11 +111,11 @@ class HeldOut:
     """Fixed windows over held-out documents.
 
     Each document is read separately, starting with its end-of-text token. If the objective defines bits per byte, the
-    first window of a document predicts all its tokens. Each later window starts `stride` further (the last one less,
-    to be full) and predicts only tokens after the previous window. Every token of the text is thus predicted once,
-    after at least `context_length` - `stride` tokens if its document is long enough. For other objectives, windows do
-    not overlap. Random numbers of the objective are the same in every evaluation. `num_tokens` and `num_bytes` count
-    the text once.
+    first window of a document predicts all its tokens. Each later window starts `stride` further (the last one starts
+    earlier, to be full) and predicts only the tokens after the previous window. Every token of the text is thus
+    predicted once, after at least `context_length` - `stride` tokens if its document is long enough. For other
+    objectives, windows do not overlap. Random numbers of the objective are the same in every evaluation. `num_tokens`
+    and `num_bytes` count the text once.
 
     `max_tokens` limits evaluation to a sample of windows, spread evenly over the text. Without `token_lengths`, which
     count its bytes, the sample consists of complete documents. `max_bytes` limits evaluation to a sample of pieces of
@@ -230,7 +230,7 @@ class HeldOut:
         return Window(start, stop, stop - done, piece)
 
     def _sample(self, max_tokens: int) -> list[Window]:
-        """Return evenly spread windows with `max_tokens` in total; the last one is cut."""
+        """Return evenly spread windows of `max_tokens` tokens in total; the last one is cut to fit."""
         offsets = self.store.offsets
         left = min(max_tokens, len(self.store) - self.store.num_documents)
         first = np.concatenate([[0], np.cumsum(self._num_windows(np.diff(offsets)))])
@@ -266,7 +266,7 @@ class HeldOut:
 
 
 def _whole_documents(store: TokenStore, max_tokens: int) -> list[int]:
-    """Return evenly spread documents with `max_tokens` at most, or the shortest document."""
+    """Return evenly spread documents of at most `max_tokens` tokens in total, or the shortest document."""
     lengths = np.diff(store.offsets) - 1
     taken = []
     left = max_tokens

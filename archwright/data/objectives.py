@@ -119,7 +119,7 @@ class Examples:
         """Build a batch, a pure function of the windows and the seed.
 
         Raises:
-            UserError: a user-defined objective returned something else than a valid batch.
+            UserError: a user-defined objective returned something other than a valid batch.
         """
         batch = self._make(text, np.random.default_rng(seed))
         if not isinstance(batch, Batch):
@@ -211,7 +211,8 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
 def replaced_tokens(spec: ReplacedTokens, vocabulary: Vocabulary) -> MakeBatch:
     """Like `masked_tokens`, but every chosen token becomes the mask token.
 
-    The inputs also get a random number per masked position, with which the generator's replacement is sampled.
+    The inputs also get a random number per masked position, with which the token that the generator puts there is
+    sampled.
     """
     masks = MaskedTokens(share=spec.share, kept=0.0, random=0.0, mask_token=spec.mask_token)
     masked = masked_tokens(masks, vocabulary)

@@ -70,7 +70,7 @@ class PairText:
         return sum(self.bytes_each)
 
     def drawn(self, seed: int, indices: Ids) -> list[Encoded]:
-        """Return the pairs with these indices for a seed; each epoch reads a file in another order."""
+        """Return the pairs with these indices for a seed; pairs from a file are shuffled anew in each epoch."""
         if self.pairs.endless:
             return self._generated(seed, indices)
         epochs, places = np.divmod(indices, len(self.examples))
@@ -78,7 +78,7 @@ class PairText:
         return [self.examples[i] for i in permuted(places, len(self.examples), keys).tolist()]
 
     def _generated(self, seed: int, indices: Ids) -> list[Encoded]:
-        """Return new pairs; a pair longer than the context is replaced by one of the sample."""
+        """Return new pairs; a pair longer than the context is replaced by a pair of the sample."""
         pairs = self._encoded([self.pairs.pair(seed, i) for i in indices.tolist()])
         return [
             pair if self._fits(pair) else self.examples[i % len(self.examples)]
@@ -94,7 +94,7 @@ class PairText:
         return max(len(pair.source), len(pair.target)) <= self.most
 
     def _report(self, first: Pair, number: int) -> None:
-        """Warn about skipped pairs, or raise a UserError if all are."""
+        """Warn about skipped pairs, or raise a UserError if all pairs are too long."""
         problem = (
             f"data.pairs: {self.num_too_long:,} of {number:,} pairs have a source or target of more than "
             f"model.context_length = {self.context_length} tokens with its end token, the first at {first.place}"
@@ -105,7 +105,7 @@ class PairText:
 
 
 SAMPLE = 2048
-"""Size of the sample of endless pairs, for statistics and replacements."""
+"""Number of pairs sampled from an endless source, for statistics and to replace pairs longer than the context."""
 
 
 class PairBatches:

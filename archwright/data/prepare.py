@@ -2,8 +2,8 @@
 
 A large text of several files is tokenized in parts. Each part has a folder next to the store, and a name, lock and
 cleanup like a store, so that any number of processes on any number of machines can share the work. Boundaries of parts
-depend only on the text. The last step joins the parts by links to their shards. Parts do not change until the store is
-published, so a process can be killed at any time."""
+depend only on the text. The last step joins the parts by linking to their shards. Parts do not change until the store
+is published, so a process can be killed at any time."""
 
 import hashlib
 import json
@@ -82,8 +82,8 @@ def prepare_documents(
 ) -> TokenStore:
     """Return the token store of documents, created if missing.
 
-    Its name is a hash of content and tokenizer, so it is reused until one of them changes. It appears only when it is
-    complete. Processes that need the same store create it together, once.
+    The store is named by a hash of content and tokenizer, and reused until one of the two changes. It appears only when
+    it is complete. Processes that need the same store create it together, once.
 
     Args:
         folder: Parent folder; default: the cache.
@@ -215,7 +215,7 @@ def _made_of_parts(target: _Target) -> TokenStore:
 
 @contextmanager
 def _removing_stale_parts(*targets: _Target) -> Iterator[None]:
-    """Remove all parts if the text changes during the block, which makes them useless."""
+    """Remove all parts if the text changes during the block, because they are then useless."""
     try:
         yield
     except ChangedError:
@@ -295,7 +295,7 @@ class Piece(NamedTuple):
 
 
 def _encoded(target: _Target, progress: Progress) -> Iterator[Encoded]:
-    """Yield encoded batches in order, from threads, as both libraries release the GIL."""
+    """Yield encoded batches in order, from threads, because both libraries release the GIL."""
     waiting: deque[Future[Encoded]] = deque()
     threads = target.threads
     with ThreadPoolExecutor(threads) as pool:

@@ -278,6 +278,6 @@ def _digest(path: Path, progress: Progress | None = None) -> str:
 
 
 def _is_recorded(place: Path, state: dict[str, Any]) -> bool:
-    """True if a verification of the files in this state is recorded."""
+    """True if a record says that the files were verified in this state."""
     record = files.read_object(place)
     return {key: record.get(key) for key in state} == state

@@ -27,7 +27,7 @@ HELD_OUT_SHARE = 8
 NUM_HELD_OUT = 2048
 """Number of held-out examples."""
 MOST_TRIES = 1000
-"""Maximum number of draws for one example; if all fail, the task has too few different examples."""
+"""Maximum number of draws for one example; if every draw fails, the task has too few different examples."""
 
 
 class TaskText:

@@ -74,7 +74,7 @@ class Writer:
         self._write(tokens)
 
     def take(self, folder: Path, index: Index) -> None:
-        """Append a complete store by links to its shards, which do not change."""
+        """Append a complete store by linking (else copying) its shards; finished shards are never modified."""
         for shard in index.shards:
             name = f"shard-{len(self.shards):05}.bin"
             _link(folder / shard.file, self.folder / name)

@@ -58,7 +58,7 @@ def read_byte_level(
 def _added(
     names: Mapping[str, int], settings: Mapping[str, object], added: Mapping[str, object]
 ) -> Iterator[tuple[tokenizers.AddedToken, int]]:
-    """Yield the added tokens and their ids, in order of id."""
+    """Yield the added tokens and their ids, sorted by id."""
     entries = [settings.get(key) for key in SPECIAL]
     special = {str(t.get("content") if isinstance(t, Mapping) else t) for t in entries if t}
     special |= {"<|endoftext|>"}

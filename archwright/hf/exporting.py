@@ -34,7 +34,7 @@ class Fit:
 
     family: Family
     blocking: tuple[str, ...]
-    """A line per such value: its path, its value in the model, its value in the family."""
+    """A line for each such value: its path, its value in the model, and its value in the family."""
 
 
 def exportable(spec: ModelSpec, family: str = "") -> Family:

@@ -197,7 +197,7 @@ class Family:
         return with_older_keys(keys)
 
     def with_unsaid(self, spec: ModelSpec, original: ModelSpec) -> ModelSpec:
-        """Copy heads and their tying to the embedding from `original` if configs do not record this."""
+        """Copy heads and their tying to the embedding from `original` if the family's configs do not record them."""
         replaced = original.head.predicts == "replaced"
         spec = self.with_heads(spec, original.head.bias, original.sequence_head, replaced)
         return self.tied(spec, original.head.tied) if self.ties_unsaid else spec

@@ -22,7 +22,7 @@ from archwright.text.tokenizer import Tokenizer
 FAMILY = "family"
 """Metadata key of a model file: the family of an imported model."""
 OF_MODEL = (GENERATION, TOKEN_IDS)
-"""Companion files stored in the model file if there is no tokenizer."""
+"""Tokenizer files that are stored in the model file's metadata if there is no tokenizer."""
 
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, LanguageModel]:

@@ -1,4 +1,4 @@
-"""Layer types in configs: their order, and the values of each type."""
+"""Layer types in configs: the type of each layer, and the spec values of each type."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Layers:
         return names
 
     def of(self, role: str, config: Config) -> Table:
-        """Read the spec values of layers with a role from a config."""
+        """Read from a config the spec values of the layers that have `role`."""
         return read_all([Set(self.roles[role].values), *self.roles[role].lenses], config)
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:

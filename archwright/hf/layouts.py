@@ -141,7 +141,7 @@ class ByGroup(Rows):
 
 @dataclass(frozen=True)
 class HalvesSwapped(Same):
-    """Rows with swapped halves of each head: opposite RoPE direction (nanochat)."""
+    """Rows with the two halves of each head swapped, because RoPE rotates in the opposite direction (nanochat)."""
 
     head_dim: int = 0
 

@@ -98,9 +98,9 @@ class Write:
 
 @dataclass(frozen=True)
 class Switch:
-    """config[key] selects one of several cases with lenses, often a `Set`.
+    """The value of config[key] selects a case: one lens or several, often a `Set`.
 
-    When writing, the first case with matching `Set` lenses is chosen.
+    When writing, the first case with `Set` lenses that all hold in the spec is chosen.
     """
 
     key: str

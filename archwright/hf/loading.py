@@ -53,7 +53,7 @@ class Origin:
     family: str
     """`model_type` of the source; empty if unknown."""
     files: Mapping[str, str]
-    """Companion files by name; see `archwright.text.companions`."""
+    """Text of the files next to the tokenizer, by name; see `archwright.text.companions`."""
 
 
 CAME_FROM: WeakKeyDictionary[LanguageModel, Origin] = WeakKeyDictionary()
@@ -66,7 +66,7 @@ class Loaded:
     model: LanguageModel
     spec: ModelSpec
     tokenizer: Tokenizer | None
-    """None if the folder has no supported tokenizer."""
+    """Tokenizer of the folder; None if it has no supported one."""
     family: str
     """`model_type` of the text model."""
 

@@ -214,7 +214,7 @@ def _exported(model: LanguageModel, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _files(tokenizer: Tokenizer, has_source: bool) -> dict[str, str]:
-    """Return the companion files of a tokenizer, with default token ids."""
+    """Return the text of each file saved next to a tokenizer, by file name. Missing token ids are filled in."""
     ids = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
     if has_source:
         ids[DECODER_START] = tokenizer.decoder_start[0]

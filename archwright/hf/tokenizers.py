@@ -33,7 +33,7 @@ ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP
 
 
 def read_files(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Return a tokenizer's companion files, with the token ids of a config.
+    """Return the text of each file next to a tokenizer, by name, and add the token ids of a config.
 
     Raises:
         UserError: A file is damaged, or a token id is invalid.

@@ -65,7 +65,7 @@ class Certificate:
     torch: str
     comparisons: tuple[Comparison, ...]
     same_ids: bool
-    """True if a text has the same token ids in both, apart from added begin and end tokens."""
+    """True if archwright and `transformers` give a text the same token ids, apart from added begin and end tokens."""
     text: str
     """Summary of the comparison of token ids."""
 

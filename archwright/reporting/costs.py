@@ -37,7 +37,7 @@ MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
 FROM_ZERO = {"rangemode": "tozero"}
 INTENSITY = {"type": "log", "dtick": 1}
 SHORT = 100
-"""Ratio of an axis's end to its start, from which the axis counts as long."""
+"""Minimum ratio of an axis's maximum to its minimum for the axis to count as long."""
 
 
 def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:

@@ -257,7 +257,7 @@ def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History)
 
 
 def final_apart(trace: Trace, lines: Sequence[Line]) -> list[Trace]:
-    """Draw the final evaluation separately if it read another amount of text than the one before."""
+    """Draw the final evaluation separately if it read more or less text than the evaluation before it."""
     if len(lines) < 2 or lines[-1]["num_tokens"] == lines[-2]["num_tokens"]:
         return [trace]
 

@@ -78,7 +78,10 @@ def overlay_page(histories: Sequence[History]) -> Page:
 
 
 def _styles(names: Sequence[str]) -> dict[str, Series]:
-    """Return the style of each run; dashes vary first, as curves of steps have no markers."""
+    """Return the style of each run.
+
+    Successive runs differ in dash first, then (after all dashes) in marker: per-step curves have no markers.
+    """
     return {
         name: replace(series, dash=DASHES[i % 4], symbol=SYMBOLS[i // 4 % 4])
         for i, (name, series) in enumerate(series_of(names, "run").items())

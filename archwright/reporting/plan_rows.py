@@ -41,7 +41,7 @@ class Figure(NamedTuple):
 
 
 SAME = {"cache past windows": "cache per token"}
-"""Label -> label of the number that is shown instead for models without the first; both are equal there."""
+"""Label -> label of the number that models without the first show instead; for them, both numbers are equal."""
 Rows = Callable[[Plan], Iterator[Figure]]
 
 

@@ -16,7 +16,7 @@ MANY = 3000
 
 
 def thin(values: Values, buckets: int = BUCKETS) -> NDArray[np.int64]:
-    """Return the indices of each bucket's extremes and of both ends.
+    """Return the indices of each bucket's extremes, and of the first and last value.
 
     Unlike a choice of every n-th value, they include all peaks. Curves of at most `2 * buckets` values keep all values.
     """

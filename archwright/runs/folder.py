@@ -71,7 +71,7 @@ class RunFolder:
     def create(cls, path: str | Path, spec: "RunSpec") -> "RunFolder":
         """Create a run of `spec`, or return an existing run of it.
 
-        Recorded files of an interrupted creation are replaced.
+        Files left by an interrupted creation are replaced.
 
         Raises:
             UserError: the folder contains other files or a run of another spec (the message lists the
@@ -293,7 +293,10 @@ class RunFolder:
         self._record.finish()
 
     def sweep(self, *files: Path) -> None:
-        """Remove temporary files of dead processes; without `files`, all of the run (requires the lock)."""
+        """Remove temporary files that dead processes left.
+
+        With `files`, only the temporary files for them. Otherwise all of the run; the caller must then hold the lock.
+        """
         sweep(self.path, *(re.escape(path.name) for path in files))
         if not files and self.checkpoints_folder.is_dir():
             sweep(self.checkpoints_folder)

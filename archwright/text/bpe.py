@@ -25,7 +25,7 @@ WORDS = (
 )
 """Pre-tokenization pattern: GPT-2's without English contractions, which split quoted strings in code.
 
-A word has the same token inside a line and at its start, because it takes the last space of the
+A word has the same token inside a line and at its start, because the word includes the last space of the
 indentation. Patterns that keep the whole indentation together need 6 % fewer tokens, but a small
 model of Python source then needs 2 % more bits per byte at an equal number of tokens.
 """
@@ -35,7 +35,7 @@ GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 LONGEST = 2048
 """Maximum characters of a word in BPE training, since time grows quadratically.
 
-No ordinary word is longer. Long runs without a border, such as DNA or a line of spaces, are split
+No ordinary word is longer. Longer runs of characters, such as DNA or a line of spaces, are split
 into words of this length.
 """
 LONG_RUN = re.compile(

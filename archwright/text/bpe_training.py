@@ -19,7 +19,7 @@ from archwright.text.bpe import train_here
 AT_ONCE = 1 << 18
 """Maximum characters to train on in this process (a second or two without Ctrl-C)."""
 LENGTH = 8
-"""Bytes of a text's length prefix. A length of 0 ends the stream."""
+"""Number of bytes that give the length of the next text. A length of 0 marks the end of the stream."""
 
 
 def train_bpe(

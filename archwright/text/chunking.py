@@ -1,4 +1,4 @@
-"""Splitting long texts at borders of pre-tokenizers, so that the tokens stay the same."""
+"""Splitting long texts at points that no token crosses, so that the tokens stay the same."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -6,9 +6,9 @@ from itertools import chain, groupby
 from operator import itemgetter
 
 TARGET = 1 << 18
-"""Approximate characters of a piece."""
+"""Approximate length of a piece, in characters."""
 LIMIT = 1 << 20
-"""Maximum characters without a border. Longer runs are cut anywhere."""
+"""Longest stretch without a safe split point (`BORDER`), in characters. A longer stretch is cut at this length."""
 
 BORDER = (
     r"(?:(?<=[!-~\w]\n)(?=[!-~\w])"  # a newline between visible characters
@@ -20,11 +20,11 @@ LAST = re.compile(r".*" + BORDER, re.DOTALL)
 
 
 def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> Iterator[str]:
-    """Yield the joined `blocks` in pieces, independently of the blocks' borders.
+    """Yield the joined `blocks` in pieces that do not depend on the division into blocks.
 
     Pre-tokenizers of the GPT-2 family (also GPT-4's, Llama 3's, Qwen's and archwright's) never join
     the text on both sides of a `BORDER` and look at most one character ahead. The pieces therefore
-    have the tokens of the full text. A run of more than `limit` characters without a border is cut
+    have the tokens of the full text. More than `limit` characters without a `BORDER` are cut
     at `limit`.
     """
     buffer = ""
@@ -43,7 +43,7 @@ def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> I
 
 
 def split_at(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, Iterator[str]]]:
-    """Split the joined texts at `names`; the longest matching name counts.
+    """Split the joined texts at `names`; if several names match, the longest is used.
 
     Yields (name, no texts) for each name, and ("", texts) for the text between names, to be read before the next pair.
     """
@@ -83,7 +83,7 @@ def _marked(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _border(text: str, target: int, limit: int) -> int:
-    """Return the last border up to `target`, else the first before `limit`, else `limit`."""
+    """Return the position of the last `BORDER` up to `target`, else of the first before `limit`, else `limit`."""
     last = LAST.match(text, 0, target)
     if last:
         return last.end()

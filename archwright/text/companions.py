@@ -1,4 +1,4 @@
-"""Companion files of a tokenizer: settings, chat templates, ids that begin and end a text, sampling defaults.
+"""Files saved next to a tokenizer.json: settings, chat templates, ids that begin and end a text, sampling defaults.
 They are copied unchanged wherever the tokenizer is saved."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START, FORCED
 
 
 def read_companions(folder: Path) -> dict[str, str]:
-    """Return the companion files of a folder: text by name.
+    """Return the text of each settings file and chat template in a folder, by file name.
 
     Raises:
         UserError: A file is damaged, or a link to a file outside the folder.
@@ -42,7 +42,7 @@ def read_companions(folder: Path) -> dict[str, str]:
 
 
 def write_companions(files: Mapping[str, str], folder: Path) -> None:
-    """Write companions into a folder."""
+    """Write files into a folder; `files` maps names to texts."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write_companions(files: Mapping[str, str], folder: Path) -> None:
 
 
 def table(files: Mapping[str, str], name: str) -> Table:
-    """Return the JSON object of a companion file. Empty if the file is missing."""
+    """Return the JSON object in the file `name`; empty if the file is missing."""
     return parse_table(files[name], Path(name)) if name in files else {}
 
 

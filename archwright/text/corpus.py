@@ -23,7 +23,7 @@ FORMAT = 1
 DIGITS = 16
 """Hexadecimal digits of a document in `Surveyed.contents`."""
 Choose = Callable[[Surveyed, Span], Span | None]
-"""Function from a document to its part on one side of a split; None if it has no text there."""
+"""Function from a document to its part on one side of a split; None if the document has no text on that side."""
 
 
 class Document(NamedTuple):
@@ -51,7 +51,7 @@ class Readable(Protocol):
 class Documents:
     """A stream of documents that can be read repeatedly.
 
-    `fingerprint` is a hash of their content, names and split; `size` is their bytes on disk.
+    `fingerprint` is a hash of the content, names and split of the documents; `size` is their total size in bytes.
     """
 
     files: tuple[Surveyed, ...]

@@ -20,7 +20,7 @@ LARGEST = 1 << 26
 """Maximum bytes of a tokenizer.json; the largest published ones have 35 million."""
 LARGEST_ID = 1 << 24
 GROWTH = 1 << 8
-"""Maximum growth factor of a text by replacements. Published tokenizers map a character to one or two."""
+"""Maximum factor by which a tokenizer may lengthen a text. Published ones map a character to one or two."""
 SETTINGS, ADDED, LONGEST = 1 << 15, 1 << 20, 1 << 12
 """Maximum characters of all settings, all added tokens, and one token. The library compiles added tokens."""
 CHARACTERS = re.compile(r'"precompiled_charsmap": "[^"]*"')

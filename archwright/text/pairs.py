@@ -24,9 +24,9 @@ FORMAT = 1
 """Version of fingerprints, incremented if the same files would give other pairs."""
 TABLES = (".tsv", ".jsonl", ".ndjson")
 NUM_PAIRS: Mapping[Side, int] = {"train": 20_000, "held_out": 2048, "longer": 500}
-"""Synthetic pairs per side: for training a tokenizer, and for evaluation."""
+"""Number of synthetic pairs per side: "train" for training a tokenizer, the others for evaluation."""
 STREAMS: tuple[Side, ...] = ("train", "held_out", "longer")
-"""Sides in the order of their numbers in seeds."""
+"""Sides of the split; the index of a side is its number in seeds."""
 
 
 class Pair(NamedTuple):

@@ -154,7 +154,7 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def _spooled() -> Path:
-    """Copy standard input to a temporary file, removed when the process ends."""
+    """Copy standard input to a temporary file, which is removed at the exit of the process."""
     with (
         clear_errors(Path(tempfile.gettempdir()), "TMPDIR"),
         tempfile.NamedTemporaryFile(prefix="archwright-", delete=False) as file,

@@ -41,7 +41,7 @@ OWN_KEYS = {"tokenizer_class", "eos_token", "bos_token", "add_bos_token"}
 UNKNOWN = "ᚠ𐏑𓀀𐭀"
 """Rare letters, which a vocabulary without bytes encodes to its unknown token."""
 JOINED = 1 << 24
-"""Maximum characters per piece, for tokenizers with tokens across borders."""
+"""Maximum characters per piece, for tokenizers with tokens that may cross a `BORDER`."""
 
 
 class Tokenizer:
@@ -52,7 +52,7 @@ class Tokenizer:
     of everything that affects the ids.
 
     Args:
-        files: Companion files by name (see `companions`), written again by `save`.
+        files: Text of the files next to tokenizer.json, by name (see `companions`); `save` writes them again.
 
     Raises:
         UserError: The vocabulary lacks the end-of-text or the begin-of-text token.
@@ -133,7 +133,7 @@ class Tokenizer:
         return cls(read_json(folder / FILE), content(config["eos_token"]), begin, files)
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, the config for other libraries, and the companion files."""
+        """Write tokenizer.json, the config for other libraries, and `files`."""
         folder.mkdir(parents=True, exist_ok=True)
         write_companions({**self.files, CONFIG: as_text(self._config())}, folder)
         (folder / FILE).write_text(self._inner.to_str(pretty=True), "utf-8")
@@ -178,7 +178,7 @@ class Tokenizer:
 
     @property
     def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids around a text of encoder-decoder models: `around`, with end-of-text as default end."""
+        """Ids before and after a text in encoder-decoder models: `around`, but end-of-text if no id follows a text."""
         before, behind = self.around
         return before, behind or (self.end_of_text,)
 
@@ -197,7 +197,7 @@ class Tokenizer:
     def exported(self, rows: int, context_length: int, *, has_source: bool) -> "Tokenizer":
         """Return a tokenizer for export: other libraries then encode as in training.
 
-        A tokenizer with a model's companion files is returned unchanged. Others get a padding
+        A tokenizer with settings or files from a model is returned unchanged. Others get a padding
         token, the model's context length and, if their file puts no ids around a text, the ids of training.
 
         Args:
@@ -399,7 +399,7 @@ class Tokenizer:
             yield "".join(held)
 
     def check(self, text: str) -> None:
-        """Disable the fast encoder or splitting if it changes the ids of `text`."""
+        """Disable the fast encoder, or splitting into pieces, if it changes the ids of `text`."""
         expected = self._encoder.encode(text, add_special_tokens=False).ids
         if self._fast is not None and self._fast(text).tolist() != expected:
             self._fast = None
@@ -449,7 +449,7 @@ class Tokenizer:
         return encoder
 
     def _spelled(self, encoder: tokenizers.Tokenizer, text: str = "") -> set[str]:
-        """Return the special tokens in the encoding of `text`, or of their names."""
+        """Return the special tokens with ids that appear when `text` (default: the name of each token) is encoded."""
         return {
             name
             for name, i in self.special_ids.items()

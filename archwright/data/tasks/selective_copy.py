@@ -1,4 +1,4 @@
-"""Selective copying."""
+"""The selective copying task: repeat the non-blank tokens of a sequence in order."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Pegasus-X: pre-norm, unbiased attention, and a block-local encoder with global tokens."""
+"""Pegasus-X: pre-norm, attention without biases, and a block-local encoder with global tokens."""
 
 from typing import Any
 
