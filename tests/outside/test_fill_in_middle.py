@@ -53,7 +53,7 @@ def test_it_trains_from_the_command_line_and_is_listed(
     few = ("dim=32", "num_layers=1", "--length", "32", "--seconds", "0.01")
     plain = ("--kernel", "eager", "--precision", "fp32")
     assert main(["profile", "modern", *ASKED, *few, *plain, *parts]) == 0
-    assert "4 rows of 32 tokens" in capsys.readouterr().out
+    assert "4 sequences of 32 tokens" in capsys.readouterr().out
     assert main(["generate", "runs/modern", "--max-tokens", "3", *parts]) == 0
 
 
