@@ -25,7 +25,7 @@ MOST_NAMED = 12
 SWITCHES = {"true": "yes", "false": "no"}
 
 Index = Mapping[str, Mapping[str, str]]
-"""Index[path][value]: names of the models with this value, separated by blanks."""
+"""Names of the models with a value, separated by blanks: `index[path][value]`."""
 Texts = dict[str, list[str]]
 """Values of each model, by its name; empty if they are unknown."""
 
