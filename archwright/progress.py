@@ -3,7 +3,8 @@
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from archwright.format import printable
@@ -15,6 +16,20 @@ T = TypeVar("T")
 
 PATIENCE = 1.0
 """Seconds of work before a progress bar appears."""
+
+
+@contextmanager
+def reported_late(seconds: float, report: Callable[[], object]) -> Iterator[None]:
+    """Call `report` in another thread if the block takes longer."""
+    from threading import Timer
+
+    timer = Timer(seconds, report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Silent:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from archwright.format import PrintableStream, WatchedStream, one_line
+from archwright.progress import reported_late
 from archwright.scale.launch import is_first, launched
 from archwright.spec.errors import UserError, nearest
 
@@ -196,23 +197,17 @@ def _printable_output() -> Iterator[tuple[PrintableStream, PrintableStream]]:
         yield out, err
 
 
-@contextlib.contextmanager
-def _sign_of_life(verb: str, streams: tuple[PrintableStream, PrintableStream]) -> Iterator[None]:
+def _sign_of_life(
+    verb: str, streams: tuple[PrintableStream, PrintableStream]
+) -> contextlib.AbstractContextManager[None]:
     """Report on standard error that a silent verb is working."""
-    import threading
 
     def report() -> None:
         if not any(stream.is_used for stream in streams):
             doing = "preparing" if verb == "prepare" else f"preparing to {verb}"
             print(f"archwright: {doing}", file=streams[1].stream, flush=True)
 
-    timer = threading.Timer(PATIENCE, report)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return reported_late(PATIENCE, report)
 
 
 def _mistake(*lines: str) -> int:

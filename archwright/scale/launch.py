@@ -4,11 +4,12 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from threading import Thread, Timer
+from threading import Thread
 from typing import NamedTuple
 
+from archwright.progress import reported_late
 from archwright.spec.errors import UserError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -80,19 +81,12 @@ def launched() -> Launch | None:
 ALONE = "To train with this process alone: unset WORLD_SIZE"
 
 
-@contextlib.contextmanager
-def awaited(launch: Launch, seconds: float = 10.0) -> Iterator[None]:
+def awaited(launch: Launch, seconds: float = 10.0) -> contextlib.AbstractContextManager[None]:
     """Say on standard error which processes are awaited, if the block takes longer."""
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     others = "the other processes" if launch.rank == 0 else "process 0"
     line = f"process {launch.rank} of {launch.size} waits for {others} at {place}. {ALONE}"
-    timer = Timer(seconds, print, (f"archwright: {line}",), {"file": sys.stderr, "flush": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return reported_late(seconds, lambda: print(f"archwright: {line}", file=sys.stderr, flush=True))
 
 
 def check_launch() -> None:
