@@ -93,7 +93,7 @@ def dataset_files(folder: Path) -> list[Path] | None:
     """Return the files of a `save_to_disk` dataset, or None for other folders.
 
     Raises:
-        UserError: The dataset has several splits, its rows have another order than its files, or its list of files is
+        UserError: The dataset has several splits, its rows were reordered after writing, or its list of files is
             missing.
     """
     if (folder / SPLITS).is_file():
