@@ -1,4 +1,4 @@
-"""`python -m docs._make.architectures` writes docs/architectures.md: what each published model chose, one row each."""
+"""`python -m docs._make.architectures` writes docs/architectures.md: the choices of each published model, a row per model."""
 
 from pathlib import Path
 
