@@ -37,7 +37,7 @@ NAMED = 3
 """Maximum number of tensors named in a message."""
 COPY = re.compile(r".*(?:decoder|generator_lm_head|vocab_projector|embed_tokens)\.(weight|bias)")
 COPIES = {"weight": ("embedding.weight",), "bias": ("head.bias",)}
-"""Tensors that some files duplicate under names that match `COPY`, by the last part of these names."""
+"""Tensors with duplicates in some files. `COPY` matches the names of duplicates; its group is the key."""
 SIZES = (
     *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
     *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),

@@ -163,7 +163,7 @@ def _theirs(folder: str | Path, loaded: Loaded, dtype: torch.dtype) -> nn.Module
 def _compare(
     loaded: Loaded, theirs: nn.Module, dtype: torch.dtype, exact: Tensor | None
 ) -> tuple[Comparison, Tensor]:
-    """Compare logits with `transformers`, and return its logits. `exact` are its float32 logits."""
+    """Compare our logits with those of `transformers`, which are also returned. `exact` are its float32 logits."""
     # Two random sequences, the second one padded.
     assert loaded.spec.vocab_size != "auto"
     length = min(TOKENS, loaded.spec.context_length)

@@ -214,7 +214,7 @@ SWITCH_TRANSFORMERS = T5.derive(
     layer_keys={**_switch_layer("layer.2"), **CROSS_ATTENTION},
     encoder_layer_keys=_switch_layer("layer.1"),
 )
-"""Router losses follow the paper: one per layer over all sequences. In transformers: one per sequence over layers."""
+"""Router losses follow the paper: one per layer, over all sequences. transformers has one per sequence, over layers."""
 
 
 LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
