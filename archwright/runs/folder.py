@@ -295,7 +295,7 @@ class RunFolder:
     def sweep(self, *files: Path) -> None:
         """Remove temporary files that dead processes left.
 
-        With `files`, only their temporary files. Otherwise all of them; the caller must then hold the lock.
+        With `files`, removes only their temporary files. Otherwise, removes all; the caller must then hold the lock.
         """
         sweep(self.path, *(re.escape(path.name) for path in files))
         if not files and self.checkpoints_folder.is_dir():
