@@ -77,7 +77,8 @@ class Loop:
                     raise
                 if session.stop_asked:
                     interrupt.ask(SIGTERM)
-                self._look_after_saving()
+                if self._is_saving and not self.session.is_saving:
+                    self._settle()
                 if self.done or interrupt or self.wants_checkpoint():
                     self.start_saving()
         return self.done
@@ -147,15 +148,6 @@ class Loop:
         with self.progress.doing("saving"):
             self.session.start_saving(self.folder.checkpoints_folder)
         self._is_saving = True
-
-    def _look_after_saving(self) -> None:
-        """Take note of a checkpoint that has been written.
-
-        Raises:
-            UserError: it could not be.
-        """
-        if self._is_saving and not self.session.is_saving:
-            self._settle()
 
     def _settle(self) -> None:
         """Wait for a checkpoint that is being written."""
