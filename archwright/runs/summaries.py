@@ -86,7 +86,6 @@ def _from_metrics(folder: RunFolder) -> dict[str, Any]:
 def _from_environment(folder: RunFolder) -> dict[str, Any]:
     environment = folder.environment()
     values = {"num_parameters": environment.get("num_parameters")}
-    # Older runs have no record of it; only `report` tests their tokenizer.
     change = environment.get("data", {}).get("text_change")
     return values if change is None else values | {"lossless": not change}
 
