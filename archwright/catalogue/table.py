@@ -260,8 +260,7 @@ COLUMNS = {
     ),
     "stability": Column("Techniques that keep activations bounded.", _tricks),
     "stacks": Column(
-        "Decoder, encoder (bidirectional), or both; then all columns describe the decoder.",
-        _stacks,
+        "Decoder, encoder (bidirectional), or both; then all columns describe the decoder.", _stacks
     ),
     "layers": Column("Number of layers.", lambda spec: str(spec.num_layers)),
     "dim": Column("Width of the residual stream.", lambda spec: str(spec.dim)),

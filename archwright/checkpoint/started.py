@@ -35,12 +35,6 @@ class StartRecord:
         lines = self._lines
         return None if lines is None else frozenset(line["name"] for line in lines[1:])
 
-    @property
-    def pid(self) -> int:
-        """ID of the process that began the start; 0 without a record."""
-        lines = self._lines
-        return int(lines[0]["pid"]) if lines else 0
-
     def others(self) -> list[str]:
         """Return the unrecorded names in the folder, sorted."""
         entries = sorted(path.name for path in self.folder.glob("*"))
@@ -145,30 +139,17 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 @contextlib.contextmanager
-def drafted(folder: Path, verb: str) -> Iterator[Path]:
+def drafted(folder: Path) -> Iterator[Path]:
     """Yield a hidden draft folder, renamed to `folder` after the block.
 
     `folder` must be new or empty. If the block fails, the draft is removed. Drafts of dead processes are removed first.
     """
     with files.clear_errors(folder), folders_made(folder.parent):
-        _sweep_drafts(folder)
+        for abandoned in files.abandoned(folder.parent, re.escape(folder.name)):
+            files.remove(abandoned)
         draft = files.temporary_name(folder)
         with files.publishing(draft, folder):
-            StartRecord(draft).begin(verb)
             yield draft
-        # Last, because the record identifies the draft's process.
-        StartRecord(folder).finish()
-
-
-def _sweep_drafts(folder: Path) -> None:
-    """Remove drafts of `folder` from dead processes."""
-    for path in files.abandoned(folder.parent, re.escape(folder.name)):
-        if path.is_dir():
-            record, pid = StartRecord(path), int(path.name.split(".")[-3])
-            # A draft without a complete record has no other files.
-            inside = {entry.name for entry in path.iterdir()}
-            if record.pid == pid or (inside <= {FILE} and not record.names):
-                files.remove(path)
 
 
 def _written_as(name: str) -> str:

@@ -4,17 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+from archwright.catalogue import summaries
 from archwright.catalogue.diagram import diagram
 from archwright.catalogue.parameter_counts import Counts
 from archwright.catalogue.part_titles import part_title
-from archwright.catalogue.summaries import (
-    arrangement,
-    brief,
-    layer_words,
-    model_words,
-    name_of,
-    word,
-)
 from archwright.cli.parser import terminal_width
 from archwright.format import columns, count
 from archwright.spec.model_spec import GROUPS, LayerSpec, ModelSpec
@@ -63,8 +56,8 @@ def _stream(
         first,
         "embedding",
         "" if scale == "none" else f"× {factor}",
-        f"+ {word(spec.position.kind)} positions" if spec.position.absolute else "",
-        "" if norm.is_none else word(norm.kind),
+        f"+ {summaries.word(spec.position.kind)} positions" if spec.position.absolute else "",
+        "" if norm.is_none else summaries.word(norm.kind),
         f"× {spec.embedding.sum_width(spec.dim)} to {spec.dim}"
         if spec.embedding.sum_width(spec.dim) != spec.dim
         else "",
@@ -77,14 +70,14 @@ def _stream(
 
 
 def _norm(layer: LayerSpec) -> str:
-    return "" if layer.norm.is_none else word(layer.norm.kind)
+    return "" if layer.norm.is_none else summaries.word(layer.norm.kind)
 
 
 def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
     """Yield the diagram and the choices of each layer kind; later kinds omit choices equal to the first kind's."""
     at = f"{stack}, " if stack else ""
     numbers = Counter(spec.layers.names(spec.num_layers))
-    words, resolved = layer_words(spec), spec.resolved()
+    words, resolved = summaries.layer_words(spec), spec.resolved()
     first: dict[str, str] = {}
     drawn: list[str] = []
     # Branches that no layer has get no row.
@@ -101,7 +94,9 @@ def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
             yield from (f"  {line}" for line in lines)
         drawn = lines
         rows = {
-            name_of(a): brief(getattr(words[name], a)) for a in LayerSpec.model_fields if a in axes
+            summaries.name_of(a): summaries.brief(getattr(words[name], a))
+            for a in LayerSpec.model_fields
+            if a in axes
         }
         yield from _rows({at: text for at, text in rows.items() if first.get(at) != text})
         first = first or rows
@@ -110,12 +105,12 @@ def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
 def _around(spec: ModelSpec) -> dict[str, str]:
     """Return the choices outside the layers, except unused ones."""
     several = len({*spec.layers.names(spec.num_layers)}) > 1 or spec.layers.shared
-    rows = {"arrangement": arrangement(spec.layers)} if several else {}
-    for field, value in model_words(spec).items():
+    rows = {"arrangement": summaries.arrangement(spec.layers)} if several else {}
+    for field, value in summaries.model_words(spec).items():
         text = f"{value:,}" if isinstance(value, int) else value
-        text = text if isinstance(text, str) else brief(text)
+        text = text if isinstance(text, str) else summaries.brief(text)
         if text not in ("", "none"):
-            rows[name_of(field)] = text
+            rows[summaries.name_of(field)] = text
     return rows
 
 

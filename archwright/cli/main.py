@@ -190,10 +190,7 @@ def _printable_output() -> Iterator[tuple[PrintableStream, PrintableStream]]:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # consoles may lack characters of a model's text
     out, err = PrintableStream(sys.stdout), PrintableStream(sys.stderr, may_fail=True)
-    with (
-        contextlib.redirect_stdout(cast(Any, out)),
-        contextlib.redirect_stderr(cast(Any, err)),
-    ):
+    with contextlib.redirect_stdout(cast(Any, out)), contextlib.redirect_stderr(cast(Any, err)):
         yield out, err
 
 

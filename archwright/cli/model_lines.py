@@ -8,18 +8,10 @@ from archwright.cli.card import card
 from archwright.cli.cost_words import COSTS, cost_words, costs_of
 from archwright.cli.models import check_words, load_model
 from archwright.format import columns, parameters
+from archwright.spec import read
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import dump, flatten, override, toml_value, without_stale_sources
-from archwright.spec.read import (
-    Loaded,
-    Origin,
-    collapse_uniform,
-    even_tables,
-    given_model,
-    preset_names,
-    starting_file,
-)
 from archwright.spec.rules import suspicions
 from archwright.spec.run_spec import RunSpec
 
@@ -32,7 +24,7 @@ def print_model(options: argparse.Namespace) -> None:
     Raises:
         UserError: unknown model, or mistakes in it.
     """
-    if options.model in preset_names("runs"):
+    if options.model in read.preset_names("runs"):
         raise UserError(
             f'"{options.model}" is a recipe, not a model; see it with: '
             f"archwright train {options.model} --dry-run"
@@ -42,15 +34,17 @@ def print_model(options: argparse.Namespace) -> None:
     before = loaded.spec.tiny() if options.tiny else loaded.spec
     spec = override(before, options.assignments)
     own_file = options.model.endswith(".toml") and not options.tiny
-    original = given_model(options.model) if own_file else before
+    original = read.given_model(options.model) if own_file else before
     if options.toml:
-        print(starting_file(without_stale_sources(loaded.spec, spec), loaded.objective), end="")
+        print(
+            read.starting_file(without_stale_sources(loaded.spec, spec), loaded.objective), end=""
+        )
         return
     counts, blame = _counts(spec), loaded.blame
     if options.tiny:  # changed values have no source
         old, new = flatten(loaded.spec.model_dump()), flatten(spec.model_dump())
         changed = [path for path, value in new.items() if old.get(path) != value]
-        blame = {**blame, **dict.fromkeys(changed, Origin("--tiny"))}
+        blame = {**blame, **dict.fromkeys(changed, read.Origin("--tiny"))}
     if options.values or options.all or options.blame:
         lines = _values(spec, blame, options)
     else:
@@ -71,7 +65,7 @@ def print_model(options: argparse.Namespace) -> None:
         print(f"\nwarning: {line}")
 
 
-def _objective(loaded: Loaded) -> str:
+def _objective(loaded: read.Loaded) -> str:
     """Describe the published objective if it is not next-token prediction."""
     objective = loaded.objective
     if objective == RunSpec().objective:
@@ -100,21 +94,21 @@ def _exportable(spec: ModelSpec) -> Iterator[str]:
 
 
 def _values(
-    spec: ModelSpec, blame: Mapping[str, Origin], options: argparse.Namespace
+    spec: ModelSpec, blame: Mapping[str, read.Origin], options: argparse.Namespace
 ) -> Iterator[str]:
     """Yield the values set by files or assignments, or all values."""
     values = flatten(spec.model_dump())
     blame = {**blame, **_set_here(options.assignments, values)}
     origins = {
         path: {origin for below, origin in blame.items() if below.startswith(f"{path}.")}
-        for path, equal in even_tables(spec).items()
+        for path, equal in read.even_tables(spec).items()
         if equal
     }
     tables = [path for path, below in origins.items() if len(below) < 2]  # from one origin
-    values, blame = collapse_uniform(values, tables), collapse_uniform(blame, tables)
+    values, blame = read.collapse_uniform(values, tables), read.collapse_uniform(blame, tables)
     rows: list[tuple[str, str, str]] = []
-    for path, value in collapse_uniform(flatten(spec.resolved().model_dump()), tables).items():
-        origin = blame.get(path, Origin("default"))
+    for path, value in read.collapse_uniform(flatten(spec.resolved().model_dump()), tables).items():
+        origin = blame.get(path, read.Origin("default"))
         shown = options.all or options.blame or origin.file != "default"
         if shown and path.split(".")[0] not in ("name", "source", "sources"):
             auto = "   (auto)" if values.get(path) == "auto" else ""
@@ -125,15 +119,15 @@ def _values(
     yield from columns(rows) if rows else ()
 
 
-def _set_here(assignments: Sequence[str], values: Mapping[str, object]) -> dict[str, Origin]:
+def _set_here(assignments: Sequence[str], values: Mapping[str, object]) -> dict[str, read.Origin]:
     """Return the origins of assigned values. If a kind is assigned, its other options are defaults."""
     keys = {assignment.partition("=")[0].strip() for assignment in assignments}
     origins = {}
     for path in values:
         if any(path == key or path.startswith(f"{key}.") for key in keys):
-            origins[path] = Origin("the command line")
+            origins[path] = read.Origin("the command line")
         elif f"{path.rpartition('.')[0]}.kind" in keys:
-            origins[path] = Origin("default")
+            origins[path] = read.Origin("default")
     return origins
 
 

@@ -5,17 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from archwright.spec import read
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
-from archwright.spec.read import (
-    ONLY_RUNS,
-    Loaded,
-    Origin,
-    is_run,
-    load_run,
-    load_with_blame,
-    preset_names,
-)
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import PartsFile, RunSpec
 from archwright.spec.scale_down import tiny_run
@@ -24,18 +16,18 @@ CONFIG = "config.json"
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def load_model(name: str) -> Loaded:
+def load_model(name: str) -> read.Loaded:
     """Return the spec of a model and the origin of each value.
 
     Raises:
         UserError: unknown model, or mistakes in it.
     """
     if not is_config(name):
-        return load_with_blame(name)
+        return read.load_with_blame(name)
     from archwright.hf.configs import load_spec
 
     spec = load_spec(name)
-    return Loaded(spec, dict.fromkeys(flatten(spec.model_dump()), Origin(CONFIG)))
+    return read.Loaded(spec, dict.fromkeys(flatten(spec.model_dump()), read.Origin(CONFIG)))
 
 
 def load_recipe(name: str, *, weights: bool = False) -> RunSpec:
@@ -45,7 +37,7 @@ def load_recipe(name: str, *, weights: bool = False) -> RunSpec:
         UserError: as in `load_model`, or a folder with weights, unless `weights` allows (and ignores) them.
     """
     if not is_config(name):
-        return load_run(name)
+        return read.load_run(name)
     folder = Path(name)
     if not weights and any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise UserError(
@@ -95,14 +87,14 @@ def check_words(name: str, words: Sequence[str], *, run: bool) -> None:
     """
     lines = []
     for word in words:
-        if word in preset_names("models"):
+        if word in read.preset_names("models"):
             lines.append(
                 f'"{word}": expected key=value; archwright diff {name} {word} shows their differences, and '
                 f"archwright compare {name} {word} tests which is better"
             )
         elif run and "=" not in word and Path(word).exists():
             lines.append(f'"{word}": expected key=value. Did you mean "data.text={word}"?')
-        elif not run and re.split(r"[.=]", word)[0] in ONLY_RUNS - {"model"}:
+        elif not run and re.split(r"[.=]", word)[0] in read.ONLY_RUNS - {"model"}:
             key = word.partition("=")[0]
             lines.append(
                 f"{key}: a key of a run, not of a model; see it with: archwright train {name} {word} --dry-run"
@@ -120,5 +112,5 @@ def is_config(name: str) -> bool:
     path = Path(name)
     if path.name == CONFIG:
         return path.is_file()
-    ours = name in (*preset_names("models"), *preset_names("runs")) or is_run(name)
+    ours = name in (*read.preset_names("models"), *read.preset_names("runs")) or read.is_run(name)
     return not ours and (path / CONFIG).is_file()

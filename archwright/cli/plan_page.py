@@ -7,22 +7,7 @@ from archwright import format as fmt
 from archwright.cli.parser import terminal_width
 from archwright.planning.advice import advice
 from archwright.planning.plans import Plan
-from archwright.reporting.plan_rows import (
-    ABOUT_PARTS,
-    PARTS,
-    STRATEGIES,
-    Figure,
-    about_strategies,
-    device_rows,
-    memory_by_part,
-    memory_rows,
-    model_rows,
-    part_rows,
-    serving_rows,
-    side_by_side_rows,
-    strategy_rows,
-    training_rows,
-)
+from archwright.reporting import plan_rows
 
 LONGEST_HEAD = 26
 """Maximum length of a column's name; longer names become numbers."""
@@ -33,18 +18,18 @@ LONGEST_STRATEGY = 48
 def page(plan: Plan) -> Iterator[str]:
     """Yield the lines of a page on one model."""
     yield f"{plan.name}: {devices(plan)}"
-    yield from section("model", model_rows(plan))
-    yield from section("a device", device_rows(plan))
+    yield from section("model", plan_rows.model_rows(plan))
+    yield from section("a device", plan_rows.device_rows(plan))
     yield from (
         "",
-        *fmt.columns([PARTS, *part_rows(plan)], right=range(1, 6)),
-        *_wrapped([ABOUT_PARTS]),
+        *fmt.columns([plan_rows.PARTS, *plan_rows.part_rows(plan)], right=range(1, 6)),
+        *_wrapped([plan_rows.ABOUT_PARTS]),
     )
-    yield from section("training", training_rows(plan))
+    yield from section("training", plan_rows.training_rows(plan))
     yield from section("memory on each device", _memory(plan))
     if len(plan.ways) > 1 or plan.workload.split is not None:
         yield from ("", "parallelism strategies", *_strategies(plan))
-    yield from section("serving, upper bounds", serving_rows(plan))
+    yield from section("serving, upper bounds", plan_rows.serving_rows(plan))
     if lines := [*advice(plan)]:
         yield from ("", "change first", *_wrapped(lines))
     if plan.suspicions:
@@ -63,8 +48,13 @@ def side_by_side(plans: Mapping[str, Plan]) -> Iterator[str]:
     if legend:
         yield from ("", *legend)
     yield ""
-    parts = (model_rows, training_rows, memory_rows, serving_rows)
-    table = [["", *heads.values(), ""], *side_by_side_rows(plans, parts)]
+    parts = (
+        plan_rows.model_rows,
+        plan_rows.training_rows,
+        plan_rows.memory_rows,
+        plan_rows.serving_rows,
+    )
+    table = [["", *heads.values(), ""], *plan_rows.side_by_side_rows(plans, parts)]
     numbers = range(1, len(plans) + 1)
     width = max(terminal_width(), 40 + LONGEST_HEAD * len(plans))
     yield from fmt.columns(
@@ -82,28 +72,28 @@ def devices(plan: Plan) -> str:
     return f"{work.devices:,} x {work.hardware.title}, {work.precision}"
 
 
-def section(title: str, rows: Iterable[Figure]) -> Iterator[str]:
+def section(title: str, rows: Iterable[plan_rows.Figure]) -> Iterator[str]:
     """Yield the lines of a section: labels, values, and the basis of each value."""
     table = [(row.label, row.text, row.remark) for row in rows]
     yield from ("", title)
     yield from (f"  {line}" for line in fmt.columns(table, first_width=23))
 
 
-def _memory(plan: Plan) -> Iterator[Figure]:
-    *above, total = memory_rows(plan)
+def _memory(plan: Plan) -> Iterator[plan_rows.Figure]:
+    *above, total = plan_rows.memory_rows(plan)
     yield from above
-    for label, size, how in memory_by_part(plan.setup or plan.smallest):
-        yield Figure(label, fmt.size(size), how)
+    for label, size, how in plan_rows.memory_by_part(plan.setup or plan.smallest):
+        yield plan_rows.Figure(label, fmt.size(size), how)
     yield total._replace(label="all")
 
 
 def _strategies(plan: Plan) -> Iterator[str]:
-    rows = [STRATEGIES, *(cells for _, cells in strategy_rows(plan))]
+    rows = [plan_rows.STRATEGIES, *(cells for _, cells in plan_rows.strategy_rows(plan))]
     width = LONGEST_STRATEGY
     width += sum(max(map(len, cells)) + 2 for cells in [*zip(*rows, strict=True)][1:])
     lines = fmt.columns(rows, right=range(2, 8), wrapped=(0,), width=width, break_on_hyphens=False)
     yield from (f"  {line}" for line in lines)
-    yield from _wrapped([about_strategies(plan)])
+    yield from _wrapped([plan_rows.about_strategies(plan)])
 
 
 def _wrapped(lines: Iterable[str]) -> Iterator[str]:

@@ -42,8 +42,8 @@ class BatchSource(Protocol):
     def lengths(self) -> TextLengths | None:
         """Lengths of texts; None if each row is one text as long as the context."""
 
-    def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return the rows of a step's batch that belong to a rank."""
+    def at(self, step: int) -> Batch:
+        """Return the batch of a step, for all ranks."""
 
 
 class Batches:
@@ -94,10 +94,7 @@ class Batches:
         # The offset ranges over all leftover tokens, so that some epoch visits the last ones.
         self._num_offsets = len(tokens) - self.windows_per_epoch * self._stride - overlap + 1
 
-    def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """Return the rows of a step's batch that belong to a rank."""
-        share = share_of(self.batch_size, rank, world_size)
-        # Objectives draw random numbers for the full batch, so that batches do not depend on the world size.
+    def at(self, step: int) -> Batch:
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         windows = np.empty((len(rows), self.window_length), np.int64)
         for window, start in zip(windows, self._starts(rows), strict=True):
@@ -105,7 +102,7 @@ class Batches:
         text = Inputs(windows)
         if self.end_of_text is not None:
             text = Inputs(windows, *_documents(windows, self.end_of_text))
-        return self._examples.batch(text, self.seed, step)[share]
+        return self._examples.batch(text, self.seed, step)
 
     @cached_property
     def lengths(self) -> TextLengths | None:

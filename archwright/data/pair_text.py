@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from archwright.data.batches import Ids, TextLengths, share_of
+from archwright.data.batches import Ids, TextLengths
 from archwright.data.eval_windows import ListedWindows
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, padded
@@ -124,10 +124,9 @@ class PairBatches:
         targets = (len(self.text) - total) / total
         return TextLengths(float((source**2).sum()) / total, targets, total / counted)
 
-    def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        share = share_of(self.batch_size, rank, world_size)
+    def at(self, step: int) -> Batch:
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        return batch_of(self.text.drawn(self.seed, rows), self._examples, self.seed, step)[share]
+        return batch_of(self.text.drawn(self.seed, rows), self._examples, self.seed, step)
 
 
 class PairWindows(ListedWindows):

@@ -113,7 +113,9 @@ def _prepared(target: _Target) -> TokenStore:
                     stacklevel=3,
                 )
         if not target.parts:
-            return _made(target)
+            with Progress("Tokenizing", target.documents.size) as progress:
+                _write(target, progress)
+            return TokenStore(target.place)
         remove(target.place)
     return _made_of_parts(target)
 
@@ -170,12 +172,6 @@ def _is_of(index: Index, target: _Target) -> bool:
     dtype = dtype_for(tokenizer.vocab_size).name
     expected = (target.documents.fingerprint, tokenizer.fingerprint, tokenizer.begin_of_text, dtype)
     return actual == expected
-
-
-def _made(target: _Target) -> TokenStore:
-    with Progress("Tokenizing", target.documents.size) as progress:
-        _write(target, progress)
-    return TokenStore(target.place)
 
 
 def _write(target: _Target, progress: Progress) -> None:

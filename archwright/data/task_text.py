@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from archwright.data.batches import share_of
 from archwright.data.eval_windows import ListedWindows
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.tasks import TASKS, Example, Sampler
@@ -99,10 +98,9 @@ class TaskBatches:
         self.text, self.batch_size, self.seed = text, batch_size, seed
         _ = text.sampler  # raises if the context is too short
 
-    def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        rows = share_of(self.batch_size, rank, world_size)
-        first = step * self.batch_size
-        return self.text.batch(self.seed, range(first + rows.start, first + rows.stop))
+    def at(self, step: int) -> Batch:
+        rows = range(step * self.batch_size, (step + 1) * self.batch_size)
+        return self.text.batch(self.seed, rows)
 
 
 class TaskWindows(ListedWindows):

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from torch import Tensor
 
-from archwright.checkpoint.started import StartRecord, drafted
+from archwright.checkpoint.started import drafted
 from archwright.checkpoint.weights import read_tensors, write_tensors
 from archwright.hf.exporting import as_computed, exportable
 from archwright.hf.family import Family
@@ -67,14 +67,13 @@ def save(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not _is_export(folder, model, chosen, tokenizer, max_shard_bytes):
             raise UserError(f"{folder}: not empty; expected a new or empty folder")
-        StartRecord(folder).finish()  # a process may have been killed before this last step
         return chosen.model_type
     if not folder.name:
         raise UserError(f"{folder}: expected the name of a new folder")
     if problem := difference(config_of(model.spec, chosen)):
         line = f"{folder}: transformers 4.57 {problem}; transformers 5 reads it correctly"
         warnings.warn(line, stacklevel=2)
-    with drafted(folder, "export") as draft:
+    with drafted(folder) as draft:
         tensors = tensors_of(model)
         slots, split = chosen.slots(model.spec, tensors), _split(model, chosen, max_shard_bytes)
         for file, names in split.filename_to_tensors.items():
@@ -90,14 +89,13 @@ def _is_export(
     """True if a folder contains exactly this export, compared value by value."""
     if not folder.is_dir():
         return False
-    started = StartRecord(folder)
-    names = started.others() if started.names is not None else [p.name for p in folder.iterdir()]
     split = _split(model, family, most)
     with tempfile.TemporaryDirectory() as scratch:
         _write_small_files(model, family, split, Path(scratch), tokenizer)
         written = [path for path in Path(scratch).rglob("*") if path.is_file()]
         small = {path.relative_to(scratch): path.read_bytes() for path in written}
-    if {*names} != {name.parts[0] for name in small} | split.filename_to_tensors.keys():
+    names = {path.name for path in folder.iterdir()}
+    if names != {name.parts[0] for name in small} | split.filename_to_tensors.keys():
         return False
     tensors = tensors_of(model)
     slots = family.slots(model.spec, tensors)

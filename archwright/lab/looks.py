@@ -81,10 +81,7 @@ class Looks:
         return nominal_levels(alpha_spent(alpha, numbers, self.planned, added), numbers)
 
     def interval(
-        self,
-        differences: Sequence[float],
-        alpha: float,
-        shared_error: SharedError = NOTHING_SHARED,
+        self, differences: Sequence[float], alpha: float, shared_error: SharedError = NOTHING_SHARED
     ) -> Interval:
         """Return the interval of a mean that holds with probability 1 - alpha at all looks together."""
         level = 1 - self.level(alpha, len(differences))

@@ -62,10 +62,9 @@ class Counts:
 
     def of(self, match: Match) -> float:
         """Return the quantity that a study makes equal."""
-        return {
-            "parameters": float(self.parameters),
-            "flops": self.flops_per_token,
-        }.get(match, float(self.non_embedding))
+        return {"parameters": float(self.parameters), "flops": self.flops_per_token}.get(
+            match, float(self.non_embedding)
+        )
 
 
 def count(spec: ModelSpec, vocab_size: int, flops: Flops | None = None) -> Counts:

@@ -100,11 +100,7 @@ def drops(losses: Sequence[Sequence[float]]) -> Drops:
 
 
 def multiplier_in_tokens(
-    difference: float,
-    interval: Interval,
-    shares: Sequence[float],
-    baseline: Drops,
-    variant: Drops,
+    difference: float, interval: Interval, shares: Sequence[float], baseline: Drops, variant: Drops
 ) -> tuple[float, float, float]:
     """Return how many times the variant's tokens the baseline needs for the same loss, and the 95 % interval.
 

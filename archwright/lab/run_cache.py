@@ -46,11 +46,7 @@ def key(run: RunSpec, material: Material) -> str:
 
 
 def prepare(
-    pool: Path,
-    run: RunSpec,
-    material: Material,
-    decisions: Decisions,
-    flops_per_token: float,
+    pool: Path, run: RunSpec, material: Material, decisions: Decisions, flops_per_token: float
 ) -> RunFolder:
     """Return the folder of a resolved run, started so far that training it decides and measures nothing."""
     folder = RunFolder.create(pool / key(run, material), run)

@@ -102,12 +102,7 @@ def _time(path: str, seconds: str) -> Answer:
     session, _ = resolved_session(folder, material)
     length = run.model.context_length
     windows = held_out_windows(
-        material.held_out,
-        material.tokenizer,
-        run.objective,
-        length,
-        stride=length,
-        max_tokens=4096,
+        material.held_out, material.tokenizer, run.objective, length, stride=length, max_tokens=4096
     )
     setup = time.perf_counter() - started
     step = session.time_step(float(seconds))

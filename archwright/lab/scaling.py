@@ -23,10 +23,7 @@ EXPERTS = 8
 USUAL_SHARE = 1 / 4
 """How much of a text a mask shows where nothing says how large it is and its default hides nothing."""
 
-RECIPE = (
-    "schedule.kind=linear",
-    "evaluate.max_tokens=8192",
-)
+RECIPE = ("schedule.kind=linear", "evaluate.max_tokens=8192")
 """How small models are trained well: the learning rate falls to nothing."""
 
 

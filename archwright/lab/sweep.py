@@ -117,11 +117,7 @@ def pooled_sweep(
 
 
 def _settled(
-    losses: Losses,
-    seeds: Sequence[int],
-    window: Window,
-    slides: int,
-    finer: bool = True,
+    losses: Losses, seeds: Sequence[int], window: Window, slides: int, finer: bool = True
 ) -> Sweep:
     """Return the window of some seeds after it has slid, and become finer, by their mean."""
     while True:
@@ -231,11 +227,7 @@ def lowest(losses: Sequence[float]) -> int:
 
 
 def _final_window(
-    losses: Losses,
-    seeds: Sequence[int],
-    first: Window,
-    refine: bool,
-    plateau: float = math.inf,
+    losses: Losses, seeds: Sequence[int], first: Window, refine: bool, plateau: float = math.inf
 ) -> tuple[Window, list[tuple[int, float]]]:
     """Return where the first seed puts the window, and the runs it needs before it can say."""
     for seed in seeds:

@@ -70,12 +70,7 @@ def drifts(
 
 
 def verdict(
-    found: Sequence[Drift],
-    variants: Sequence[Variant],
-    *,
-    tokens: float,
-    text: str,
-    device: str,
+    found: Sequence[Drift], variants: Sequence[Variant], *, tokens: float, text: str, device: str
 ) -> str:
     """Return in a sentence how far best rates moved, with sizes, tokens of each run, text and device."""
     sizes = sorted(variant.non_embedding for variant in variants)

@@ -9,24 +9,8 @@ from archwright.catalogue.part_titles import part_title
 from archwright.planning.advice import advice
 from archwright.planning.plans import Plan
 from archwright.planning.roofline import Operator, Phase, ridge
+from archwright.reporting import plan_rows
 from archwright.reporting.document import Bar, Bars, Block, Chart, Page, Row, Section, Table, Text
-from archwright.reporting.plan_rows import (
-    ABOUT_PARTS,
-    PARTS,
-    STRATEGIES,
-    Figure,
-    Rows,
-    about_strategies,
-    device_rows,
-    memory_by_part,
-    memory_rows,
-    model_rows,
-    part_rows,
-    serving_rows,
-    side_by_side_rows,
-    strategy_rows,
-    training_rows,
-)
 from archwright.reporting.styles import DASHES, SYMBOLS
 
 MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
@@ -40,7 +24,7 @@ SHORT = 100
 """Minimum ratio of an axis's maximum to its minimum for the axis to count as long."""
 
 
-def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
+def cost_page(plans: Mapping[str, Plan], here: Sequence[plan_rows.Figure] = ()) -> Page:
     """Build the page of one or several plans.
 
     Args:
@@ -57,19 +41,24 @@ def cost_page(plans: Mapping[str, Plan], here: Sequence[Figure] = ()) -> Page:
         verdict=head,
         verdict_rest=rest,
         sections=[
-            Section("Model", [_figures("Model costs.", plans, [model_rows]), *_parts(plans)]),
+            Section(
+                "Model", [_figures("Model costs.", plans, [plan_rows.model_rows]), *_parts(plans)]
+            ),
             *(
                 [Section("A step on this machine", [_table("Estimated and measured.", here)])]
                 if here
                 else []
             ),
-            Section("Training", [_figures("Training costs.", plans, [training_rows])]),
+            Section("Training", [_figures("Training costs.", plans, [plan_rows.training_rows])]),
             Section("Memory on each device", [*_memory(plans)]),
             Section("Parallelism strategies", [*_strategies(plans)]),
             Section("Roofline", [*_rooflines(plans)]),
             Section(
                 "Serving",
-                [_figures("Upper bounds of speed.", plans, [serving_rows]), *_speeds(plans)],
+                [
+                    _figures("Upper bounds of speed.", plans, [plan_rows.serving_rows]),
+                    *_speeds(plans),
+                ],
             ),
             Section("What to change first", [*_changes(plans)]),
             *([Section("Unusual", [table])] if (table := _suspicions(plans)) else []),
@@ -91,31 +80,35 @@ def _verdict(plans: Mapping[str, Plan]) -> tuple[str, str]:
     return span, f"for {fmt.count(plan.training.tokens)} tokens, with {plan.setup.split.name}."
 
 
-def _figures(caption: str, plans: Mapping[str, Plan], rows: Sequence[Rows]) -> Table:
+def _figures(caption: str, plans: Mapping[str, Plan], rows: Sequence[plan_rows.Rows]) -> Table:
     """Return a table of one plan, or of several side by side."""
     if len(plans) > 1:
-        cells = [Row([*map(_unbroken, row)]) for row in side_by_side_rows(plans, rows)]
+        cells = [Row([*map(_unbroken, row)]) for row in plan_rows.side_by_side_rows(plans, rows)]
         head = ("", *plans, "how it is known")
         return Table(caption, head, cells, even=len(plans) == 2)  # headers next to values on phones
     (plan,) = plans.values()
     return _table(caption, [figure for of_kind in rows for figure in of_kind(plan)])
 
 
-def _table(caption: str, figures: Iterable[Figure]) -> Table:
+def _table(caption: str, figures: Iterable[plan_rows.Figure]) -> Table:
     lines = [Row((f.label, _unbroken(f.text), f.remark)) for f in figures]
     return Table(caption, ("", "", "how it is known"), lines)
 
 
 def _parts(plans: Mapping[str, Plan]) -> Iterator[Block]:
     for name, plan in plans.items():
-        yield Table(f"{name}, by part. {ABOUT_PARTS}", PARTS, [*map(Row, part_rows(plan))])
+        yield Table(
+            f"{name}, by part. {plan_rows.ABOUT_PARTS}",
+            plan_rows.PARTS,
+            [*map(Row, plan_rows.part_rows(plan))],
+        )
 
 
 def _memory(plans: Mapping[str, Plan]) -> Iterator[Block]:
-    yield _figures("Whether the training fits.", plans, [memory_rows])
+    yield _figures("Whether the training fits.", plans, [plan_rows.memory_rows])
     for name, plan in plans.items():
         setup = plan.setup or plan.smallest
-        bars = [Bar(label, size, _size(size)) for label, size, _ in memory_by_part(setup)]
+        bars = [Bar(label, size, _size(size)) for label, size, _ in plan_rows.memory_by_part(setup)]
         limit = plan.workload.hardware.memory_bytes
         bars.append(Bar("all", setup.memory.total, _size(setup.memory.total), strong=True))
         bars.append(Bar("the device", limit, _size(limit)))
@@ -130,10 +123,10 @@ def _strategies(plans: Mapping[str, Plan]) -> Iterator[Block]:
     for name, plan in plans.items():
         rows = [
             Row([*map(_unbroken, cells)], "chosen" if way == plan.setup else "")
-            for way, cells in strategy_rows(plan)
+            for way, cells in plan_rows.strategy_rows(plan)
         ]
-        caption = f"{name}: one setup per kind, on the device that uses most memory. {about_strategies(plan)}"
-        yield Table(caption, STRATEGIES, rows)
+        caption = f"{name}: one setup per kind, on the device that uses most memory. {plan_rows.about_strategies(plan)}"
+        yield Table(caption, plan_rows.STRATEGIES, rows)
 
 
 def _unbroken(text: str) -> str:
@@ -152,7 +145,7 @@ def _rooflines(plans: Mapping[str, Plan]) -> Iterator[Block]:
         "Parts left of the ridge point are memory-bound, parts right of it compute-bound. The workload is one sequence "
         "of full context length, or in decode the next token, on one device. Numbers at points refer to the table."
     )
-    yield _figures("The device.", dict([next(iter(plans.items()))]), [device_rows])
+    yield _figures("The device.", dict([next(iter(plans.items()))]), [plan_rows.device_rows])
     for number, (name, plan) in enumerate(plans.items()):
         yield _roofline(number, name, plan)
         yield _roofline_table(name, plan)

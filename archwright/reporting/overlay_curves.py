@@ -7,16 +7,8 @@ from itertools import chain
 from typing import Any
 
 from archwright import format as fmt
+from archwright.reporting import curves
 from archwright.reporting.comparability import Compared, bits_per_byte
-from archwright.reporting.curves import (
-    Trace,
-    column_layout,
-    evaluated_along,
-    final_apart,
-    is_drawn,
-    step_columns,
-    step_traces,
-)
 from archwright.reporting.document import Chart, Series
 from archwright.reporting.styles import short_names, trace
 from archwright.reporting.thinning import BUCKETS
@@ -45,11 +37,11 @@ def charts(compared: Compared, styles: Styles) -> list[Chart]:
 
 
 def _training_chart(compared: Compared, styles: Styles) -> Chart | None:
-    traces: list[Trace] = []
+    traces: list[curves.Trace] = []
     ends = []
     for name, history in compared.runs.items():
         factor = bits_per_byte(history) if compared.in_bits else 1.0
-        if factor is None or not is_drawn(history.train["loss"]):
+        if factor is None or not curves.is_drawn(history.train["loss"]):
             continue
         values = history.train["loss"] * factor
         traces += _traces(compared, styles, name, "loss", ".4f", values=values)
@@ -73,14 +65,14 @@ def _training_chart(compared: Compared, styles: Styles) -> Chart | None:
 def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
     first = next(iter(compared.runs.values()))
     result = []
-    for column, title, unit, shown in step_columns(first):
-        drawn = {n: h for n, h in compared.runs.items() if is_drawn(h.train[column])}
+    for column, title, unit, shown in curves.step_columns(first):
+        drawn = {n: h for n, h in compared.runs.items() if curves.is_drawn(h.train[column])}
         if not drawn:
             continue
         made = (_traces(compared, styles, name, column, shown) for name in drawn)
         ends = {name: fmt.significant(h.train[column][-1], 4) for name, h in drawn.items()}
         bounds = {h.spec.max_grad_norm for h in drawn.values()}
-        layout = column_layout(first, column)
+        layout = curves.column_layout(first, column)
         if len(bounds) > 1:
             layout.pop("shapes", None)
         result.append(
@@ -98,11 +90,11 @@ def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
 
 def _traces(
     compared: Compared, styles: Styles, name: str, column: str, shown: str, **options: Any
-) -> list[Trace]:
+) -> list[curves.Trace]:
     """Draw a column of the run `name` at every step, and with each smoothing."""
     style = styles[name]
     short = short_names([*compared.runs])[name]
-    return step_traces(
+    return curves.step_traces(
         compared.runs[name],
         column,
         short,
@@ -136,12 +128,12 @@ def _evaluations(
         drawn = trace(
             styles[label],
             short[label],
-            along=evaluated_along(lines, history),
+            along=curves.evaluated_along(lines, history),
             y=[line[column] for line in lines],
             customdata=[f"at step {fmt.exact(line['step'])}" for line in lines],
             hovertemplate="%{y:.4f} %{customdata}",
         )
-        traces += final_apart(drawn, lines)
+        traces += curves.final_apart(drawn, lines)
         ends.append(f"{label} from {lines[0][column]:.3f} to {lines[-1][column]:.3f}.")
     if not traces:
         return None

@@ -38,7 +38,7 @@ def run_page(history: History) -> Page:
         title=f"{history.name}: {head}",
         kicker=f"archwright run {history.name}",
         verdict=head,
-        verdict_rest=_TOGETHER.sub(_unbroken, rest),
+        verdict_rest=_TOGETHER.sub(lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), rest),
         notice=notice(history, result),
         opening=_bars(history, result),
         axes=curves.axes([history]),
@@ -49,11 +49,7 @@ def run_page(history: History) -> Page:
 
 
 _TOGETHER = re.compile(r"\d+ (?:d|h|min) \d+ (?:h|min|s)\b|[\d.]+ s\b|\w+ -9e?\b")
-
-
-def _unbroken(match: re.Match[str]) -> str:
-    """Join a duration, or the name of a compressor, with no-break spaces."""
-    return match[0].replace(" ", "\N{NO-BREAK SPACE}")
+"""Durations and names of compressors, with blanks that must not break a line."""
 
 
 def _bars(history: History, result: Result) -> list[Block]:

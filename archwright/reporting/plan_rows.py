@@ -260,13 +260,9 @@ def side_by_side_rows(plans: Mapping[str, Plan], rows: Sequence[Rows]) -> Iterat
             by_label[name].get(label) or by_label[name].get(SAME.get(label, ""), Figure(label, "-"))
             for name in plans
         ]
-        texts = [_brief(cell) for cell in cells]
+        # Only `fits` includes its note.
+        texts = [f"{c.text}, {c.note}" if c.label == "fits" and c.note else c.text for c in cells]
         yield [label, *texts, next((cell.how for cell in cells if cell.how), "")]
-
-
-def _brief(cell: Figure) -> str:
-    """Return the text of a cell; only `fits` includes its note."""
-    return f"{cell.text}, {cell.note}" if cell.label == "fits" and cell.note else cell.text
 
 
 def _merged(columns: Iterable[Sequence[str]]) -> list[str]:

@@ -38,7 +38,9 @@ def summaries(parent: str | Path = RUNS) -> list[RunSummary]:
 
 
 def _summary(folder: RunFolder) -> RunSummary:
-    values: dict[str, Any] = {"changed": _changed(folder)}
+    files = (folder.metrics_file, folder.environment_file, folder.spec_file)
+    changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+    values: dict[str, Any] = {"changed": changed}
     damage: list[str] = []
     for read in (_from_spec, _from_metrics, _from_environment):
         try:
@@ -84,7 +86,6 @@ def _from_metrics(folder: RunFolder) -> dict[str, Any]:
 def _from_environment(folder: RunFolder) -> dict[str, Any]:
     environment = folder.environment()
     values = {"num_parameters": environment.get("num_parameters")}
-    # Older runs have no record of it; only `report` tests their tokenizer.
     change = environment.get("data", {}).get("text_change")
     return values if change is None else values | {"lossless": not change}
 
@@ -92,9 +93,3 @@ def _from_environment(folder: RunFolder) -> dict[str, Any]:
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
     table = values.get(name)
     return table if isinstance(table, dict) else {}
-
-
-def _changed(folder: RunFolder) -> float:
-    """Return the newest modification time of the files written by training."""
-    files = (folder.metrics_file, folder.environment_file, folder.spec_file)
-    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)

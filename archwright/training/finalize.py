@@ -94,13 +94,7 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
 def _sample(session: Session, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> str:
     with uncompiled(model), session.precision.autocast():
         return "".join(
-            stream(
-                model,
-                tokenizer,
-                top_p=0.95,
-                max_tokens=max_tokens,
-                seed=session.run.seed,
-            )
+            stream(model, tokenizer, top_p=0.95, max_tokens=max_tokens, seed=session.run.seed)
         )
 
 

@@ -27,11 +27,11 @@ from archwright.training.session import Session, is_spike
 from archwright.training.step import StepResult
 
 CHECKPOINT_SECONDS = 60.0
-"""Time between checkpoints where no number of steps is given."""
+"""Time between checkpoints if no number of steps is set."""
 
 
 class DivergedError(RuntimeError):
-    """The loss or its gradient is no number any more; the last good checkpoint is kept."""
+    """The loss or its gradient is not finite; the last good checkpoint remains."""
 
 
 class Loop:
@@ -61,7 +61,7 @@ class Loop:
         self._is_saving = False
 
     def run(self, interrupt: Interrupt) -> bool:
-        """Train until the last step; return False where an interrupt came first.
+        """Train until the last step; return False if interrupted before.
 
         Raises:
             DivergedError: the loss is not finite.
@@ -77,7 +77,8 @@ class Loop:
                     raise
                 if session.stop_asked:
                     interrupt.ask(SIGTERM)
-                self._look_after_saving()
+                if self._is_saving and not self.session.is_saving:
+                    self._settle()
                 if self.done or interrupt or self.wants_checkpoint():
                     self.start_saving()
         return self.done
@@ -88,7 +89,7 @@ class Loop:
         return self.session.standing.step >= self.session.num_steps
 
     def _advance(self) -> None:
-        """Make a step, record it, and evaluate where that is due."""
+        """Make a step, record it, and evaluate if an evaluation is due."""
         trained, evaluation = self._step(), None
         if not self.done and self.session.standing.step % self.session.run.evaluate.every == 0:
             evaluation = self._evaluate()
@@ -110,7 +111,7 @@ class Loop:
             self.end(f"{name} asked for it{stop.reason and f': {stop.reason}'}")
 
     def end(self, reason: str) -> None:
-        """Let the step just made be the last, if it is not; the record says why."""
+        """Make the current step the last, and record the reason."""
         if self.done:
             return
         num_steps = round(self.session.num_steps)
@@ -140,22 +141,13 @@ class Loop:
         self._settle()
 
     def start_saving(self) -> None:
-        """Write a checkpoint while training goes on, from a copy; what is written already is waited for."""
+        """Write a checkpoint from a copy during training, after waiting for the previous one."""
         self._settle()
         self.folder.check_kept()
         self._saved_at = time.monotonic()
         with self.progress.doing("saving"):
             self.session.start_saving(self.folder.checkpoints_folder)
         self._is_saving = True
-
-    def _look_after_saving(self) -> None:
-        """Take note of a checkpoint that has been written.
-
-        Raises:
-            UserError: it could not be.
-        """
-        if self._is_saving and not self.session.is_saving:
-            self._settle()
 
     def _settle(self) -> None:
         """Wait for a checkpoint that is being written."""
@@ -171,7 +163,7 @@ class Loop:
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
-        """Leave no checkpoint half written behind the block; what the block raises goes before what that does."""
+        """Finish writing a checkpoint after the block; an error of the block takes precedence."""
         try:
             yield
         except BaseException:
@@ -181,9 +173,9 @@ class Loop:
         self._settle()
 
     def restore_best(self) -> None:
-        """Go back to the weights of the lowest held-out loss, where the run ended because it fell no more.
+        """Restore the weights of the lowest held-out loss after an early stop.
 
-        Where their file is damaged or not of that step, a warning says so and the last weights stay.
+        If their file is damaged or of another step, warn and keep the last weights.
         """
         if not self.early_stop.restores:
             return
@@ -196,7 +188,7 @@ class Loop:
             warnings.warn(f"{error} The weights of the last step are kept.", stacklevel=2)
 
     def wants_checkpoint(self) -> bool:
-        """Tell whether it is time to save."""
+        """True if a checkpoint is due."""
         every = self.session.run.checkpoint.every
         if every:
             return self.session.standing.step % every == 0
@@ -204,7 +196,7 @@ class Loop:
         return late and not self._is_saving
 
     def _stop_early(self, evaluation: Record) -> None:
-        """End the run where its held-out loss has not fallen for long enough; until then, keep the best weights."""
+        """End the run if its held-out loss stopped falling; until then, keep the best weights."""
         stop = self.early_stop
         if stop.add(evaluation) and stop.spec.patience and stop.spec.restore_best:
             with self.progress.doing("saving"):
@@ -250,7 +242,7 @@ class Loop:
 
     @contextmanager
     def _probed(self, number: int) -> Iterator[Probes | None]:
-        """Let probes look at the first step, and from then on at every so many."""
+        """Measure probes in the first step and in every `probes.every`-th step."""
         every = self.session.run.probes.every
         if not every or (number > 1 and number % every):
             yield None
@@ -259,7 +251,7 @@ class Loop:
             yield probes
 
     def _record_probes(self, number: int, probes: Probes) -> None:
-        """Write what probes saw in a step, also in one that failed, where it tells the most."""
+        """Write the values of probes in a step, also in a failed one, to explain the failure."""
         record = {
             "kind": "probes",
             "step": number,
@@ -284,7 +276,7 @@ class Loop:
             standing.recent = [*standing.recent, loss][-100:]
 
     def evaluate(self) -> Evaluation:
-        """Return what the model reaches on the sample of held-out text that makes the curve."""
+        """Evaluate the model on the sample of held-out text for the curve."""
         run = self.session.run
         max_bytes = None if run.evaluate.max_bytes == "none" else run.evaluate.max_bytes
         reading = reading_of(run, run.evaluate.max_tokens, max_bytes)

@@ -53,11 +53,7 @@ class Session:
     """A model in training. `step()` trains on the next batch."""
 
     def __init__(
-        self,
-        run: RunSpec,
-        model: LanguageModel,
-        batches: BatchSource,
-        processes: Processes = ALONE,
+        self, run: RunSpec, model: LanguageModel, batches: BatchSource, processes: Processes = ALONE
     ) -> None:
         self.run, self.model, self.batches, self.processes = run, model, batches, processes
         self.device = torch.device(run.machine.device)
@@ -156,10 +152,7 @@ class Session:
         scaler = self.precision.scaler
         scale = float(scaler.get_scale()) if scaler else 1.0
         probes = Probes(
-            self.model,
-            self.optimizers.values(),
-            loss_scale=scale,
-            parameters=self.processes.held(),
+            self.model, self.optimizers.values(), loss_scale=scale, parameters=self.processes.held()
         )
         rows = max(1, PROBED_TOKENS // self.run.model.context_length)
         batch = to_device(self.batches.at(step), self.device)

@@ -12,13 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE, Batch
-from archwright.losses import (
-    Loss,
-    cross_entropy,
-    linear_cross_entropy,
-    of_streams,
-    pop_aux_losses,
-)
+from archwright.losses import Loss, cross_entropy, linear_cross_entropy, of_streams, pop_aux_losses
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel, Output

@@ -42,10 +42,7 @@ def fuse_if_faster(session: Session, machine: MachineSpec) -> tuple[str, str]:
 
 
 def _kept_if_faster(
-    session: Session,
-    change: Callable[[], tuple[str, str]],
-    undo: Callable[[], None],
-    name: str,
+    session: Session, change: Callable[[], tuple[str, str]], undo: Callable[[], None], name: str
 ) -> tuple[str, str]:
     """Time steps as they are and changed, and stay with the faster, if its gradients are the same. Leaves a session
     that has not trained as it was."""

@@ -123,19 +123,19 @@ def test_folders_that_were_made_go_again(tmp_path: Path) -> None:
 
 
 def test_a_draft_takes_its_place_or_goes(tmp_path: Path) -> None:
-    with drafted(tmp_path / "new" / "out", "export") as draft:
+    with drafted(tmp_path / "new" / "out") as draft:
         (draft / "file").write_text("x")
     assert names(tmp_path / "new" / "out") == ["file"]
 
     def fails() -> None:
-        with drafted(tmp_path / "other" / "out", "export") as draft:
+        with drafted(tmp_path / "other" / "out") as draft:
             (draft / "file").write_text("x")
             raise KeyError
 
     with pytest.raises(KeyError):
         fails()
     assert names(tmp_path) == ["new"]
-    with pytest.raises(UserError, match="not empty"), drafted(tmp_path / "new", "export") as draft:
+    with pytest.raises(UserError, match="not empty"), drafted(tmp_path / "new") as draft:
         pass
     assert names(tmp_path) == ["new"]
 
@@ -143,16 +143,12 @@ def test_a_draft_takes_its_place_or_goes(tmp_path: Path) -> None:
 def test_drafts_of_the_dead_are_swept_and_nothing_like_them(tmp_path: Path) -> None:
     dead = dead_pid()
     left = tmp_path / f".out.{dead}.0123abcd.tmp"
-    foreign = [".out.tmp", f".out.{dead}.tmp", f".out.{dead}.0123abce.tmp", ".out.x.0123abcd.tmp"]
+    foreign = [".out.tmp", f".out.{dead}.tmp", ".out.x.0123abcd.tmp"]
     alive = tmp_path / f".out.{os.getpid()}.0123abcd.tmp"
     for path in (left, alive, *(tmp_path / name for name in foreign)):
         path.mkdir()
         (path / "file").touch()
-    for path, pid in ((left, dead), (alive, os.getpid())):
-        StartRecord(path).begin("export")
-        file = StartRecord(path).file
-        file.write_text(file.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {pid}'))
-    with drafted(tmp_path / "out", "export"):
+    with drafted(tmp_path / "out"):
         pass
     assert names(tmp_path) == sorted([*foreign, alive.name, "out"])
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archwright.data.batches import Batches
+from archwright.data.batches import Batches, share_of
 from archwright.data.prepare import prepare_documents
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
@@ -113,7 +113,7 @@ def test_ranks_share_the_batch_of_one_process(world_size: int) -> None:
     batches = Batches(tokens, 16, 8, packing="document_mask", end_of_text=0)
     for step in (0, 7, 100):
         whole = batches.at(step)
-        parts = [batches.at(step, rank=r, world_size=world_size) for r in range(world_size)]
+        parts = [whole[share_of(8, rank, world_size)] for rank in range(world_size)]
         assert (np.concatenate([part.targets for part in parts]) == whole.targets).all()
         assert whole.inputs.given().keys() == {"tokens", "position_ids", "segment_ids"}
         for name, array in whole.inputs.given().items():

@@ -60,12 +60,6 @@ def test_draws_are_a_function_of_seed_and_step(drawn: Examples) -> None:
     assert again.at(1).targets.tolist() == found[1, 1]
 
 
-def test_draws_do_not_depend_on_the_number_of_processes(drawn: Examples) -> None:
-    batches = Batches(TOKENS, 8, 4, examples=drawn)
-    parts = [batches.at(3, rank=rank, world_size=2).targets for rank in range(2)]
-    assert (np.concatenate(parts) == batches.at(3).targets).all()
-
-
 def test_windows_that_share_nothing_cover_the_text(drawn: Examples) -> None:
     batches = Batches(TOKENS, 8, 1, examples=drawn)
     rows = [batches.at(step).inputs.tokens[0] for step in range(batches.windows_per_epoch)]

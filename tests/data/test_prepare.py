@@ -199,14 +199,14 @@ def test_text_that_changes_meanwhile_leaves_nothing(
 
 def _prepare(folder: str, cache: str, counter: str) -> None:
     os.environ["ARCHWRIGHT_CACHE"] = cache
-    made = module._made
+    write = module._write
 
-    def counted(*args: object) -> TokenStore:
+    def counted(*args: object) -> None:
         with Path(counter).open("a") as file:
             file.write("made\n")
-        return made(*args)  # type: ignore[arg-type]
+        write(*args)  # type: ignore[arg-type]
 
-    module._made = counted  # type: ignore[assignment]
+    module._write = counted  # type: ignore[assignment]
     documents = open_texts((folder,), DataSpec())
     store = prepare_documents(documents, Tokenizer(raw_bytes([END]), END))
     assert store.num_documents == len(TEXTS)

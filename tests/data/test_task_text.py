@@ -37,12 +37,6 @@ class TestEveryTask:
         for batch in (other.at(3), first.at(4)):
             assert (first.at(3).inputs.tokens != batch.inputs.tokens).any()
 
-    def test_a_batch_does_not_depend_on_the_number_of_processes(self, task: Task) -> None:
-        batches = TaskBatches(text(task), 4)
-        parts = [batches.at(2, rank=rank, world_size=2) for rank in range(2)]
-        for array in (lambda b: b.inputs.tokens, lambda b: b.targets):
-            assert (np.concatenate([array(p) for p in parts]) == array(batches.at(2))).all()
-
     def test_a_row_is_the_token_that_begins_a_text_and_an_example(self, task: Task) -> None:
         batch = TaskBatches(text(task), 8).at(0)
         assert batch.inputs.tokens.shape == batch.targets.shape == (8, LENGTH)

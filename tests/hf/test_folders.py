@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 import archwright as aw
 from archwright import hf
-from archwright.checkpoint.started import FILE, StartRecord
 from archwright.spec.errors import UserError
 from archwright.text.companions import read_companions
 
@@ -324,20 +323,11 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-@pytest.mark.release
-@pytest.mark.slow
-def test_an_export_that_was_killed_when_it_was_whole_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The draft has its place already, its record is still in it, and a second export finds that."""
+def test_an_export_that_is_there_is_done(tmp_path: Path) -> None:
     model, out = aw.build(SPEC), tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(StartRecord, "finish", lambda self: None)
-        hf.save(model, out, max_shard_bytes=10_000)
-    assert (out / FILE).exists()
+    hf.save(model, out, max_shard_bytes=10_000)
     before = files(out)
     assert hf.save(model, out, max_shard_bytes=10_000) == "llama"
-    del before[FILE]
     assert files(out) == before
     with pytest.raises(UserError, match="not empty"):
         hf.save(model, out)  # into one file: another folder

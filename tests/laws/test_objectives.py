@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from archwright.data import batches as batching
-from archwright.data.batches import Batches
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import OBJECTIVES, MakeBatch
 from archwright.data.tasks import TASKS
 from archwright.inspection.laws import LAWS_OF_OBJECTIVES, LAWS_OF_TASKS
 from archwright.inspection.laws.data_laws import (
-    DRAWN,
     a_function_of_seed_and_step,
     documents_stay_apart,
     padding_is_no_text,
@@ -24,21 +22,6 @@ from archwright.inspection.laws.data_laws import (
 from archwright.inspection.laws.law import Broken
 from archwright.spec.objectives import MaskedTokens, Objective
 from archwright.spec.tasks import Task
-
-
-def the_same_for_any_number_of_processes(objective: Objective) -> None:
-    """The parts of a batch that several processes make are those of the whole."""
-    whole = source(objective)[0].at(2)
-    for number in (2, 4):
-        batches = source(objective)[0]
-        parts = [batches.at(2, rank=rank, world_size=number) for rank in range(number)]
-        pairs = [
-            (name, array, [p.inputs.given()[name] for p in parts])
-            for name, array in whole.inputs.given().items()
-        ]
-        for name, array, shares in (*pairs, ("targets", whole.targets, [p.targets for p in parts])):
-            if not np.array_equal(np.concatenate(shares), array):
-                raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
 
 
 def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
@@ -64,11 +47,10 @@ def packed_is_the_same_text(objective: Objective) -> None:
 
 LAWS = (
     *LAWS_OF_OBJECTIVES,
-    the_same_for_any_number_of_processes,
     targets_are_of_the_text_in_its_order,
     packed_is_the_same_text,
 )
-"""Those of all parts, one that batches keep for them, and two of those that leave a text in its order."""
+"""Those of all objectives, and two of those that leave a text in its order."""
 ALL = [cls() for cls in OBJECTIVES]
 """Every objective with its defaults."""
 ALL_TASKS = [cls() for cls in TASKS]
@@ -97,17 +79,6 @@ def _changed(patch: pytest.MonkeyPatch, change: Change) -> None:
 def draws_that_go_on_from_batch_to_batch(patch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     _changed(patch, lambda make: lambda text, _: make(text, generator))
-
-
-def draws_of_each_process_by_itself(patch: pytest.MonkeyPatch) -> None:
-    at = Batches.at
-
-    def alone(self: Batches, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self, "batch_size", self.batch_size // world_size)
-            return at(self, step * world_size + rank)
-
-    patch.setattr(Batches, "at", alone)
 
 
 def targets_of_another_row(patch: pytest.MonkeyPatch) -> None:
@@ -149,7 +120,6 @@ def documents_that_begin_too_late(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS = (
     (draws_that_go_on_from_batch_to_batch, a_function_of_seed_and_step),
-    (draws_of_each_process_by_itself, the_same_for_any_number_of_processes),
     (targets_of_another_row, targets_are_of_the_text_in_its_order),
     (padding_that_is_chosen, padding_is_no_text),
     (documents_that_change_the_draws, packed_is_the_same_text),

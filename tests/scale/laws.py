@@ -302,7 +302,7 @@ class Texts:
         self.padding = dice.choice(("none", "none", "right", "left"))
         self.length = max(1, self.spec.context_length - dice.choice((0, 0, 0, 1)))
 
-    def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
+    def at(self, step: int) -> Batch:
         """Return the batch of a step."""
         spec, rows, length = self.spec, self.run.batch_size, self.length
         dice = np.random.default_rng((self.run.seed, step))

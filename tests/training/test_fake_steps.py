@@ -90,7 +90,7 @@ def session(run: RunSpec) -> Session:
     )
 
     class Same:
-        def at(self, step: int, **_: Any) -> Batch:
+        def at(self, step: int) -> Batch:
             return batch
 
     model = build(spec).use_kernel(run.machine.kernel)

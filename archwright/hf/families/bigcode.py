@@ -1,16 +1,6 @@
 """BigCode: SantaCoder and StarCoder."""
 
-from archwright.hf.families.common import (
-    ALL_BIASES,
-    ALL_OR_NONE,
-    HIDDEN,
-    LAYER_NORM,
-    QKV,
-    ROLES,
-    attention_size,
-    by_head,
-    flag,
-)
+from archwright.hf.families import common
 from archwright.hf.families.gpt import GPT2
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers
@@ -21,7 +11,7 @@ from archwright.spec.model_spec import LayerSpec
 
 
 def _one_or_by_head(layer: LayerSpec) -> Layout:
-    return Rows() if attention_size(layer, "num_kv_heads") == 1 else by_head(layer)
+    return Rows() if common.attention_size(layer, "num_kv_heads") == 1 else common.by_head(layer)
 
 
 GPT_BIGCODE = GPT2.derive(
@@ -35,7 +25,7 @@ GPT_BIGCODE = GPT2.derive(
     ),
     layer_keys={
         # With one key-value head: all queries, key, value; otherwise query, key, value per head.
-        "attn.c_attn": Fused(QKV, _one_or_by_head),
+        "attn.c_attn": Fused(common.QKV, _one_or_by_head),
         "attn.c_proj": "attention.out",
         "mlp.c_fc": "feedforward.up",
         "mlp.c_proj": "feedforward.down",
@@ -46,13 +36,13 @@ GPT_BIGCODE = GPT2.derive(
 STARCODER2 = LLAMA.derive(
     "starcoder2",
     "Starcoder2ForCausalLM",
-    Set(LAYER_NORM),
+    Set(common.LAYER_NORM),
     Field("norm_epsilon", "norm.eps"),
     Field("embedding_dropout", "embedding.dropout"),
     Field("residual_dropout", "residual.dropout"),
     Activation("hidden_act", gated=False),
-    HIDDEN,
-    flag("use_bias", ALL_BIASES),
-    groups=(Layers(ALL_OR_NONE, ROLES),),
+    common.HIDDEN,
+    common.flag("use_bias", common.ALL_BIASES),
+    groups=(Layers(common.ALL_OR_NONE, common.ROLES),),
     layer_keys={"mlp.c_fc": "feedforward.up", "mlp.c_proj": "feedforward.down"},
 )

@@ -1,14 +1,6 @@
 """BLOOM: ALiBi positions and an embedding norm."""
 
-from archwright.hf.families.common import (
-    ALL_BIASES,
-    DROPOUT,
-    FEEDFORWARD_NAMES,
-    LAYER_NORM,
-    QKV,
-    TIED,
-    by_head,
-)
+from archwright.hf.families import common
 from archwright.hf.family import Family
 from archwright.hf.lenses import Field, Set, Switch
 from archwright.hf.weight_map import Fused
@@ -26,23 +18,23 @@ BLOOM = Family(
             "apply_residual_connection_post_layernorm",
             {False: Set({"residual.kind": "pre"}), True: Set({"residual.kind": "norm_residual"})},
         ),
-        Set({**LAYER_NORM, "position.kind": "alibi", "position.scaled": False}),
+        Set({**common.LAYER_NORM, "position.kind": "alibi", "position.scaled": False}),
         Set({"attention.kind": "softmax", "embedding.norm.kind": "layer"}),
         Field("layer_norm_epsilon", ("norm.eps", "embedding.norm.eps")),
         Field("hidden_dropout", "residual.dropout"),
-        DROPOUT,
-        Set({"feedforward.kind": "gelu", "feedforward.approximate": "tanh", **ALL_BIASES}),
+        common.DROPOUT,
+        Set({"feedforward.kind": "gelu", "feedforward.approximate": "tanh", **common.ALL_BIASES}),
         Field("hidden_size", "feedforward.hidden_dim", times=4),
         Field("hidden_size", "dim"),
-        TIED,
+        common.TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
-        "self_attention.query_key_value": Fused(QKV, by_head),
+        "self_attention.query_key_value": Fused(common.QKV, common.by_head),
         "self_attention.dense": "attention.out",
-        **FEEDFORWARD_NAMES,
+        **common.FEEDFORWARD_NAMES,
     },
     model_keys={
         "transformer.word_embeddings": "embedding",

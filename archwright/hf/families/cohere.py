@@ -2,17 +2,7 @@
 
 from typing import Any
 
-from archwright.hf.families.common import (
-    CAUSAL,
-    EXPERTS,
-    WINDOW,
-    dense,
-    experts,
-    gated,
-    layer_qk_norm,
-    rope_in_windows,
-    shared,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every, every_by
 from archwright.hf.lenses import Config, Either, Field, Set, Switch, Write
@@ -29,7 +19,7 @@ COHERE = LLAMA.derive(
     Set({"norm.kind": "layer", "norm.bias": False}),
     Field("layer_norm_eps", "norm.eps"),
     INTERLEAVED,
-    layer_qk_norm("use_qk_norm", "per_head"),
+    common.layer_qk_norm("use_qk_norm", "per_head"),
     Field("logit_scale", "head.logit_scale"),
     layer_keys={"input_layernorm": "residual.norms.shared"},
 )
@@ -38,7 +28,10 @@ COHERE2 = COHERE.derive(
     "cohere2",
     "Cohere2ForCausalLM",
     groups=(
-        Layers(Listed(otherwise=every_by("sliding_window_pattern")), rope_in_windows(INTERLEAVED)),
+        Layers(
+            Listed(otherwise=every_by("sliding_window_pattern")),
+            common.rope_in_windows(INTERLEAVED),
+        ),
     ),
     undeclared={"sliding_window_pattern": 4},
 )
@@ -73,7 +66,9 @@ def _write_types(roles: list[str]) -> dict[str, Any]:
 
 FULL_DENSE = "full_attention_dense"
 MIXTURE = (
-    *experts("num_experts", "intermediate_size", routing="softmax_of_chosen", balance_loss=0.0),
+    *common.experts(
+        "num_experts", "intermediate_size", routing="softmax_of_chosen", balance_loss=0.0
+    ),
     Switch(
         "expert_selection_fn",
         {
@@ -84,7 +79,7 @@ MIXTURE = (
             ),
         },
     ),
-    shared("num_shared_experts", "intermediate_size", optional=True),
+    common.shared("num_shared_experts", "intermediate_size", optional=True),
     Either(
         lambda config: bool(config["num_shared_experts"]),
         lambda get: get("feedforward.shared") in ("added", "averaged"),
@@ -101,7 +96,7 @@ MIXTURE = (
 )
 
 DENSE = (
-    *dense().lenses,
+    *common.dense().lenses,
     Field("prefix_dense_intermediate_size", "feedforward.hidden_dim", same_as="intermediate_size"),
 )
 
@@ -113,13 +108,13 @@ def _roles() -> dict[str, Role]:
         {"position.kind": "rope"},
         {"position.kind": "none"},
     )
-    near, near_values = (*WINDOW.lenses, INTERLEAVED), {**WINDOW.values, **turned}
+    near, near_values = (*common.WINDOW.lenses, INTERLEAVED), {**common.WINDOW.values, **turned}
     return {
         "sliding_attention_sparse": Role({**near_values, **mixed}, (*near, *MIXTURE)),
-        "full_attention_sparse": Role({**CAUSAL.values, **still, **mixed}, MIXTURE),
+        "full_attention_sparse": Role({**common.CAUSAL.values, **still, **mixed}, MIXTURE),
         "sliding_attention_dense": Role(near_values, (*near, *DENSE)),
-        f"turned_{FULL_DENSE}": Role({**CAUSAL.values, **turned}, (INTERLEAVED, *DENSE)),
-        FULL_DENSE: Role({**CAUSAL.values, **still}, DENSE),
+        f"turned_{FULL_DENSE}": Role({**common.CAUSAL.values, **turned}, (INTERLEAVED, *DENSE)),
+        FULL_DENSE: Role({**common.CAUSAL.values, **still}, DENSE),
     }
 
 
@@ -144,8 +139,8 @@ COHERE2_MOE = LLAMA.derive(
     groups=(Layers(CustomPattern(_read_types, _write_types), _roles()),),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
-        **EXPERTS,
-        **gated("mlp.shared_experts", "feedforward.shared"),
+        **common.EXPERTS,
+        **common.gated("mlp.shared_experts", "feedforward.shared"),
     },
     undeclared={"first_k_dense_replace": 0},
 )

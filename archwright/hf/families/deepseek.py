@@ -3,18 +3,7 @@
 import math
 from typing import Any
 
-from archwright.hf.families.common import (
-    DROPOUT,
-    EXPERT_NAMES,
-    FIRST_DENSE,
-    FURTHER,
-    ROUTED,
-    attention_size,
-    experts,
-    flag,
-    shared,
-    sparse,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layouts import ByGroup, Rows
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Refuse, Set, Switch, Table
@@ -27,7 +16,7 @@ BIASES = tuple(f"attention.bias.{part}" for part in ("query_down", "latent", "ro
 
 def _heads_apart(layer: LayerSpec) -> ByGroup:
     """Return the layout with keys and values alternating by head."""
-    return ByGroup(groups=attention_size(layer, "num_heads"))
+    return ByGroup(groups=common.attention_size(layer, "num_heads"))
 
 
 def _read_scale(config: Config) -> Table:
@@ -64,13 +53,15 @@ LATENT = (
     Field("v_head_dim", "attention.value_head_dim"),
     Set({"attention.norm.kind": "rms", "attention.norm.eps": 1e-6}),
     Set({"attention.norm.scale_in": "input_dtype"}),
-    flag("attention_bias", dict.fromkeys(BIASES, True)),
+    common.flag("attention_bias", dict.fromkeys(BIASES, True)),
     Computed(_read_scale, _write_scale),
-    DROPOUT,
+    common.DROPOUT,
 )
 """Lenses of latent attention; the latent norms have a fixed eps."""
 
-PAIRING = flag("rope_interleave", {"position.pairing": "interleaved"}, {"position.pairing": "half"})
+PAIRING = common.flag(
+    "rope_interleave", {"position.pairing": "interleaved"}, {"position.pairing": "half"}
+)
 
 LATENT_NAMES: dict[str, Mapped] = {
     "self_attn.q_a_proj": "attention.query_down",
@@ -91,9 +82,9 @@ DEEPSEEK_V2 = LLAMA.derive(
     Refuse("moe_layer_freq", (1,)),
     Refuse("norm_topk_prob", (False, None)),
     groups=(
-        sparse(
-            FIRST_DENSE,
-            *experts(
+        common.sparse(
+            common.FIRST_DENSE,
+            *common.experts(
                 "n_routed_experts",
                 "moe_intermediate_size",
                 normalize_weights=False,
@@ -111,10 +102,10 @@ DEEPSEEK_V2 = LLAMA.derive(
                     ),
                 },
             ),
-            shared("n_shared_experts"),
+            common.shared("n_shared_experts"),
         ),
     ),
-    layer_keys=LATENT_NAMES | EXPERT_NAMES,
+    layer_keys=LATENT_NAMES | common.EXPERT_NAMES,
     undeclared={"scoring_func": "softmax", "moe_layer_freq": 1},
 )
 
@@ -125,8 +116,8 @@ DEEPSEEK_V3 = LLAMA.derive(
     PAIRING,
     Refuse("scoring_func", ("sigmoid",)),
     Refuse("moe_layer_freq", (1,)),
-    groups=(sparse(FIRST_DENSE, *ROUTED),),
-    layer_keys=LATENT_NAMES | EXPERT_NAMES,
-    ignored=(*LLAMA.ignored, FURTHER),
+    groups=(common.sparse(common.FIRST_DENSE, *common.ROUTED),),
+    layer_keys=LATENT_NAMES | common.EXPERT_NAMES,
+    ignored=(*LLAMA.ignored, common.FURTHER),
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1},
 )

@@ -1,24 +1,6 @@
 """EleutherAI: GPT-Neo, GPT-J, and GPT-NeoX with its Japanese variant."""
 
-from archwright.hf.families.common import (
-    ALL_BIASES,
-    ATTENTION_BIAS,
-    DROPOUT,
-    FEEDFORWARD_BIASES,
-    FEEDFORWARD_NAMES,
-    GPT_DROPOUTS,
-    GPT_SIZES,
-    HIDDEN,
-    LAYER_NORM,
-    NO_QKV_BIASES,
-    QKV,
-    SIZES,
-    TIED,
-    attention_names,
-    by_head,
-    flag,
-    hidden,
-)
+from archwright.hf.families import common
 from archwright.hf.families.gpt import GPT2
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Role
@@ -35,16 +17,16 @@ GPT_NEO = Family(
         Field("hidden_size", "dim"),
         Field("num_layers", "num_layers"),
         Field("num_heads", "attention.num_heads"),
-        Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
+        Set({"residual.kind": "pre", **common.LAYER_NORM, "position.kind": "learned"}),
         Field("embed_dropout", "embedding.dropout"),
         Field("resid_dropout", "residual.dropout"),
-        DROPOUT,
+        common.DROPOUT,
         Activation("activation_function", gated=False),
-        Set({"attention.kind": "softmax", **ALL_BIASES, **NO_QKV_BIASES}),
+        Set({"attention.kind": "softmax", **common.ALL_BIASES, **common.NO_QKV_BIASES}),
         Set({"attention.scale.kind": "none"}),
         Field("layer_norm_epsilon", "norm.eps"),
-        hidden("intermediate_size", "hidden_size"),
-        TIED,
+        common.hidden("intermediate_size", "hidden_size"),
+        common.TIED,
     ),
     groups=(
         Layers(
@@ -65,7 +47,7 @@ GPT_NEO = Family(
     layer_keys={
         "ln_1": "residual.norms.attention",
         "ln_2": "residual.norms.feedforward",
-        **attention_names("attn.attention"),
+        **common.attention_names("attn.attention"),
         "mlp.c_fc": "feedforward.up",
         "mlp.c_proj": "feedforward.down",
     },
@@ -93,20 +75,20 @@ GPT_J = Family(
     "gptj",
     "GPTJForCausalLM",
     lenses=(
-        *GPT_SIZES,
-        *GPT_DROPOUTS,
-        Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM}),
+        *common.GPT_SIZES,
+        *common.GPT_DROPOUTS,
+        Set({"residual.kind": "parallel", "residual.num_norms": 1, **common.LAYER_NORM}),
         Computed(_read_rotary_dim, _write_rotary_dim),
         Activation("activation_function", gated=False),
-        Set({"attention.kind": "softmax", **FEEDFORWARD_BIASES, "head.bias": True}),
+        Set({"attention.kind": "softmax", **common.FEEDFORWARD_BIASES, "head.bias": True}),
         Field("layer_norm_epsilon", "norm.eps"),
-        hidden("n_inner", "n_embd"),
-        TIED,
+        common.hidden("n_inner", "n_embd"),
+        common.TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={
         "ln_1": "residual.norms.shared",
-        **attention_names("attn"),
+        **common.attention_names("attn"),
         "mlp.fc_in": "feedforward.up",
         "mlp.fc_out": "feedforward.down",
     },
@@ -119,30 +101,30 @@ GPT_NEOX = Family(
     "gpt_neox",
     "GPTNeoXForCausalLM",
     lenses=(
-        *SIZES,
-        flag(
+        *common.SIZES,
+        common.flag(
             "use_parallel_residual",
             {"residual.kind": "parallel", "residual.num_norms": 2},
             {"residual.kind": "pre"},
         ),
-        Set({**LAYER_NORM, "attention.kind": "softmax"}),
+        Set({**common.LAYER_NORM, "attention.kind": "softmax"}),
         Field("layer_norm_eps", "norm.eps"),
         Rope(fraction="rotary_pct", theta="rotary_emb_base"),
         Field("hidden_dropout", "residual.dropout"),
-        DROPOUT,
-        ATTENTION_BIAS,
+        common.DROPOUT,
+        common.ATTENTION_BIAS,
         Activation("hidden_act", gated=False),
-        Set(FEEDFORWARD_BIASES),
-        HIDDEN,
-        TIED,
+        Set(common.FEEDFORWARD_BIASES),
+        common.HIDDEN,
+        common.TIED,
     ),
     layers="gpt_neox.layers.{i}.",
     layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
-        "attention.query_key_value": Fused(QKV, by_head),
+        "attention.query_key_value": Fused(common.QKV, common.by_head),
         "attention.dense": "attention.out",
-        **FEEDFORWARD_NAMES,
+        **common.FEEDFORWARD_NAMES,
     },
     model_keys={
         "gpt_neox.embed_in": "embedding",
@@ -170,7 +152,7 @@ OUT_BIAS = "attention.bias.out"
 GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     "gpt_neox_japanese",
     "GPTNeoXJapaneseForCausalLM",
-    Set({"residual.kind": "pre", **dict.fromkeys(ALL_BIASES, False)}),
+    Set({"residual.kind": "pre", **dict.fromkeys(common.ALL_BIASES, False)}),
     Computed(_read_multiple, _write_multiple),
     # Only the last layer has a bias, on the attention output.
     groups=(

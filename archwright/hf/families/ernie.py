@@ -2,16 +2,7 @@
 
 from typing import Any
 
-from archwright.hf.families.common import (
-    ALL_BIASES,
-    EXPERTS,
-    balance,
-    experts,
-    flag,
-    gated,
-    shared,
-    sparse,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern
 from archwright.hf.layouts import View
@@ -23,7 +14,7 @@ ERNIE4_5 = LLAMA.derive(
     "ernie4_5",
     "Ernie4_5ForCausalLM",
     Rope(pairing="interleaved", fraction=""),
-    flag("use_bias", ALL_BIASES),
+    common.flag("use_bias", common.ALL_BIASES),
 )
 
 
@@ -56,12 +47,14 @@ ERNIE4_5_MOE = LLAMA.derive(
     Set({"position.pairing": "interleaved"}),
     Refuse("use_bias", (False,)),
     groups=(
-        sparse(
+        common.sparse(
             CustomPattern(_stretch, _write_stretch),
-            *experts("moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True),
+            *common.experts(
+                "moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True
+            ),
             Field("moe_norm_min", "feedforward.normalize_min"),
-            shared("moe_num_shared_experts", optional=True),
-            balance(top_k="moe_k"),
+            common.shared("moe_num_shared_experts", optional=True),
+            common.balance(top_k="moe_k"),
         ),
     ),
     layer_keys={
@@ -69,8 +62,8 @@ ERNIE4_5_MOE = LLAMA.derive(
         "mlp.moe_statics.e_score_correction_bias": Fused(
             ("feedforward.selection_bias",), View(lambda bias: bias[None])
         ),
-        **EXPERTS,
-        **gated("mlp.shared_experts", "feedforward.shared"),
+        **common.EXPERTS,
+        **common.gated("mlp.shared_experts", "feedforward.shared"),
     },
     ignored=(*LLAMA.ignored, r".*mtp.*"),
     undeclared={"attention_dropout": 0.0},

@@ -1,16 +1,6 @@
 """LG EXAONE: norms of branch outputs, and RoPE only in sliding windows."""
 
-from archwright.hf.families.common import (
-    FIRST_DENSE,
-    ROPE,
-    UNBIASED_EXPERT_NAMES,
-    WINDOW,
-    qk_norm,
-    rope_in_windows,
-    routed,
-    shared,
-    sparse,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.olmo import OUTPUT_NORM_NAMES
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every, every_by
@@ -31,7 +21,7 @@ EXAONE4 = LLAMA.derive(
     "exaone4",
     "Exaone4ForCausalLM",
     Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "input_dtype"}),
-    *qk_norm(),
+    *common.qk_norm(),
     layer_keys=OUTPUT_NORM_NAMES,
     groups=(
         Layers(
@@ -43,10 +33,12 @@ EXAONE4 = LLAMA.derive(
                 },
             ),
             {
-                "sliding_attention": Role(WINDOW.values, (*WINDOW.lenses, ROPE)),
+                "sliding_attention": Role(
+                    common.WINDOW.values, (*common.WINDOW.lenses, common.ROPE)
+                ),
                 "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),
                 "full_rope": Role(
-                    {"attention.mask.kind": "causal", "position.kind": "rope"}, (ROPE,)
+                    {"attention.mask.kind": "causal", "position.kind": "rope"}, (common.ROPE,)
                 ),
             },
         ),
@@ -56,16 +48,19 @@ EXAONE4 = LLAMA.derive(
 EXAONE_MOE = LLAMA.derive(
     "exaone_moe",
     "ExaoneMoeForCausalLM",
-    *qk_norm(),
+    *common.qk_norm(),
     groups=(
-        Layers(Listed(otherwise=every_by("sliding_window_pattern")), rope_in_windows(ROPE)),
-        sparse(
-            Listed("mlp_layer_types", FIRST_DENSE.read),
-            *routed("num_experts", shared("num_shared_experts")),
+        Layers(
+            Listed(otherwise=every_by("sliding_window_pattern")),
+            common.rope_in_windows(common.ROPE),
+        ),
+        common.sparse(
+            Listed("mlp_layer_types", common.FIRST_DENSE.read),
+            *common.routed("num_experts", common.shared("num_shared_experts")),
         ),
     ),
     layer_keys={
-        **UNBIASED_EXPERT_NAMES,
+        **common.UNBIASED_EXPERT_NAMES,
         "mlp.e_score_correction_bias": "feedforward.selection_bias",
     },
     ignored=(*LLAMA.ignored, r"mtp.*"),

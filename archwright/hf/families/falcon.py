@@ -1,17 +1,6 @@
 """Falcon: parallel branches, few key-value heads, ALiBi or RoPE."""
 
-from archwright.hf.families.common import (
-    ALL_BIASES,
-    DROPOUT,
-    FEEDFORWARD_NAMES,
-    LAYER_NORM,
-    QKV,
-    SIZES,
-    TIED,
-    by_head,
-    flag,
-    hidden,
-)
+from archwright.hf.families import common
 from archwright.hf.family import Family
 from archwright.hf.lenses import Activation, Either, Field, Get, Refuse, Set, Switch, Write
 from archwright.hf.rope import Rope
@@ -21,8 +10,8 @@ FALCON = Family(
     "falcon",
     "FalconForCausalLM",
     lenses=(
-        *SIZES,
-        Set({**LAYER_NORM, "attention.kind": "softmax"}),
+        *common.SIZES,
+        Set({**common.LAYER_NORM, "attention.kind": "softmax"}),
         Field("layer_norm_epsilon", "norm.eps"),
         Switch(
             "alibi",
@@ -32,10 +21,10 @@ FALCON = Family(
             },
         ),
         Field("hidden_dropout", "residual.dropout"),
-        DROPOUT,
+        common.DROPOUT,
         Activation("activation", gated=False),
-        flag("bias", ALL_BIASES),
-        hidden("ffn_hidden_size", "hidden_size"),
+        common.flag("bias", common.ALL_BIASES),
+        common.hidden("ffn_hidden_size", "hidden_size"),
         Either(
             lambda config: bool(config["new_decoder_architecture"]),
             lambda get: _is_new(get),
@@ -54,7 +43,7 @@ FALCON = Family(
                 Field("num_kv_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
             ),
             (
-                flag(
+                common.flag(
                     "parallel_attn",
                     {"residual.kind": "parallel", "residual.num_norms": 1},
                     {"residual.kind": "pre"},
@@ -69,7 +58,7 @@ FALCON = Family(
             ),
         ),
         Field("num_attention_heads", "attention.num_heads"),
-        TIED,
+        common.TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={
@@ -80,9 +69,9 @@ FALCON = Family(
         "post_attention_layernorm": When("residual.kind", "pre", "residual.norms.feedforward"),
         "ln_attn": When("residual.kind", "parallel", "residual.norms.attention"),
         "ln_mlp": When("residual.kind", "parallel", "residual.norms.feedforward"),
-        "self_attention.query_key_value": Fused(QKV, by_head),
+        "self_attention.query_key_value": Fused(common.QKV, common.by_head),
         "self_attention.dense": "attention.out",
-        **FEEDFORWARD_NAMES,
+        **common.FEEDFORWARD_NAMES,
     },
     model_keys={
         "transformer.word_embeddings": "embedding",

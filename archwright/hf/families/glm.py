@@ -1,16 +1,6 @@
 """GLM with partial RoPE, GLM 4, and GLM 4 with experts."""
 
-from archwright.hf.families.common import (
-    EXPERT_NAMES,
-    FIRST_DENSE,
-    FIRST_OF_LIST,
-    FURTHER,
-    GATE_UP,
-    QKV_BIAS,
-    ROUTED,
-    qk_norm,
-    sparse,
-)
+from archwright.hf.families import common
 from archwright.hf.families.deepseek import DEEPSEEK_V3
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.lenses import Either, Refuse, Set
@@ -20,8 +10,8 @@ GLM = LLAMA.derive(
     "glm",
     "GlmForCausalLM",
     Rope(pairing="interleaved"),
-    QKV_BIAS,
-    layer_keys={"mlp.gate_up_proj": GATE_UP},
+    common.QKV_BIAS,
+    layer_keys={"mlp.gate_up_proj": common.GATE_UP},
     undeclared={"partial_rotary_factor": 0.5},
 )
 
@@ -39,22 +29,22 @@ GLM4_MOE = LLAMA.derive(
     "glm4_moe",
     "Glm4MoeForCausalLM",
     Rope(),
-    QKV_BIAS,
+    common.QKV_BIAS,
     Either(
         lambda config: config["use_qk_norm"],
         lambda get: get("attention.qk_norm.kind") != "none",
-        (*qk_norm(), Refuse("use_qk_norm", (True,))),
+        (*common.qk_norm(), Refuse("use_qk_norm", (True,))),
         (Refuse("use_qk_norm", (False,)),),
     ),
-    groups=(sparse(FIRST_DENSE, *ROUTED),),
-    layer_keys=EXPERT_NAMES,
-    ignored=(*LLAMA.ignored, FURTHER),
+    groups=(common.sparse(common.FIRST_DENSE, *common.ROUTED),),
+    layer_keys=common.EXPERT_NAMES,
+    ignored=(*LLAMA.ignored, common.FURTHER),
     undeclared={"partial_rotary_factor": 0.5},
 )
 
 GLM4_MOE_LITE = DEEPSEEK_V3.derive(
     "glm4_moe_lite",
     "Glm4MoeLiteForCausalLM",
-    groups=(sparse(FIRST_OF_LIST, *ROUTED),),
+    groups=(common.sparse(common.FIRST_OF_LIST, *common.ROUTED),),
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1, "first_k_dense_replace": 3},
 )

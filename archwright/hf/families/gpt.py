@@ -1,20 +1,6 @@
 """OpenAI: GPT, GPT-2 and gpt-oss."""
 
-from archwright.hf.families.common import (
-    ALL_BIASES,
-    EXPERTS_GATE_UP,
-    EXPERTS_GATE_UP_WEIGHTS,
-    GPT_DROPOUTS,
-    GPT_SIZES,
-    LAYER_NORM,
-    QKV,
-    ROLES,
-    TIED,
-    balance,
-    conv1d,
-    flag,
-    hidden,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.family import Family
 from archwright.hf.layer_types import Layers, Listed, every
@@ -22,7 +8,7 @@ from archwright.hf.layouts import Stacked, Transposed
 from archwright.hf.lenses import Activation, Either, Field, Refuse, Set, Switch
 from archwright.hf.weight_map import Fused
 
-SCALED = flag(
+SCALED = common.flag(
     "scale_attn_weights", {"attention.scale.kind": "sqrt"}, {"attention.scale.kind": "none"}
 )
 BY_LAYER = Switch(
@@ -40,25 +26,25 @@ GPT2 = Family(
     "gpt2",
     "GPT2LMHeadModel",
     lenses=(
-        *GPT_SIZES,
-        *GPT_DROPOUTS,
-        Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
+        *common.GPT_SIZES,
+        *common.GPT_DROPOUTS,
+        Set({"residual.kind": "pre", **common.LAYER_NORM, "position.kind": "learned"}),
         Activation("activation_function", gated=False),
-        Set({"attention.kind": "softmax", **ALL_BIASES}),
+        Set({"attention.kind": "softmax", **common.ALL_BIASES}),
         Field("layer_norm_epsilon", "norm.eps"),
-        hidden("n_inner", "n_embd"),
+        common.hidden("n_inner", "n_embd"),
         SCALED,
         BY_LAYER,
-        TIED,
+        common.TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={
         "ln_1": "residual.norms.attention",
         "ln_2": "residual.norms.feedforward",
-        "attn.c_attn": conv1d(*QKV),
-        "attn.c_proj": conv1d("attention.out"),
-        "mlp.c_fc": conv1d("feedforward.up"),
-        "mlp.c_proj": conv1d("feedforward.down"),
+        "attn.c_attn": common.conv1d(*common.QKV),
+        "attn.c_proj": common.conv1d("attention.out"),
+        "mlp.c_fc": common.conv1d("feedforward.up"),
+        "mlp.c_proj": common.conv1d("feedforward.down"),
     },
     model_keys={
         "transformer.wte": "embedding",
@@ -107,16 +93,16 @@ GPT_OSS = LLAMA.derive(
     Field("intermediate_size", "feedforward.expert.hidden_dim"),
     Field("swiglu_alpha", "feedforward.expert.sharpness"),
     Field("swiglu_limit", "feedforward.expert.limit"),
-    balance(),
-    groups=(Layers(Listed(otherwise=every(2)), ROLES),),
+    common.balance(),
+    groups=(Layers(Listed(otherwise=every(2)), common.ROLES),),
     layer_keys={
         "self_attn.sinks": "attention.sinks",
         "mlp.router": "feedforward.router",
         "mlp.experts.gate_up_proj": Fused(
-            EXPERTS_GATE_UP_WEIGHTS, Transposed(Stacked(interleaved=True))
+            common.EXPERTS_GATE_UP_WEIGHTS, Transposed(Stacked(interleaved=True))
         ),
         "mlp.experts.gate_up_proj_bias": Fused(
-            tuple(f"{name}.bias" for name in EXPERTS_GATE_UP), Stacked(interleaved=True)
+            tuple(f"{name}.bias" for name in common.EXPERTS_GATE_UP), Stacked(interleaved=True)
         ),
         "mlp.experts.down_proj": Fused(("feedforward.experts.down.weight",), Transposed()),
         "mlp.experts.down_proj_bias": "feedforward.experts.down.bias",

@@ -1,17 +1,6 @@
 """Tencent: Hunyuan, dense and with experts, and Youtu."""
 
-from archwright.hf.families.common import (
-    FIRST_OF_LIST,
-    FURTHER,
-    ROPE,
-    SIGMOID,
-    experts,
-    gated,
-    listed,
-    qk_norm,
-    shared,
-    sparse,
-)
+from archwright.hf.families import common
 from archwright.hf.families.deepseek import LATENT, LATENT_NAMES, PAIRING
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.lenses import Computed, Config, Field, Refuse, Table, nested, refused
@@ -23,18 +12,18 @@ def _read_rope(config: Config) -> Table:
     keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
     alpha, kind = keys.get("alpha"), keys.get("rope_type") or keys.get("type")
     if kind != "dynamic" or not alpha:
-        return ROPE.read(config)
+        return common.ROPE.read(config)
     width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
     theta = keys.get("rope_theta") or config["rope_theta"]
     stretched = {"rope_theta": theta * alpha ** (width / (width - 2))}
-    return ROPE.read({**config, "rope_scaling": None, "rope_parameters": stretched})
+    return common.ROPE.read({**config, "rope_scaling": None, "rope_parameters": stretched})
 
 
-ALPHA_ROPE = Computed(_read_rope, ROPE.write, key=ROPE.key)
+ALPHA_ROPE = Computed(_read_rope, common.ROPE.write, key=common.ROPE.key)
 HUNYUAN = LLAMA.derive(
     "hunyuan_v1_dense",
     "HunYuanDenseV1ForCausalLM",
-    *qk_norm(place="after"),
+    *common.qk_norm(place="after"),
     ALPHA_ROPE,
     layer_keys={
         "self_attn.query_layernorm": "attention.query_norm",
@@ -45,23 +34,23 @@ HUNYUAN = LLAMA.derive(
 HY_V3 = LLAMA.derive(
     "hy_v3",
     "HYV3ForCausalLM",
-    *qk_norm(),
+    *common.qk_norm(),
     Refuse("mlp_bias", (False,)),
     groups=(
-        sparse(
-            FIRST_OF_LIST,
-            *experts("num_experts", "moe_intermediate_size", **SIGMOID),
+        common.sparse(
+            common.FIRST_OF_LIST,
+            *common.experts("num_experts", "moe_intermediate_size", **common.SIGMOID),
             Field("router_scaling_factor", "feedforward.routed_scaling_factor"),
-            shared("num_shared_experts"),
+            common.shared("num_shared_experts"),
         ),
     ),
     layer_keys={
         "mlp.router.gate": "feedforward.router",
         "mlp.expert_bias": "feedforward.selection_bias",
-        **listed(),
-        **gated("mlp.shared_mlp", "feedforward.shared"),
+        **common.listed(),
+        **common.gated("mlp.shared_mlp", "feedforward.shared"),
     },
-    ignored=(*LLAMA.ignored, FURTHER),
+    ignored=(*LLAMA.ignored, common.FURTHER),
 )
 
 YOUTU = LLAMA.derive("youtu", "YoutuForCausalLM", *LATENT, PAIRING, layer_keys=LATENT_NAMES)
@@ -91,8 +80,10 @@ HUNYUAN_V1_MOE = LLAMA.derive(
     "hunyuan_v1_moe",
     "HunYuanMoEV1ForCausalLM",
     ALPHA_ROPE,
-    *qk_norm(place="after"),
-    *experts("num_experts", "intermediate_size", "moe_topk", shared="added", balance_loss=0.0),
+    *common.qk_norm(place="after"),
+    *common.experts(
+        "num_experts", "intermediate_size", "moe_topk", shared="added", balance_loss=0.0
+    ),
     _one("num_experts", "feedforward.num_experts"),
     _one("moe_topk", "feedforward.top_k"),
     Field("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
@@ -101,8 +92,8 @@ HUNYUAN_V1_MOE = LLAMA.derive(
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
         "mlp.gate.wg": "feedforward.router",
-        **listed(),
-        **gated("mlp.shared_mlp", "feedforward.shared"),
+        **common.listed(),
+        **common.gated("mlp.shared_mlp", "feedforward.shared"),
     },
     undeclared={"num_shared_expert": 1},
 )

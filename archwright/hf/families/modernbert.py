@@ -1,19 +1,7 @@
 """ModernBERT and its decoder variant, with a separate RoPE theta in windows."""
 
+from archwright.hf.families import common
 from archwright.hf.families.bert import HEAD_ACTIVATIONS
-from archwright.hf.families.common import (
-    ATTENTION_BIAS,
-    DROPOUT,
-    GATE_UP,
-    HIDDEN,
-    MLP_BIAS,
-    QKV,
-    SIZES,
-    SOFTMAX,
-    TIED,
-    attention_names,
-    by_type,
-)
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
 from archwright.hf.layouts import Rows
@@ -48,26 +36,26 @@ MODERNBERT_DECODER = Family(
     "modernbert-decoder",
     "ModernBertDecoderForCausalLM",
     lenses=(
-        *SIZES,
+        *common.SIZES,
         Set({"residual.kind": "pre", "norm.kind": "layer", "embedding.norm.kind": "layer"}),
         Set({"head.transform.kind": "dense", "head.transform.norm.kind": "layer"}),
         Field("norm_eps", tuple(f"{norm}.eps" for norm in NORMS)),
         Field("norm_bias", tuple(f"{norm}.bias" for norm in NORMS)),
-        SOFTMAX,
-        ATTENTION_BIAS,
-        DROPOUT,
+        common.SOFTMAX,
+        common.ATTENTION_BIAS,
+        common.DROPOUT,
         Field("embedding_dropout", "embedding.dropout"),
         Activation("hidden_activation", gated=True),
-        HIDDEN,
+        common.HIDDEN,
         Field("mlp_dropout", "feedforward.dropout"),
-        MLP_BIAS,
+        common.MLP_BIAS,
         Switch(
             "classifier_activation",
             {key: Set({"head.transform.activation": f}) for key, f in HEAD_ACTIVATIONS.items()},
         ),
         Field("classifier_bias", "head.transform.bias"),
         Field("decoder_bias", "head.bias"),
-        TIED,
+        common.TIED,
         # Required by the class.
         Write({"bos_token_id": 0, "pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}),
     ),
@@ -75,8 +63,8 @@ MODERNBERT_DECODER = Family(
     layer_keys={
         "attn_norm": "residual.norms.attention",
         "mlp_norm": "residual.norms.feedforward",
-        **attention_names("attn", maps=("q_proj", "k_proj", "v_proj", "Wo")),
-        "mlp.Wi": GATE_UP,
+        **common.attention_names("attn", maps=("q_proj", "k_proj", "v_proj", "Wo")),
+        "mlp.Wi": common.GATE_UP,
         "mlp.Wo": "feedforward.down",
     },
     model_keys={
@@ -88,7 +76,7 @@ MODERNBERT_DECODER = Family(
         "decoder": "head",
     },
     groups=(
-        Layers(TYPES, by_type((FULL_ROPE,), (LOCAL_ROPE,), window=(_local("size"),))),
+        Layers(TYPES, common.by_type((FULL_ROPE,), (LOCAL_ROPE,), window=(_local("size"),))),
         FIRST_WITHOUT_NORM,
     ),
     undeclared={
@@ -113,7 +101,7 @@ MODERNBERT = MODERNBERT_DECODER.derive(
         ),
         FIRST_WITHOUT_NORM,
     ),
-    layer_keys={"attn.Wqkv": Fused(QKV, Rows())},
+    layer_keys={"attn.Wqkv": Fused(common.QKV, Rows())},
     model_keys={
         "head.dense": "head.transform.dense",
         "head.norm": "head.transform.norm",

@@ -4,35 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from archwright.hf.families import common
 from archwright.hf.families.arcee import ARCEE
-from archwright.hf.families.common import (
-    EXPERT_NAMES,
-    FIRST_DENSE,
-    FIRST_OF_LIST,
-    LAYER_NORM,
-    QKV,
-    QKV_BIAS,
-    QKV_BIASES,
-    ROLES,
-    ROPE,
-    ROUTED,
-    SIGMOID,
-    W_EXPERTS,
-    attention_size,
-    balance,
-    by_head,
-    by_type,
-    embedding_scale,
-    experts,
-    flag,
-    layer_qk_norm,
-    llama3,
-    qk_norm,
-    rope_in_some,
-    routed,
-    sparse,
-    switched,
-)
 from archwright.hf.families.deepseek import LATENT, LATENT_NAMES
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.phi import PHI
@@ -57,8 +30,8 @@ from archwright.spec.model_spec import LayerSpec
 SEED_OSS = LLAMA.derive(
     "seed_oss",
     "SeedOssForCausalLM",
-    QKV_BIAS,
-    flag("attention_out_bias", {"attention.bias.out": True}),
+    common.QKV_BIAS,
+    common.flag("attention_out_bias", {"attention.bias.out": True}),
     Field("residual_dropout", "residual.dropout"),
 )
 
@@ -67,11 +40,11 @@ HELIUM = LLAMA.derive(
     "HeliumForCausalLM",
     Rope(pairing="interleaved", fraction=""),
     Set({"norm.scale_in": "float32"}),
-    QKV_BIAS,
+    common.QKV_BIAS,
 )
 
 
-ROPE_LAYERS = rope_in_some("nope")
+ROPE_LAYERS = common.rope_in_some("nope")
 
 
 def _windows(config: Config, num_layers: int) -> list[str]:
@@ -89,11 +62,11 @@ SMOLLM3 = LLAMA.derive(
         Layers(
             ROPE_LAYERS,
             {
-                "rope": Role({"position.kind": "rope"}, (ROPE,)),
+                "rope": Role({"position.kind": "rope"}, (common.ROPE,)),
                 "nope": Role({"position.kind": "none"}),
             },
         ),
-        Layers(switched(Listed(otherwise=_windows).read), ROLES),
+        Layers(common.switched(Listed(otherwise=_windows).read), common.ROLES),
     ),
 )
 
@@ -105,7 +78,7 @@ PERSIMMON = PHI.derive(
     layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
-        "self_attn.query_key_value": Fused(QKV, by_head),
+        "self_attn.query_key_value": Fused(common.QKV, common.by_head),
         "mlp.dense_h_to_4h": "feedforward.up",
         "mlp.dense_4h_to_h": "feedforward.down",
     },
@@ -116,16 +89,16 @@ STABLELM = LLAMA.derive(
     "stablelm",
     "StableLmForCausalLM",
     Rope(),
-    Set(LAYER_NORM),
+    Set(common.LAYER_NORM),
     Field("layer_norm_eps", "norm.eps"),
     Field("hidden_dropout", "residual.dropout"),
-    flag("use_qkv_bias", QKV_BIASES),
-    flag(
+    common.flag("use_qkv_bias", common.QKV_BIASES),
+    common.flag(
         "use_parallel_residual",
         {"residual.kind": "parallel", "residual.num_norms": 1},
         {"residual.kind": "pre"},
     ),
-    layer_qk_norm("qk_layernorm", "per_head"),
+    common.layer_qk_norm("qk_layernorm", "per_head"),
     layer_keys={
         "input_layernorm": (
             "residual.norms.shared",
@@ -147,13 +120,20 @@ def _far(config: Config, n: int) -> list[str]:
 DOTS1 = LLAMA.derive(
     "dots1",
     "Dots1ForCausalLM",
-    *qk_norm(),
-    groups=(Layers(Listed(otherwise=_far), ROLES), sparse(FIRST_DENSE, *ROUTED)),
-    layer_keys=EXPERT_NAMES,
+    *common.qk_norm(),
+    groups=(
+        Layers(Listed(otherwise=_far), common.ROLES),
+        common.sparse(common.FIRST_DENSE, *common.ROUTED),
+    ),
+    layer_keys=common.EXPERT_NAMES,
 )
 
 SOLAR_OPEN = LLAMA.derive(
-    "solar_open", "SolarOpenForCausalLM", QKV_BIAS, *ROUTED, layer_keys=EXPERT_NAMES
+    "solar_open",
+    "SolarOpenForCausalLM",
+    common.QKV_BIAS,
+    *common.ROUTED,
+    layer_keys=common.EXPERT_NAMES,
 )
 
 MINIMAX_M2 = LLAMA.derive(
@@ -167,14 +147,14 @@ MINIMAX_M2 = LLAMA.derive(
             else {}
         )
     ),
-    *qk_norm("projection"),
-    *experts("num_local_experts", "intermediate_size", **SIGMOID),
-    balance(),
+    *common.qk_norm("projection"),
+    *common.experts("num_local_experts", "intermediate_size", **common.SIGMOID),
+    common.balance(),
     layer_keys={
         "block_sparse_moe.gate": "feedforward.router",
         "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
     }
-    | W_EXPERTS,
+    | common.W_EXPERTS,
     undeclared={"rotary_dim": None},
 )
 
@@ -218,7 +198,7 @@ MINICPM3 = LLAMA.derive(
     "MiniCPM3ForCausalLM",
     *LATENT,
     Computed(_read_value_width),
-    embedding_scale("scale_emb"),
+    common.embedding_scale("scale_emb"),
     Computed(_read_depth, _write_depth),
     Computed(_read_base, _write_base),
     layer_keys=LATENT_NAMES,
@@ -244,7 +224,7 @@ def _mimo_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
 MIMO_V2_FLASH = LLAMA.derive(
     "mimo_v2_flash",
     "MiMoV2FlashForCausalLM",
-    QKV_BIAS,
+    common.QKV_BIAS,
     Field("v_head_dim", "attention.value_head_dim"),
     Field("attention_value_scale", "attention.value_scale"),
     groups=(
@@ -254,7 +234,7 @@ MIMO_V2_FLASH = LLAMA.derive(
                     "sliding_attention" if i and (i + 1) % 6 else "full_attention" for i in range(n)
                 ]
             ),
-            by_type(
+            common.by_type(
                 _mimo_type("full_attention", False, 1),
                 _mimo_type("sliding_attention", True, 2),
                 window=(
@@ -262,9 +242,9 @@ MIMO_V2_FLASH = LLAMA.derive(
                 ),
             ),
         ),
-        sparse(FIRST_OF_LIST, *routed("n_routed_experts")),
+        common.sparse(common.FIRST_OF_LIST, *common.routed("n_routed_experts")),
     ),
-    layer_keys={**EXPERT_NAMES, "self_attn.attention_sink_bias": "attention.sinks"},
+    layer_keys={**common.EXPERT_NAMES, "self_attn.attention_sink_bias": "attention.sinks"},
     ignored=(*LLAMA.ignored, r"model\.mtp\..*"),
     undeclared={
         "partial_rotary_factor": 0.334,
@@ -298,7 +278,7 @@ APERTUS = ARCEE.derive(
     "apertus",
     "ApertusForCausalLM",
     Activation("hidden_act", gated=False, names={"xielu": {"kind": "xielu", "beta": 0.5}}),
-    *qk_norm(),
+    *common.qk_norm(),
     layer_keys={
         "attention_layernorm": "residual.norms.attention",
         "feedforward_layernorm": "residual.norms.feedforward",
@@ -307,12 +287,12 @@ APERTUS = ARCEE.derive(
         "mlp.act_fn.beta": filled(0.5),
         "mlp.act_fn.eps": filled(-1e-6),
     },
-    undeclared={"rope_parameters": llama3(12e6, 8.0)},
+    undeclared={"rope_parameters": common.llama3(12e6, 8.0)},
 )
 
 
 def _swapped(layer: LayerSpec) -> HalvesSwapped:
-    return HalvesSwapped(attention_size(layer, "head_dim"))
+    return HalvesSwapped(common.attention_size(layer, "head_dim"))
 
 
 NANOCHAT = ARCEE.derive(

@@ -2,17 +2,7 @@
 
 from typing import Any
 
-from archwright.hf.families.bart import (
-    CROSS_BIASES,
-    FINAL_NORMS,
-    KIN,
-    LAYERS,
-    ONE_VOCABULARY,
-    PRE_NORM,
-    REPEATED,
-    SHARED,
-    TABLES_OF_SINES,
-)
+from archwright.hf.families import bart
 from archwright.hf.families.common import QKV_BIASES
 from archwright.hf.families.fairseq import LAYER_KEYS
 from archwright.hf.family import Family
@@ -53,24 +43,28 @@ PEGASUS_X = Family(
     "pegasus_x",
     "PegasusXForConditionalGeneration",
     lenses=(
-        *KIN,
-        *ONE_VOCABULARY,
-        *PRE_NORM,
+        *bart.KIN,
+        *bart.ONE_VOCABULARY,
+        *bart.PRE_NORM,
         *in_both(
             Set({"position.kind": "sinusoidal", "position.layout": "half"}),
             Set({"position.spacing": "fairseq"}),
             Set(dict.fromkeys((*QKV_BIASES, "attention.bias.out"), False)),
         ),
-        Set(dict.fromkeys(CROSS_BIASES, False)),
+        Set(dict.fromkeys(bart.CROSS_BIASES, False)),
         Set({"encoder.residual.global_norm": True}),
         Computed(_read_blocks, _write_blocks, STAGGERED),
         Field("num_global_tokens", ("encoder.global_tokens", "encoder.attention.mask.num_global")),
     ),
     **{
-        **LAYERS,
+        **bart.LAYERS,
         "encoder_layer_keys": {**LAYER_KEYS, "global_self_attn_layer_norm": "global_norm.norm"},
     },
-    model_keys={**SHARED, **FINAL_NORMS, "model.encoder.embed_global": "encoder.global_tokens"},
-    ignored=TABLES_OF_SINES,
-    endings=REPEATED,
+    model_keys={
+        **bart.SHARED,
+        **bart.FINAL_NORMS,
+        "model.encoder.embed_global": "encoder.global_tokens",
+    },
+    ignored=bart.TABLES_OF_SINES,
+    endings=bart.REPEATED,
 )

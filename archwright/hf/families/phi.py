@@ -2,19 +2,7 @@
 
 from typing import Any
 
-from archwright.hf.families.common import (
-    ALL_BIASES,
-    ALL_OR_NONE,
-    GATE_UP,
-    HIDDEN,
-    LAYER_NORM,
-    QKV,
-    ROLES,
-    W_EXPERTS,
-    balance,
-    experts,
-    layer_qk_norm,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.mistral import MISTRAL
 from archwright.hf.layer_types import Layers
@@ -44,7 +32,10 @@ PHI3 = MISTRAL.derive(
     LONGROPE,
     Field("resid_pdrop", "residual.dropout"),
     Field("embd_pdrop", "embedding.dropout"),
-    layer_keys={"self_attn.qkv_proj": Fused(QKV, Rows()), "mlp.gate_up_proj": GATE_UP},
+    layer_keys={
+        "self_attn.qkv_proj": Fused(common.QKV, Rows()),
+        "mlp.gate_up_proj": common.GATE_UP,
+    },
 )
 
 BITNET = LLAMA.derive(
@@ -64,15 +55,22 @@ PHI = LLAMA.derive(
     "phi",
     "PhiForCausalLM",
     Rope(),
-    Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM, **ALL_BIASES}),
+    Set(
+        {
+            "residual.kind": "parallel",
+            "residual.num_norms": 1,
+            **common.LAYER_NORM,
+            **common.ALL_BIASES,
+        }
+    ),
     Set({"head.bias": True}),
     Field("layer_norm_eps", "norm.eps"),
     Field("embd_pdrop", "embedding.dropout"),
     Field("resid_pdrop", "residual.dropout"),
     Activation("hidden_act", gated=False),
-    HIDDEN,
-    Set(ALL_BIASES),
-    layer_qk_norm("qk_layernorm", "head", bias=True),
+    common.HIDDEN,
+    Set(common.ALL_BIASES),
+    common.layer_qk_norm("qk_layernorm", "head", bias=True),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
         "self_attn.dense": "attention.out",
@@ -114,12 +112,12 @@ PHIMOE = LLAMA.derive(
     Rope(fraction="", kinds=("default", "longrope")),
     Computed(_read_mscale, _write_mscale),
     Field("lm_head_bias", "head.bias"),
-    *experts(
+    *common.experts(
         "num_local_experts", "intermediate_size", routing="sparsemixer", normalize_weights=False
     ),
     Refuse("num_experts_per_tok", (2,)),
     Field("router_jitter_noise", "feedforward.jitter"),
-    balance(),
-    groups=(Layers(ALL_OR_NONE, ROLES),),
-    layer_keys={"block_sparse_moe.gate": "feedforward.router"} | W_EXPERTS,
+    common.balance(),
+    groups=(Layers(common.ALL_OR_NONE, common.ROLES),),
+    layer_keys={"block_sparse_moe.gate": "feedforward.router"} | common.W_EXPERTS,
 )

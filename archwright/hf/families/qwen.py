@@ -1,17 +1,6 @@
 """Alibaba Qwen 2 and Qwen 3, dense and with experts."""
 
-from archwright.hf.families.common import (
-    EXPERTS,
-    QKV_BIASES,
-    ROLES,
-    balance,
-    experts,
-    flag,
-    gated,
-    qk_norm,
-    sparse,
-    switched,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed
 from archwright.hf.lenses import Config, Field, Set
@@ -44,28 +33,28 @@ def _alternating(config: Config, n: int) -> list[str]:
 QWEN2_MOE = LLAMA.derive(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
-    flag("qkv_bias", QKV_BIASES),
+    common.flag("qkv_bias", common.QKV_BIASES),
     groups=(
-        Layers(switched(_alternating), ROLES),
-        sparse(
+        Layers(common.switched(_alternating), common.ROLES),
+        common.sparse(
             STEPPED,
-            *experts("num_experts", "moe_intermediate_size", shared="gated"),
+            *common.experts("num_experts", "moe_intermediate_size", shared="gated"),
             Field("norm_topk_prob", "feedforward.normalize_weights"),
             Field("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
-            balance(),
+            common.balance(),
         ),
     ),
     layer_keys={
-        **EXPERTS,
+        **common.EXPERTS,
         "mlp.shared_expert_gate": "feedforward.shared_gate",
-        **gated("mlp.shared_expert", "feedforward.shared"),
+        **common.gated("mlp.shared_expert", "feedforward.shared"),
     },
 )
 
 QWEN3_MOE = LLAMA.derive(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
-    *qk_norm(),
+    *common.qk_norm(),
     groups=(
         Layers(
             CustomPattern(
@@ -79,16 +68,16 @@ QWEN3_MOE = LLAMA.derive(
                 ),
                 lambda roles: {"use_sliding_window": "sliding_attention" in roles},
             ),
-            ROLES,
+            common.ROLES,
         ),
-        sparse(
+        common.sparse(
             STEPPED,
-            *experts("num_experts", "moe_intermediate_size"),
+            *common.experts("num_experts", "moe_intermediate_size"),
             Field("norm_topk_prob", "feedforward.normalize_weights"),
-            balance(),
+            common.balance(),
         ),
     ),
-    layer_keys={**EXPERTS},
+    layer_keys={**common.EXPERTS},
     # Files use num_experts, the class num_local_experts.
     further_aliases={"num_local_experts": "num_experts"},
 )
@@ -100,11 +89,14 @@ def _upper_layers(config: Config, num_layers: int) -> list[str]:
     return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
 
 
-UPPER_LAYERS = switched(Listed(otherwise=_upper_layers).read)
+UPPER_LAYERS = common.switched(Listed(otherwise=_upper_layers).read)
 """Pattern with windows from layer `max_window_layers`, if `use_sliding_window` is true."""
 
 QWEN2 = LLAMA.derive(
-    "qwen2", "Qwen2ForCausalLM", Set(QKV_BIASES), groups=(Layers(UPPER_LAYERS, ROLES),)
+    "qwen2",
+    "Qwen2ForCausalLM",
+    Set(common.QKV_BIASES),
+    groups=(Layers(UPPER_LAYERS, common.ROLES),),
 )
 
-QWEN3 = LLAMA.derive("qwen3", "Qwen3ForCausalLM", *qk_norm(), groups=QWEN2.groups)
+QWEN3 = LLAMA.derive("qwen3", "Qwen3ForCausalLM", *common.qk_norm(), groups=QWEN2.groups)

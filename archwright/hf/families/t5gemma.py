@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from archwright.hf.families.common import (
-    ATTENTION_BIAS,
-    CAUSAL,
-    DROPOUT,
-    ROPE,
-    TIED,
-    WINDOW,
-    attention_names,
-    flag,
-    gated,
-)
+from archwright.hf.families import common
 from archwright.hf.families.gemma import NORM
 from archwright.hf.family import Family
 from archwright.hf.layer_types import Listed, Role, every
@@ -30,9 +20,9 @@ STACK: tuple[Lens, ...] = (
     Field("head_dim", "attention.head_dim"),
     Field("query_pre_attn_scalar", "attention.scale.dim"),
     Field("attn_logit_softcapping", "attention.softcap", or_none=True),
-    ATTENTION_BIAS,
+    common.ATTENTION_BIAS,
     Field("rms_norm_eps", "norm.eps"),
-    ROPE,
+    common.ROPE,
     Activation("hidden_activation", gated=True),
     Field("intermediate_size", "feedforward.hidden_dim"),
 )
@@ -44,7 +34,7 @@ CROSS: tuple[Lens, ...] = (
     Field("head_dim", "cross_attention.head_dim"),
     Field("query_pre_attn_scalar", "cross_attention.scale.dim"),
     Field("attn_logit_softcapping", "cross_attention.softcap", or_none=True),
-    flag(
+    common.flag(
         "attention_bias",
         {f"cross_attention.bias.{part}": True for part in ("query", "key", "value", "out")},
     ),
@@ -66,7 +56,7 @@ def _attention(theirs: str, ours: str) -> dict[str, Mapped]:
     return {
         f"pre_{theirs}_layernorm": f"residual.norms.{ours}",
         f"post_{theirs}_layernorm": f"residual.out_norms.{ours}",
-        **attention_names(theirs, ours, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        **common.attention_names(theirs, ours, ("q_proj", "k_proj", "v_proj", "o_proj")),
     }
 
 
@@ -74,7 +64,7 @@ LAYER = {
     **_attention("self_attn", "attention"),
     "pre_feedforward_layernorm": "residual.norms.feedforward",
     "post_feedforward_layernorm": "residual.out_norms.feedforward",
-    **gated("mlp", "feedforward"),
+    **common.gated("mlp", "feedforward"),
 }
 
 T5GEMMA = Family(
@@ -88,7 +78,7 @@ T5GEMMA = Family(
             Set({"residual.kind": "sandwich", "norm.kind": "rms", **NORM}),
             Set({"attention.kind": "softmax", "attention.scale.kind": "sqrt"}),
             Field("dropout_rate", ("residual.dropout", "feedforward.dropout")),
-            DROPOUT,
+            common.DROPOUT,
         ),
         Field("dropout_rate", "embedding.dropout"),
         Field("attention_dropout", "cross_attention.dropout"),
@@ -96,10 +86,12 @@ T5GEMMA = Family(
         InPart("decoder", (*STACK, *CROSS)),
         # The top level repeats the decoder's vocab_size.
         Computed(lambda config: {}, lambda get: {"vocab_size": get("vocab_size")}),
-        TIED,
+        common.TIED,
     ),
     groups=(
-        LayersInPart(TYPES, {"full_attention": CAUSAL, "sliding_attention": WINDOW}, "decoder"),
+        LayersInPart(
+            TYPES, {"full_attention": common.CAUSAL, "sliding_attention": common.WINDOW}, "decoder"
+        ),
     ),
     encoder_groups=(LayersInPart(TYPES, BOTH_WAYS, "encoder"),),
     layers="model.decoder.layers.{i}.",

@@ -178,7 +178,7 @@ def _study_facts(results: StudyResults) -> list[Fact]:
         Fact("Steps of a run", fmt.exact(results.steps)),
         Fact("Seeds", str(pairs), f"compared in pairs{of_planned}"),
         Fact("Learning rates", lrs),
-        Fact("Matched", _matched(results)),
+        Fact("Matched", MATCHED[study.match]),
         Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),
         Fact("Device", results.device),
         Fact("Wall time", _known(results.seconds, fmt.duration), estimated),
@@ -192,10 +192,6 @@ MATCHED = {
     "flops": "FLOPs per token",
     "none": "nothing",
 }
-
-
-def _matched(results: StudyResults) -> str:
-    return MATCHED[results.study.match]
 
 
 def _held_row(held: ControlledVariable) -> Row:
