@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -21,6 +21,7 @@ from archwright.parts.token_layout import TokenLayout
 from archwright.spec import masks as spec
 from archwright.spec.errors import UserError
 
+S = TypeVar("S", bound=spec.Mask)
 T = TypeVar("T")
 Ranges = list[tuple[int, int]]
 """Ranges [start, stop) of keys in ascending order, with at least one key between two of them."""
@@ -172,7 +173,13 @@ def _spaced(length: int, step: int = 1, most: int | None = None) -> int:
     return (most + 1) * length - step * most * (most + 1) // 2
 
 
-class Causal(MaskPattern):
+class _BuiltIn(MaskPattern, Generic[S]):
+    """Pattern of a mask of the package."""
+
+    spec: S
+
+
+class Causal(_BuiltIn[spec.Causal]):
     """key <= query."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -182,7 +189,7 @@ class Causal(MaskPattern):
         return _spaced(length)
 
 
-class Full(MaskPattern):
+class Full(_BuiltIn[spec.Full]):
     """Every key."""
 
     lookahead = None
@@ -194,7 +201,7 @@ class Full(MaskPattern):
         return length**2
 
 
-class Prefix(MaskPattern):
+class Prefix(_BuiltIn[spec.Prefix]):
     """key < size or key <= query."""
 
     lookahead = None
@@ -214,7 +221,7 @@ class Prefix(MaskPattern):
         return size**2 + _spaced(length) - _spaced(size)
 
 
-class Window(MaskPattern):
+class Window(_BuiltIn[spec.Window]):
     """query - size < key <= query: `size` keys including the query's own."""
 
     def __init__(self, spec: spec.Window) -> None:
@@ -227,7 +234,7 @@ class Window(MaskPattern):
         return _spaced(length, 1, self.spec.size - 1)
 
 
-class SymmetricWindow(MaskPattern):
+class SymmetricWindow(_BuiltIn[spec.SymmetricWindow]):
     """|query - key| <= radius."""
 
     def __init__(self, spec: spec.SymmetricWindow) -> None:
@@ -240,7 +247,7 @@ class SymmetricWindow(MaskPattern):
         return 2 * _spaced(length, 1, self.spec.radius) - length
 
 
-class _Dilated(MaskPattern):
+class _Dilated(_BuiltIn[S]):
     """Windows with gaps in the last heads and without gaps in the first heads."""
 
     def __init__(self, dilation: int, dilated_heads: int | str, num_heads: int) -> None:
@@ -261,7 +268,7 @@ class _Dilated(MaskPattern):
         return sum(map(count, self.steps)) / self.num_heads
 
 
-class DilatedWindow(_Dilated):
+class DilatedWindow(_Dilated[spec.DilatedWindow]):
     """query - key in {0, d, 2d, ..., (size - 1) d}, with d = 1 in heads without dilation."""
 
     def __init__(self, spec: spec.DilatedWindow, num_heads: int = 1) -> None:
@@ -278,7 +285,7 @@ class DilatedWindow(_Dilated):
         return self._mean(lambda step: _spaced(length, step, self.spec.size - 1))
 
 
-class Longformer(_Dilated):
+class Longformer(_Dilated[spec.Longformer]):
     """|query - key| in {0, d, 2d, ..., radius d}, or query or key among the first `num_global`.
 
     Args:
@@ -314,7 +321,7 @@ class Longformer(_Dilated):
         return near + length**2 - others**2
 
 
-class SegmentMemory(MaskPattern):
+class SegmentMemory(_BuiltIn[spec.SegmentMemory | spec.Chunked]):
     """start - memory <= key <= query, with the start of the query's segment or chunk of `size` tokens."""
 
     def __init__(self, spec: spec.SegmentMemory | spec.Chunked) -> None:
@@ -337,7 +344,7 @@ class SegmentMemory(MaskPattern):
         return own + size * remembered + rest * min(full * size, memory)
 
 
-class WindowGlobal(MaskPattern):
+class WindowGlobal(_BuiltIn[spec.WindowGlobal]):
     """key <= query, and key among the last `size` or the first `num_global`."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -352,7 +359,7 @@ class WindowGlobal(MaskPattern):
         return _spaced(length, 1, self.spec.size + self.spec.num_global - 1)
 
 
-class Strided(MaskPattern):
+class Strided(_BuiltIn[spec.Strided]):
     """0 <= query - key < stride, or query - key a multiple of the stride."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -364,7 +371,7 @@ class Strided(MaskPattern):
         return _spaced(length, 1, stride - 1) + _spaced(length, stride) - length
 
 
-class Fixed(MaskPattern):
+class Fixed(_BuiltIn[spec.Fixed]):
     """key <= query, and key in the query's block of `stride` or among the last `num_summary` of its block."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -379,7 +386,7 @@ class Fixed(MaskPattern):
         return own + min(self.spec.num_summary, stride) * (_spaced(length, stride) - length)
 
 
-class BlockSparse(MaskPattern):
+class BlockSparse(_BuiltIn[spec.BlockSparse]):
     """key <= query, and key's block among the last `local_blocks` or in a visible column of blocks.
 
     Every `stride`-th block is a visible column. Columns move by `step` blocks from head to head.
@@ -417,7 +424,7 @@ class BlockSparse(MaskPattern):
         return own + size * local + size * columns / self.num_heads
 
 
-class BlockLocal(MaskPattern):
+class BlockLocal(_BuiltIn[spec.BlockLocal]):
     """query and key in the same block of `block_size`, or either among the first `num_global`.
 
     Blocks start after the global tokens. The first block is `shift` tokens shorter.
@@ -449,7 +456,7 @@ class BlockLocal(MaskPattern):
         return first**2 + full * size**2 + rest**2 + length**2 - others**2
 
 
-class BigBird(MaskPattern):
+class BigBird(_BuiltIn[spec.BigBird]):
     """Neighbouring blocks, the first and the last block, and random blocks; the first and the last block see all.
 
     Random blocks equal the training plan of the published code for lengths other than 1,024, 3,072 and 4,096, which
