@@ -609,6 +609,8 @@ class AttentionMask:
     """True if every query sees every key."""
     first_column: int = 0
     """Column of the first query among the keys."""
+    whole: "AttentionMask | None" = None
+    """Mask of all queries, if these are queries from `first_column` on."""
     given: Bool[Tensor, "rows heads queries keys"] | None = None
     """Explicit mask instead of the pattern. A size of 1 broadcasts over rows or heads."""
     made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -654,24 +656,25 @@ class AttentionMask:
         """True if the mask depends only on the pattern, the length and the device."""
         at = self.layout.text or self.layout
         numbered = at.plain and at.index is None and at.position_ids is None and at.start == 0
-        bare = type(self) is AttentionMask and self.kept is None and self.given is None
+        replaced = self.kept is not None or self.given is not None or self.whole is not None
+        bare = type(self) is AttentionMask and not replaced
         return numbered and bare and isinstance(self.pattern, Hashable)
 
     def of_columns(self, first: int, stop: int) -> "AttentionMask":
         """Return the mask between queries [first, stop) and all keys."""
-        return _SomeQueries(
-            self.pattern, self.layout.columns(first, stop), whole=self, first_column=first
-        )
+        some = self.layout.columns(first, stop)
+        return AttentionMask(self.pattern, some, first_column=first, whole=self)
 
     @property
     def keys_at(self) -> TokenLayout:
         """Layout of the keys."""
-        return self.layout if self.kept is None else self.kept
+        return self.whole.layout if self.whole is not None else self.kept or self.layout
 
     @property
     def is_plain_causal(self) -> bool:
         """True for the causal mask without documents, padding or cache, which kernels support directly."""
-        return self.kept is None and self.layout.plain and isinstance(self.pattern, Causal)
+        own = self.kept is None and self.whole is None
+        return own and self.layout.plain and isinstance(self.pattern, Causal)
 
     @property
     def dense(self) -> Bool[Tensor, "rows heads queries keys"]:
@@ -698,7 +701,7 @@ class AttentionMask:
         at, kept = self.layout, self.keys_at
         tensors = [x for p in (at, kept) for x in (p.index, p.segment_ids, p.padding_mask)]
         sizes = [len(x) for x in (at.prefix, self.given, *tensors) if x is not None]
-        return max([1, *sizes])
+        return max([1, *sizes]) if self.whole is None else self.whole.num_rows
 
     @property
     def num_heads(self) -> int:
@@ -707,6 +710,8 @@ class AttentionMask:
 
     def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return True if the query in a column of a row sees the key in a column; shapes broadcast."""
+        if self.whole is not None:
+            return self.whole.allows(row, head, query + self.first_column, key)
         at, kept = self.layout, self.keys_at
         here, there = (
             index[row if len(index) > 1 else 0, column]
@@ -754,6 +759,9 @@ class AttentionMask:
 
     def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
         """Return log(times) of keys that count several times, to be added to scores: [rows, 1, queries, keys]."""
+        if self.whole is not None:
+            first, stop = first + self.first_column, stop + self.first_column
+            return self.whole.log_times(first, stop, key_first, key_stop)
         at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
         assert isinstance(self.pattern, BigBird)
         times = self.pattern.times(
@@ -771,6 +779,8 @@ class AttentionMask:
 
     def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
         """Return a superset of the key columns of queries [first, stop), for each row with a different mask."""
+        if self.whole is not None:
+            return self.whole.ranges_of_rows(first + self.first_column, stop + self.first_column)
         at, length = self.layout, self.keys_at.length
         if self.kept is not None:
             return [[(0, length)]] * self.num_rows
@@ -844,35 +854,6 @@ def _texts(mask: AttentionMask) -> list[tuple[MaskPattern, Ranges]] | None:
         return [(pattern, row) for row in texts]
     prefixes = [Prefix(pattern.spec, size) for size in at.prefix.tolist()]
     return [(prefix, texts[i % len(texts)]) for i, prefix in enumerate(prefixes)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SomeQueries(AttentionMask):
-    """Mask between a range of queries and all keys."""
-
-    whole: AttentionMask
-
-    @property
-    def keys_at(self) -> TokenLayout:
-        return self.whole.layout
-
-    @property
-    def is_plain_causal(self) -> bool:
-        return False
-
-    @property
-    def num_rows(self) -> int:
-        return self.whole.num_rows
-
-    def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return self.whole.allows(row, head, query + self.first_column, key)
-
-    def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
-        return self.whole.ranges_of_rows(first + self.first_column, stop + self.first_column)
-
-    def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
-        first, stop = first + self.first_column, stop + self.first_column
-        return self.whole.log_times(first, stop, key_first, key_stop)
 
 
 def given_mask(
