@@ -1,19 +1,18 @@
-"""Attention over blocks of queries, each against only the keys that it may see.
+"""Attention in blocks of queries, computed only with the keys that each block may see.
 
-On a CPU this is up to 2.6 times as fast as SDPA, which there computes most of what a mask hides and gains nothing from
-bfloat16: `machine/rules.py` has the measurements. Products run in the inputs' dtype, the softmax in float32 or wider
-inside. A block's weights are kept for the backward pass in the inputs' dtype.
+On a CPU this is up to 2.6 times as fast as SDPA, which computes most hidden pairs and has no faster path for bfloat16
+(measurements in `machine/rules.py`). Matmuls use the dtype of the inputs, the softmax float32 or float64. The weights
+of each block are saved for the backward pass in the dtype of the inputs.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from archwright.cpu import blocks as cut
-from archwright.cpu.tiles import LEFT_OUT, Attend
-from archwright.parts.kernels import register_kernel
+from archwright.cpu import tiles
+from archwright.parts.kernels import prepare_dense, register_kernel
 from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import AttentionMask
@@ -22,70 +21,46 @@ from archwright.parts.masks import AttentionMask
 def blockwise(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """The same as the reference, block by block."""
-    if view.kept is not None:  # few queries: blocks would be more work than they save
+    """Reference attention, computed in blocks."""
+    if view.kept is not None:  # a cache: few queries, so blocks cost more than they save
         return sdpa(query, key, value, view, scores)
     bias_band, (least, most) = None, _columns(view)
     if scores.bias is not None:
         at = view.layout
         by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
-        # Columns are distances only where positions count them, without padding in between.
+        # Column differences equal distances only without padding and with default positions.
         if not (by_distance and at.padding_mask is None and at.position_ids is at.index):
-            mixed: Tensor = _outside_compiler("by_autograd")(query, key, value, view, scores)
+            mixed: Tensor = _engine().by_autograd(query, key, value, view, scores)
             return mixed
         bias_band = _bias_band(
             scores.bias, min(cut.BLOCK, view.layout.length), least, most, query.dtype
         )
-    blocks = view.__dict__.get("blocks", {}).get("cut") or _outside_compiler("blocks_of")(view)
-    given = [x for x in (query, key, value, bias_band, scores.sinks) if x is not None]
-    save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    tensors = (
-        query,
-        key,
-        value,
-        bias_band,
-        scores.sinks,
-        blocks.table,
-        blocks.mask_bias,
-        blocks.workspace,
-    )
+    blocks = _engine().blocks_of(view)
+    inputs = (query, key, value, bias_band, scores.sinks)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     # Columns are counted from a block's first query among the queries.
-    how = (
-        blocks.rows,
-        least + view.first_column,
-        scores.scale,
-        scores.softcap,
-        scores.dropout,
-        save,
-    )
-    out: Tensor
-    if torch.compiler.is_compiling():
-        from archwright.cpu import compiled
-
-        out = compiled.attend(*tensors, *how)[0]
-    else:
-        out = Attend.apply(*tensors, *how)  # type: ignore[no-untyped-call]
+    origin = least + view.first_column
+    how = (blocks.rows, origin, scores.scale, scores.softcap, scores.dropout, save)
+    out: Tensor = _engine().run(*inputs, blocks.table, blocks.mask_bias, blocks.workspace, *how)
     return out
 
 
-def _outside_compiler(name: str) -> Callable[..., Any]:
-    """Return what depends on data, which a compiler cannot follow: it is disabled for that, and goes on behind.
+def _engine() -> Any:
+    """Return the functions for eager mode, or their wrappers for compiled layers."""
+    if not torch.compiler.is_compiling():
+        return tiles
+    from archwright.cpu import compiled  # loads the compiler, which takes seconds
 
-    To disable it loads all of it, which takes seconds, so that is done only where it is at work.
-    """
-    if torch.compiler.is_compiling():
-        from archwright.cpu import compiled
-
-        left_out: Callable[..., Any] = compiled.LEFT_OUT[name]
-        return left_out
-    return LEFT_OUT[name]
+    return compiled
 
 
 def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -> Tensor:
-    """Return the bias of a block's queries at the columns least .. most - 1, counted from its first query:
-    [heads, queries, columns]. Every block reads its part of it."""
+    """Return the bias of a block's queries at columns least .. most - 1: [heads, queries, columns].
+
+    Columns are counted from the block's first query, so one tensor serves all blocks.
+    """
     by_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
-    # As rows of one number less, copies of a row move by one column from query to query.
+    # With rows one number shorter, copies of a row shift by one column per query.
     # [heads, queries * distances]
     copies = by_distance[:, None].expand(-1, queries, -1).flatten(1)
     # [heads, queries, distances - 1]
@@ -94,7 +69,7 @@ def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtyp
 
 
 def _columns(view: AttentionMask) -> tuple[int, int]:
-    """Return between which columns a block's keys lie, counted from its first query among the keys."""
+    """Return the range of a block's key columns, counted from its first query among the keys."""
     length, lookback, lookahead = view.keys_at.length, view.pattern.lookback, view.pattern.lookahead
     least = -length if lookback is None else max(-length, -lookback - cut.ALIGNED)
     return least, length if lookahead is None else min(length, cut.BLOCK + lookahead)
@@ -103,6 +78,8 @@ def _columns(view: AttentionMask) -> tuple[int, int]:
 def _prepare(view: AttentionMask) -> None:
     if view.kept is None:
         cut.blocks_of(view)
+    else:
+        prepare_dense(view)
 
 
 register_kernel("blockwise", blockwise, _prepare)

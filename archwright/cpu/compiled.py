@@ -1,6 +1,6 @@
-"""Attention in blocks inside compiled layers: one operator, which the compiler takes whole.
+"""Attention in blocks for compiled layers: one opaque operator.
 
-To be imported where the compiler is at work: it loads all of it, which takes seconds.
+Import it only during compilation. It loads the compiler, which takes seconds.
 """
 
 from typing import Any
@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archwright.cpu.tiles import LEFT_OUT as CALLS
-from archwright.cpu.tiles import attend as plain_attend
-from archwright.cpu.tiles import attend_backward as plain_backward
-from archwright.cpu.tiles import gradients, save_for_backward, workspace_for
+from archwright.cpu import tiles
+from archwright.cpu.blocks import Blocks, has_blocks
+from archwright.parts.masks import AttentionMask
 
-attend = torch.library.custom_op("archwright::attend", plain_attend, mutates_args=())
+attend = torch.library.custom_op("archwright::attend", tiles.attend, mutates_args=())
 attend_backward = torch.library.custom_op(
-    "archwright::attend_backward", plain_backward, mutates_args=()
+    "archwright::attend_backward", tiles.attend_backward, mutates_args=()
 )
 
 
@@ -32,7 +31,7 @@ def _(
     out = query.new_empty(*query.shape[:3], value.shape[-1])
     # [b, heads, t, d]
     q, k, v = (x.new_empty(x.transpose(1, 2).shape) for x in (query, key, value))
-    return out, q, k, v, workspace_for(query, workspace, rows, sinks, softcap, dropout, save)
+    return out, q, k, v, tiles.workspace_for(query, workspace, rows, sinks, softcap, dropout, save)
 
 
 @attend_backward.register_fake
@@ -56,15 +55,27 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # of what is kept
-    save_for_backward(ctx, inputs, output[1:])
+    ctx.set_materialize_grads(False)  # only the first output has a gradient
+    tiles.save_for_backward(ctx, inputs, output[1:])
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    return (None,) * 14 if grad is None else gradients(ctx, attend_backward, grad)
+    return (None,) * 14 if grad is None else tiles.gradients(ctx, attend_backward, grad)
 
 
 attend.register_autograd(_backward, setup_context=_setup)
 
-LEFT_OUT: dict[str, Any] = {name: torch.compiler.disable(call) for name, call in CALLS.items()}
-"""Functions that the compiler must leave as they are."""
+by_autograd = torch.compiler.disable(tiles.by_autograd)
+_cut = torch.compiler.disable(tiles.blocks_of)
+
+
+def run(*inputs: Any) -> Tensor:
+    """`tiles.run` as one operator of the graph."""
+    out: Tensor = attend(*inputs)[0]
+    return out
+
+
+def blocks_of(view: AttentionMask) -> Blocks:
+    """Return prepared blocks, or compute them outside the graph."""
+    blocks: Blocks = tiles.blocks_of(view) if has_blocks(view) else _cut(view)
+    return blocks

@@ -1,6 +1,7 @@
-"""The arithmetic of attention over blocks of queries: forward and backward, as matrix products of tiles."""
+"""Forward and backward pass of attention in blocks, as matmuls of tiles."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,25 +10,27 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from archwright.cpu import blocks as cut
-from archwright.cpu.blocks import Block, block_of, blocks_of
+from archwright.cpu.blocks import Block, block_of
+from archwright.cpu.blocks import blocks_of as blocks_of
 from archwright.parts.kernels.scores import ScoreMods
-from archwright.parts.masks import AttentionMask, united
+from archwright.parts.masks import AttentionMask, Ranges, united
 
 
 def by_autograd(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """Blocks whose bias depends on more than a distance: torch's own operations, one by one."""
+    """Compute blocks by autograd, for a bias that depends on more than distances."""
     kv, heads, length = key.shape[2], query.shape[2], query.shape[1]
     k, v = (x.transpose(1, 2) for x in (key, value))  # [b, kv, s, d]
-    known: dict[int, Tensor] = view.__dict__.setdefault("hidden", {})
     parts = []
     for first in range(0, length, cut.BLOCK):
         stop = min(first + cut.BLOCK, length)
         rows = view.ranges_of_rows(first, stop)
         ranges = united([keys for row in rows for keys in row])
-        if first not in known:
-            known[first] = ~torch.cat([view.block(first, stop, *keys) for keys in ranges], -1)
+        # [rows, heads, queries, keys]
+        hidden = view.once(
+            f"hidden from {first}", partial(_hidden, first, stop, ranges), shared=False
+        )
         # [b, kv, group, queries, d]
         q = query[:, first:stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
         # [b, kv, 1, keys, d] and, of values, e
@@ -40,7 +43,7 @@ def by_autograd(
             parts_of_bias = [scores.bias.block(first, stop, *keys) for keys in ranges]
             bias = torch.cat(parts_of_bias, -1)
         # As [b, heads, queries, keys], where masks and biases are written.
-        weights = scores.weights(products.flatten(1, 2), known[first], bias).to(v.dtype)
+        weights = scores.weights(products.flatten(1, 2), hidden, bias).to(v.dtype)
         # [b, kv, group, queries, keys]
         weights = F.dropout(weights, scores.dropout).unflatten(1, (kv, heads // kv))
         # [b, heads, queries, e]
@@ -49,18 +52,22 @@ def by_autograd(
     return torch.cat(parts, 2).transpose(1, 2)
 
 
+def _hidden(first: int, stop: int, ranges: Ranges, view: AttentionMask) -> Tensor:
+    return ~torch.cat([view.block(first, stop, *keys) for keys in ranges], -1)
+
+
 class _Tile(NamedTuple):
-    """A block, and where its parts lie."""
+    """A block with the slices of its tensors."""
 
     block: Block
     rows: slice
     queries: slice
     keys: tuple[slice, ...]
-    """Ranges, in order, through which columns run."""
+    """Ranges of keys; columns run through them in order."""
     kept: slice
-    """Its pairs in what is kept."""
+    """Slice of the saved weights."""
     shape: tuple[int, int, int, int]
-    """[rows, heads, queries, keys], those of a sink included."""
+    """[rows, heads, queries, keys], including the columns of a sink."""
 
     @property
     def size(self) -> int:
@@ -69,7 +76,7 @@ class _Tile(NamedTuple):
 
 
 def _tiles(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Tile]:
-    """Walk through the blocks. A sink stands among `ALIGNED` further keys, so that rows stay whole vectors."""
+    """Yield the blocks in order. A sink takes `ALIGNED` further keys, so that rows remain aligned."""
     batch, _, heads, _ = query.shape
     used, more = 0, 0 if sinks is None else cut.ALIGNED
     for line in table.tolist():
@@ -98,11 +105,11 @@ def attend(
     dropout: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: scaled queries, keys and
-    values by head, [b, h, t, d], and the weights, then caps, then dropped weights of all blocks.
+    """Return the outputs [b, t, h, e] and the tensors of the backward pass.
 
-    Inside, a block's queries are [rows * kv, group * queries, d] and its keys [rows * kv, keys, d]: the
-    queries of a group of heads, which share their keys, are rows of one product.
+    These are scaled queries, keys and values by head, [b, h, t, d], and the saved weights, caps and weights after
+    dropout of all blocks. A block's queries are [rows * kv, group * queries, d] and its keys [rows * kv, keys, d], so
+    all heads that share a key-value head are rows of one matmul.
     """
     kv, mask_bias = key.shape[2], mask_bias.to(query.dtype)
     q, k, v = _by_head(query, scale), _by_head(key), _by_head(value)  # cheaper than to scale scores
@@ -115,12 +122,12 @@ def attend(
         # [rows * kv, d, keys]
         to_keys = _seen(k, tile, sinks).transpose(1, 2)
         added = bias_band is not None and softcap is None and sinks is None
-        if bias_band is not None and added:  # the product is added to the bias, which saves a pass
+        if bias_band is not None and added:  # saves one pass: the matmul accumulates into the bias
             # [rows, heads, queries, keys]
             scores.view(tile.shape).copy_(_bias_of_block(bias_band, tile.block, least))
         factor = 1 / (softcap or 1)
         scores.baddbmm_(_asking(q, tile, kv), to_keys, beta=int(added), alpha=factor)
-        if softcap is not None:  # in float32, for which alone torch has a fast tanh
+        if softcap is not None:  # torch has a fast tanh only in float32
             capped = scores.to(torch.promote_types(scores.dtype, torch.float32)).tanh_()
             scores.copy_(capped)
             if save:
@@ -150,7 +157,7 @@ def _add_to(
     mask_bias: Tensor,
     sinks: Tensor | None,
 ) -> None:
-    """Add to a block's scores [rows, heads, queries, keys] its bias and what hides, and give sinks theirs."""
+    """Add bias and mask to a block's scores [rows, heads, queries, keys], and fill in the sinks."""
     queries, num_keys = block.stop - block.first, block.num_keys
     if bias_band is not None:
         scores[..., :num_keys].add_(_bias_of_block(bias_band, block, least))
@@ -173,7 +180,7 @@ def workspace_for(
     dropout: float,
     save: bool,
 ) -> Tensor:
-    """Return room for what is kept, a line for each kind."""
+    """Return uninitialized memory for saved weights, caps and dropped weights, one row per kind."""
     batch, length, heads, _ = query.shape
     size = workspace.shape[0] * heads * (batch if rows == 1 else 1)
     size += 0 if sinks is None else batch * length * heads * cut.ALIGNED
@@ -196,14 +203,14 @@ def attend_backward(
     dropout: float,
     learned: bool,
 ) -> list[Tensor]:
-    """Return the gradients of query, key, value, then those of the strip, if it is learned, and of sinks."""
+    """Return the gradients of query, key and value, of `bias_band` if learned, and of sinks."""
     kv, dtype, grad_out = k.shape[1], q.dtype, grad_out.to(q.dtype)
     # [b, t, heads, d]
     query = q.transpose(1, 2)
     accumulate_dtype = torch.promote_types(dtype, torch.float32)
     grad_q = q.new_empty(query.shape)
     tiles = list(_tiles(query, table, sinks))
-    # From the last block on: where that sees all keys, it writes what the others add to.
+    # In reverse order: if the last block sees all keys, it initializes the gradients.
     last = tiles[-1].block
     whole = last.row_stop == last.key_first == 0 and last.key_stop == k.shape[2]
     grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
@@ -231,7 +238,7 @@ def attend_backward(
         grad_weights.baddbmm_(g, _seen(v, tile, sinks).transpose(1, 2), beta=0)
         if dropout:
             grad_weights.mul_(dropped != 0).div_(1 - dropout)
-        grad = _view(spare[1, : tile.size], tile, kv)  # of scores; in float32 or wider inside
+        grad = _view(spare[1, : tile.size], tile, kv)  # gradient of scores
         torch.ops.aten._softmax_backward_data.out(grad_weights, weights, -1, dtype, grad_input=grad)
         # [rows, heads, queries, keys]
         by_head = grad.view(tile.shape)
@@ -261,7 +268,7 @@ def attend_backward(
 
 
 class Attend(torch.autograd.Function):
-    """`attend` and `attend_backward` where nothing is compiled."""
+    """`attend` and `attend_backward` in eager mode."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -275,8 +282,14 @@ class Attend(torch.autograd.Function):
         return gradients(ctx, attend_backward, grads[0])
 
 
+def run(*inputs: Any) -> Tensor:
+    """Return the outputs of `attend`, with gradients."""
+    out: Tensor = Attend.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out
+
+
 def save_for_backward(ctx: Any, given: Sequence[Any], kept: Sequence[Tensor]) -> None:
-    """Keep what `gradients` needs of what `attend` took and gave."""
+    """Save the inputs and outputs of `attend` that `gradients` needs."""
     bias_band, sinks, table = given[3:6]
     ctx.save_for_backward(*kept[:3], bias_band, sinks, table, kept[3])
     ctx.how = given[9:13]  # least, scale, softcap, dropout
@@ -285,7 +298,7 @@ def save_for_backward(ctx: Any, given: Sequence[Any], kept: Sequence[Tensor]) ->
 def gradients(
     ctx: Any, backward: Callable[..., list[Tensor]], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of all that `attend` takes."""
+    """Return the gradients of the arguments of `attend`."""
     learned = ctx.needs_input_grad[3]
     grads = iter(backward(grad, *ctx.saved_tensors, *ctx.how, learned))
     q, k, v = next(grads), next(grads), next(grads)
@@ -294,13 +307,13 @@ def gradients(
 
 
 def _bias_of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
-    """Return a block's part of a strip, [heads, queries, keys]."""
+    """Return a block's columns of the bias, [heads, queries, keys]."""
     parts = _strips(bias_band, block, least)
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _strips(bias_band: Tensor, block: Block, least: int) -> list[Tensor]:
-    """Return views of a strip for the ranges of a block's keys, each [heads, queries, keys]."""
+    """Return views of the bias for each range of a block's keys, each [heads, queries, keys]."""
     queries, origin = block.stop - block.first, block.first + least
     return [bias_band[:, :queries, keys.start - origin : keys.stop - origin] for keys in block.keys]
 
@@ -308,8 +321,10 @@ def _strips(bias_band: Tensor, block: Block, least: int) -> list[Tensor]:
 def _add_to_keys(
     grad: Tensor, weights: Tensor, x: Tensor, tile: _Tile, heads: slice, beta: int
 ) -> None:
-    """Add weights x, of [rows * kv, keys, group * queries] and [rows * kv, group * queries, d], to what a block's keys
-    have of a gradient [b, kv, s, d]."""
+    """Add weights @ x to a gradient [b, kv, s, d] at a block's keys.
+
+    Shapes: weights [rows * kv, keys, group * queries], x [rows * kv, group * queries, d].
+    """
     sizes = [keys.stop - keys.start for keys in tile.keys]
     for keys, part in zip(tile.keys, weights.split(sizes, 1), strict=True):
         # [b * kv, keys, d]
@@ -317,15 +332,14 @@ def _add_to_keys(
 
 
 def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
-    """View a block's place as [rows * kv, group * queries, keys]."""
+    """View a block's memory as [rows * kv, group * queries, keys]."""
     rows, heads, queries, keys = tile.shape
     # [rows * kv, group * queries, keys]
     return flat.view(rows * kv, heads // kv * queries, keys)
 
 
 def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
-    """Return a block's keys [rows * kv, keys, d] in one piece, which makes its products much faster, and
-    zeros where a sink stands."""
+    """Return a block's keys [rows * kv, keys, d], contiguous for fast matmuls, with zeros for a sink."""
     parts = [x[tile.rows, :, keys] for keys in tile.keys]
     # [rows, kv, keys, d]
     seen = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
@@ -336,7 +350,7 @@ def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
 
 
 def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
-    """Lay [b, s, kv, d] out as [b, kv, s, d], scaled; always a new tensor, as an operator's results must be."""
+    """Copy [b, s, kv, d] to [b, kv, s, d], scaled. Outputs of an operator must not alias its inputs."""
     # [b, kv, s, d]
     by_head = x.transpose(1, 2)
     laid = torch.empty_like(by_head, memory_format=torch.contiguous_format)
@@ -344,7 +358,7 @@ def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def _asking(x: Tensor, tile: _Tile, kv: int) -> Tensor:
-    """Return a block's queries [rows * kv, group * queries, d] of those by head."""
+    """Return a block's queries by group, [rows * kv, group * queries, d]."""
     rows, heads, queries, _ = tile.shape
     # [rows * kv, group * queries, d]
     return x[tile.rows, :, tile.queries].reshape(rows * kv, heads // kv * queries, -1)
@@ -363,7 +377,3 @@ def _shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:
     batch, _, heads, dim = like.shape
     # [b, kv, group, t, d]
     return rows.view(batch, kv, heads // kv, -1, dim)
-
-
-LEFT_OUT: dict[str, Callable[..., Any]] = {"blocks_of": blocks_of, "by_autograd": by_autograd}
-"""Functions that a compiler must leave as they are."""

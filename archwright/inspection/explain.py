@@ -173,7 +173,7 @@ def mask(choice: type[Choice], words: Words) -> Numbers:
     asked = {name: number for name, number in sizes.items() if name in fields}
     pattern = pattern_of(cast(Mask, choice.model_validate(asked)), 1)
     at = torch.arange(TEXT)
-    seen = pattern.visible(at[:, None], at[None, :]).reshape(-1, TEXT, TEXT)[0]
+    seen = pattern.visible(at[:, None], at)
     options = ", ".join(f"{name}={number}" for name, number in asked.items())
     rows = [
         ("query", "keys 0 to 15"),

@@ -1,4 +1,4 @@
-"""One forward pass: what every branch of every layer may ask about its tokens."""
+"""One forward pass: token layout, masks, rotations and cache slots for all layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,41 +23,40 @@ from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 
 MEMORY = "memory"
-"""Key of the mask between the tokens of a pass and the source."""
+"""Name of the mask between the tokens of a pass and the source."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What an encoder made of the source, which cross-attention reads."""
+    """Output of an encoder, which cross-attention reads."""
 
     output: Float[Tensor, "batch source_length memory_dim"]
     """After the encoder's last norm."""
     layout: TokenLayout
-    """Where the tokens of the source stand."""
+    """Layout of the source's tokens."""
 
     def rows(self, rows: Int[Tensor, " new_batch"]) -> "Memory":
-        """Return what was made of some of the sources, in a new order."""
+        """Return some sources in a new order."""
         return Memory(self.output[rows], self.layout.rows(rows, len(self.output)))
 
 
 class Context:
-    """The layout of a batch's tokens, and what is made of it once for all layers: masks and rotations.
+    """Layout of a batch, and masks and rotations that all layers share.
 
     Args:
-        layout: where the tokens stand.
-        batch: rows of tokens.
-        attention_mask: which keys a query may see, [batch or 1, heads or 1, queries, keys] or without heads, in
-            place of the masks of the spec.
-        past: what was read of the same texts before; None in a pass without a cache.
+        layout: positions, documents and padding of the tokens.
+        batch: number of sequences.
+        attention_mask: explicit mask instead of the masks of the spec, [batch or 1, heads or 1, queries, keys] or
+            without heads; True for visible keys.
+        past: cached tokens of the same sequences; None without a cache.
         tokens: ids of the tokens, [batch, length]; None outside a model.
 
     Attributes:
-        embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
-        memory: what the encoder made of the source.
-        decisions: what mixers decided from values, by layer and mixer, in a pass whose layers are computed again; None
-            in others.
-        layer_number: which layer is computed in such a pass, counted from 0.
-        replay: the random numbers of such a pass, where layers draw any.
+        embedding: hidden states before the first layer, [batch, length, dim]; None outside a model.
+        memory: output of the encoder.
+        decisions: data-dependent decisions by layer and mixer, if layers are recomputed; otherwise None.
+        layer_number: index of the recomputed layer, from 0.
+        replay: random numbers of recomputed layers, if they draw any.
     """
 
     embedding: Tensor | None = None
@@ -83,21 +82,21 @@ class Context:
 
     @classmethod
     def alone(cls, x: Tensor, attention_mask: Tensor | None = None) -> "Context":
-        """Return the context of vectors [batch, length, dim] whose rows are texts that begin at position 0."""
+        """Return the context of vectors [batch, length, dim] without documents, from position 0."""
         return cls(TokenLayout(x.shape[1], x.device), x.shape[0], attention_mask=attention_mask)
 
     def placed(self, layout: TokenLayout) -> "Context":
-        """Return the context of tokens that stand elsewhere; their ids are not known."""
-        found = Context(layout, self.batch, past=self._past)
-        found._memory = self._memory
-        return found
+        """Return the context of another layout, without token ids."""
+        context = Context(layout, self.batch, past=self._past)
+        context._memory = self._memory
+        return context
 
     @property
     def tokens(self) -> Tensor:
         """Ids of the tokens, [batch, length].
 
         Raises:
-            UserError: there is no model that was given any.
+            UserError: the layer runs outside a model.
         """
         if self._tokens is None:
             raise UserError(
@@ -107,10 +106,10 @@ class Context:
 
     @property
     def memory(self) -> "Memory":
-        """What the encoder made of the source.
+        """Output of the encoder.
 
         Raises:
-            UserError: there is no model with an encoder.
+            UserError: the layer runs outside a model with an encoder.
         """
         if self._memory is None:
             raise UserError(
@@ -124,11 +123,11 @@ class Context:
 
     @property
     def has_memory(self) -> bool:
-        """Whether there is a source that layers may read."""
+        """True if there is an encoder's output."""
         return self._memory is not None
 
     def memory_mask(self) -> AttentionMask:
-        """Return the mask of the source, of packed rows the source of the same segment."""
+        """Return the mask of the source; packed tokens see the source of the same segment."""
         if MEMORY not in self._masks:
             source = self.memory.layout
             plain = (
@@ -141,33 +140,33 @@ class Context:
 
     @property
     def given(self) -> set[str]:
-        """Inputs of this pass beside its tokens that mixers must not ignore."""
-        found = {
+        """Names of the inputs other than tokens, which mixers must not ignore."""
+        present = {
             "position_ids": self.layout.position_ids is not self.layout.index,
             "segment_ids": self.layout.segment_ids is not None,
             "padding_mask": self.layout.padding_mask is not None,
             "attention_mask": self._attention_mask is not None,
         }
-        return {name for name, is_given in found.items() if is_given}
+        return {name for name, is_present in present.items() if is_present}
 
     def mask(self, pattern: Shared[MaskPattern], num_heads: int = 1) -> AttentionMask:
-        """Return what the tokens of this pass see through a pattern, documents and padding included.
+        """Return the mask of a pattern with the documents and the padding of this pass.
 
         Raises:
-            UserError: an `attention_mask` of another shape, or of no booleans.
+            UserError: `attention_mask` has a wrong shape or dtype.
         """
         if pattern.name not in self._masks:
             self._masks[pattern.name] = self._new_mask(pattern.value, num_heads)
         return self._masks[pattern.name]
 
     def rotation(self, rotary: Shared[Any]) -> Any:
-        """Return what `rotary.value` rotates the tokens of this pass with."""
+        """Return the rotation angles of this pass."""
         if rotary.name not in self._rotations:
             self._rotations[rotary.name] = rotation(rotary.value, self.layout)
         return self._rotations[rotary.name]
 
     def kept(self, mixer: Any, decide: Callable[[], Tensor]) -> Tensor:
-        """Return a decision of a mixer, the first one if a layer is computed again."""
+        """Return a decision of a mixer; recomputed layers reuse the first decision."""
         if self.decisions is None:
             return decide()
         key = (self.layer_number, mixer)
@@ -176,11 +175,11 @@ class Context:
         return self.decisions[key]
 
     def all_keys(self, state: KVCache | None, *new: Tensor) -> Sequence[Tensor]:
-        """Return keys and values of all tokens that may be seen: kept and new, [batch, length, ...]."""
+        """Return cached and new keys and values, [batch, length, ...]."""
         return new if state is None else state.update(self.slots(state.max_length), *new)
 
     def slots(self, max_length: int | None) -> SlotTable:
-        """Return where a cache keeps the tokens of this pass, of which it keeps the last `max_length`."""
+        """Return the cache slots of this pass for a cache of `max_length` tokens."""
         assert self._past is not None, "a pass without a cache has no slots"
         if max_length not in self._slots:
             kept = self.layout.text or self.layout
@@ -191,10 +190,10 @@ class Context:
         if self._attention_mask is not None:
             length = self.layout.length
             given = given_mask(self._attention_mask, self.batch, num_heads, length, length)
-            return AttentionMask(given, self.layout)
+            return AttentionMask(WHOLE, self.layout, given=given)
         if self._past is None:
             return AttentionMask(pattern, self.layout)
-        # Where all rows are alike, one new token sees all that is kept for a mask without gaps.
+        # If all sequences are equally long, one new token sees all cached keys of a mask without gaps.
         alone = self.layout.length == 1 and self.layout.index is None
         seen = self.slots(max_length(pattern)).seen
         return AttentionMask(

@@ -1,10 +1,16 @@
-"""Masks. One description each: a predicate on (query, key), how far it reaches, and how many keys a query
-sees. The dense mask, the block structure of fast kernels, what a cache keeps and the FLOP count follow."""
+"""Attention masks: patterns of one document, and their application to a batch.
 
-from collections.abc import Callable
+A `MaskPattern` defines the visible keys of each query by token indices. An `AttentionMask` adds documents, padding,
+prefixes and cached keys. Dense masks, key ranges of blocks, cache sizes and FLOPs follow from both.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import ClassVar, Protocol, runtime_checkable
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -15,221 +21,190 @@ from archwright.parts.token_layout import TokenLayout
 from archwright.spec import masks as spec
 from archwright.spec.errors import UserError
 
-
-@runtime_checkable
-class MaskPattern(Protocol):
-    """Which keys a query may see, by their index in the document; see `PerHeadPattern` where heads see differently."""
-
-    @property
-    def lookback(self) -> int | None:
-        """The farthest earlier key that any query sees, in tokens; None: no limit."""
-
-    @property
-    def lookahead(self) -> int | None:
-        """The farthest later key that any query sees; 0 in causal masks, None: no limit."""
-
-    def visible(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return True where the query at `query` may see the key at `key` (shapes broadcast)."""
-
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        """Return the range [start, stop) outside which queries first .. last see no key."""
-
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        """Return how many keys each query sees in a text of `length` tokens, in the mean of its heads."""
-
-
-@runtime_checkable
-class PerHeadPattern(Protocol):
-    """A pattern by which heads may see differently."""
-
-    @property
-    def num_heads(self) -> int:
-        """Heads that see differently, of which `visible` then takes one as well; 1 where all are alike."""
-
-
-PIECE = 2**20
-"""Queries whose keys are counted at once, where a pattern has no formula for all of them."""
+S = TypeVar("S", bound=spec.Mask)
+T = TypeVar("T")
 Ranges = list[tuple[int, int]]
-"""Ranges [start, stop) of keys, in order, none of which touches the next."""
+"""Ranges [start, stop) of keys in ascending order, with at least one key between two of them."""
+
+COUNTED = 2**14
+"""Longest document with pairs counted by `visible`, for unbounded patterns."""
 
 
-@runtime_checkable
-class ScatteredPattern(Protocol):
-    """A pattern by which queries see keys in several places, with others between that none of them sees."""
+class MaskPattern(ABC):
+    """Keys that each query of a document may see, by token index.
 
-    def ranges(self, first: int, last: int, length: int) -> Ranges:
-        """Return the ranges outside which queries first .. last see no key."""
+    Only `visible` is required. `ranges` and `pairs` save time. Their defaults follow from `lookback`, `lookahead` and
+    `visible`. `archwright check` compares all of them with `visible`.
+    """
 
+    lookback: int | None = None
+    """Largest distance to a visible earlier key, in tokens; None if unbounded."""
+    lookahead: int | None = 0
+    """Largest distance to a visible later key, in tokens; 0 for causal masks, None if unbounded."""
+    num_heads: int = 1
+    """Number of heads with different masks. Above 1, `visible` takes the head as a third argument."""
+    needs_length: bool = False
+    """True if the length of the document matters; `visible_in` then replaces `visible`."""
+    repeats: bool = False
+    """True if some keys count several times, see `AttentionMask.log_times`."""
 
-@runtime_checkable
-class WholeTextPattern(Protocol):
-    """A pattern by which the end of a text counts, too; `visible` is that of a text whose end is not in sight."""
+    def __init__(self, spec: Any = None) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return True for visible keys; shapes broadcast."""
 
     def visible_in(
         self, query: Tensor, key: Tensor, length: Tensor, longest: int, head: Tensor | int = 0
     ) -> Tensor:
-        """Return True where the query at `query` of a text of `length` tokens, `longest` at most, may see the key at
-        `key` (shapes broadcast)."""
+        """Return True for visible keys in documents of `length` tokens, at most `longest`."""
+        return self.visible(query, key, *([head] if self.num_heads > 1 else []))
 
-    @property
-    def repeats(self) -> bool:
-        """Whether some keys count several times."""
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        """Return a superset of the keys that queries first .. last see in a document of `length` tokens."""
+        start = 0 if self.lookback is None else max(0, first - self.lookback)
+        return [
+            (start, length if self.lookahead is None else min(last + self.lookahead + 1, length))
+        ]
 
-    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor:
-        """Return how many times a key counts that is seen."""
+    def pairs(self, length: int) -> float:
+        """Return the number of visible pairs in a document of `length` tokens, averaged over heads.
 
-
-@runtime_checkable
-class CountedPattern(Protocol):
-    """A pattern whose pairs follow from a formula, however long a text is."""
-
-    def num_pairs(self, length: int) -> float:
-        """Return the number of (query, key) pairs of a text, in the mean of its heads."""
-
-
-def key_ranges(pattern: "MaskPattern | GivenMask", first: int, last: int, length: int) -> Ranges:
-    """Return the ranges outside which queries first .. last of a text see no key."""
-    if isinstance(pattern, ScatteredPattern):
-        return pattern.ranges(first, last, length)
-    return [pattern.keys(first, last, length)]
-
-
-def united(ranges: Ranges, gap: int = 0) -> Ranges:
-    """Return ranges in order, those as one between which lie at most `gap` keys."""
-    found: Ranges = []
-    for start, stop in sorted(ranges):
-        if found and start <= found[-1][1] + gap:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((start, stop))
-    return found
-
-
-def pairs(pattern: MaskPattern, length: int) -> float:
-    """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads."""
-    return _pairs(_Itself(pattern), length)
+        Raises:
+            UserError: `visible` would be evaluated on more than 16,384^2 pairs.
+        """
+        count = _counted if isinstance(self, Hashable) else _counted.__wrapped__
+        return count(self, length)
 
 
 @lru_cache(maxsize=256)
-def _pairs(of: "_Itself", length: int) -> float:
-    """Count once for all layers with one pattern; without a formula, in pieces."""
-    if isinstance(of.pattern, CountedPattern):
-        return float(of.pattern.num_pairs(length))
-    starts = range(0, length, PIECE)
-    pieces = (torch.arange(start, min(start + PIECE, length)) for start in starts)
-    return float(sum(of.pattern.num_keys(piece, length).sum().item() for piece in pieces))
+def _counted(pattern: MaskPattern, length: int) -> float:
+    """Count visible pairs by `visible`, in blocks of queries."""
+    blocks = [(first, min(first + 256, length)) for first in range(0, length, 256)]
+    ranges = [pattern.ranges(first, stop - 1, length) for first, stop in blocks]
+    evaluated = sum(256 * (stop - start) for keys in ranges for start, stop in keys)
+    if evaluated > COUNTED**2:
+        name = type(pattern).__name__
+        raise UserError(
+            f"{name}: found no pairs(length), and {length:,} tokens are too many to count its visible pairs one by "
+            f"one; expected a method pairs(length) in {name}, or at most {COUNTED:,} tokens"
+        )
+    return sum(
+        visible_block(pattern, *queries, *keys, length).sum().item() / pattern.num_heads
+        for queries, of_block in zip(blocks, ranges, strict=True)
+        for keys in of_block
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class _Itself:
-    """A pattern that equals no other; one from outside may have no hash."""
+def visible_block(
+    pattern: MaskPattern, first: int, stop: int, key_first: int, key_stop: int, length: int
+) -> Bool[Tensor, "heads queries keys"]:
+    """Return the mask of a block in a document of `length` tokens."""
+    heads = torch.arange(pattern.num_heads)[:, None, None]
+    queries, keys = torch.arange(first, stop)[:, None], torch.arange(key_first, key_stop)
+    if pattern.needs_length:
+        seen = pattern.visible_in(queries, keys, torch.tensor(length), length, heads)
+    else:
+        seen = pattern.visible(queries, keys, *([heads] if pattern.num_heads > 1 else []))
+    return seen.expand(len(heads), len(queries), len(keys))
 
-    pattern: MaskPattern
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.pattern is other.pattern
+def united(ranges: Ranges, gap: int = 0) -> Ranges:
+    """Sort ranges, and merge ranges with at most `gap` keys between them."""
+    merged: Ranges = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1] + gap:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
 
-    def __hash__(self) -> int:
-        return id(self.pattern)
+
+def pairs(pattern: MaskPattern, length: int) -> float:
+    """Return the number of visible pairs in a document of `length` tokens, averaged over heads."""
+    return float(pattern.pairs(length))
 
 
 def as_seen(mask: spec.Mask, num_heads: int, length: int) -> spec.Mask:
-    """Return the causal or full mask if it shows as many pairs in texts of `length`."""
-    seen = pairs(pattern_of(mask, num_heads), length)
-    if seen == length * (length + 1) / 2 and (mask.causal or length == 1):
+    """Return the causal or full mask if it shows the same number of pairs in a document of `length` tokens."""
+    shown = pairs(pattern_of(mask, num_heads), length)
+    if shown == length * (length + 1) / 2 and (mask.causal or length == 1):
         return spec.Causal()
-    return spec.Full() if seen == length**2 else mask
+    return spec.Full() if shown == length**2 else mask
 
 
 def is_full(mask: spec.Mask, num_heads: int, length: int) -> bool:
-    """True if a mask that could hide more shows all that a causal or full mask does."""
+    """True if a restricted mask hides nothing in a document of `length` tokens."""
     return not mask.shows_all and as_seen(mask, num_heads, length).shows_all
 
 
 def without_global_queries(pattern: MaskPattern) -> MaskPattern:
-    """Return what a pattern shows where queries of global tokens see no more than those of others."""
-    return (
-        LongformerKeys(pattern.spec, pattern.num_heads)
-        if isinstance(pattern, Longformer)
-        else pattern
-    )
+    """Return a pattern in which queries of Longformer's global tokens see only their windows."""
+    if not isinstance(pattern, Longformer):
+        return pattern
+    return Longformer(pattern.spec, pattern.num_heads, global_queries=False)
 
 
 def prefix_size(pattern: MaskPattern) -> int:
-    """Return how many tokens at the start of a text see each other whole; 0 in all but prefix masks."""
+    """Return the length of the bidirectional prefix; 0 for other patterns."""
     return pattern.spec.size if isinstance(pattern, Prefix) else 0
 
 
 def num_global(pattern: MaskPattern) -> int:
-    """Return how many tokens at the start of a text see all and are seen by all; 0 in all but Longformer's masks."""
+    """Return the number of Longformer's global tokens; 0 for other patterns."""
     return pattern.spec.num_global if isinstance(pattern, Longformer) else 0
 
 
-def _triangle(number: int) -> int:
-    """Return 1 + 2 + ... + number."""
-    return number * (number + 1) // 2
+def max_length(pattern: MaskPattern) -> int | None:
+    """Return the number of latest tokens that a later query can see; None if unbounded."""
+    return None if pattern.lookback is None else pattern.lookback + 1
 
 
-def _up_to(number: int, most: int) -> int:
-    """Return the sum of min(i, most) over i from 1 to a number."""
-    return _triangle(min(number, most)) + most * max(0, number - most)
+def sees_all_kept(pattern: MaskPattern) -> bool:
+    """True if the last token sees all of the last `max_length` tokens."""
+    return isinstance(pattern, Causal | Window)
 
 
-def _sum_of_quotients(number: int, divisor: int) -> int:
-    """Return the sum of i // divisor over i from 0 to number - 1."""
-    whole, rest = divmod(number, divisor)
-    return divisor * _triangle(whole - 1) + rest * whole
+def _spaced(length: int, step: int = 1, most: int | None = None) -> int:
+    """Count pairs (q, q - i step) of a document with 0 <= i <= most."""
+    # Distance i step occurs length - i step times, down to once.
+    most = (length - 1) // step if most is None else min(most, (length - 1) // step)
+    return (most + 1) * length - step * most * (most + 1) // 2
 
 
-class _Reaching:
-    """Reach of masks that reach alike from every query."""
+class _BuiltIn(MaskPattern, Generic[S]):
+    """Pattern of a mask of the package."""
 
-    lookback: int | None = None
-    lookahead: int | None = 0
-
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        start = 0 if self.lookback is None else max(0, first - self.lookback)
-        return start, length if self.lookahead is None else min(last + self.lookahead + 1, length)
+    spec: S
 
 
-class Causal(_Reaching):
+class Causal(_BuiltIn[spec.Causal]):
     """key <= query."""
-
-    def __init__(self, spec: spec.Causal) -> None:
-        self.spec = spec
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return key <= query
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return query + 1
-
-    def num_pairs(self, length: int) -> int:
-        return _triangle(length)
+    def pairs(self, length: int) -> int:
+        return _spaced(length)
 
 
-class Full(_Reaching):
+class Full(_BuiltIn[spec.Full]):
     """Every key."""
 
-    lookahead: int | None = None
-
-    def __init__(self, spec: spec.Full) -> None:
-        self.spec = spec
+    lookahead = None
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key >= 0) & (query >= 0)
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return torch.full_like(query, length)
-
-    def num_pairs(self, length: int) -> int:
+    def pairs(self, length: int) -> int:
         return length**2
 
 
-class Prefix(_Reaching):
+class Prefix(_BuiltIn[spec.Prefix]):
     """key < size or key <= query."""
 
-    lookahead: int | None = None
+    lookahead = None
 
     def __init__(self, spec: spec.Prefix, size: int | Tensor | None = None) -> None:
         self.spec, self.size = spec, spec.size if size is None else size
@@ -237,21 +212,17 @@ class Prefix(_Reaching):
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) | ((key < self.size) & (query < self.size))
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        inside = first < self.spec.size
-        return 0, min(max(last + 1, self.spec.size if inside else 0), length)
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        size = int(self.size)
+        return [(0, min(max(last + 1, size if first < size else 0), length))]
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
+    def pairs(self, length: int) -> int:
         size = min(self.spec.size, length)
-        return torch.where(query < size, size, query + 1)
-
-    def num_pairs(self, length: int) -> int:
-        size = min(self.spec.size, length)
-        return size**2 + _triangle(length) - _triangle(size)
+        return size**2 + _spaced(length) - _spaced(size)
 
 
-class Window(_Reaching):
-    """query - size < key <= query: `size` keys, the query's own included."""
+class Window(_BuiltIn[spec.Window]):
+    """query - size < key <= query: `size` keys including the query's own."""
 
     def __init__(self, spec: spec.Window) -> None:
         self.spec, self.lookback = spec, spec.size - 1
@@ -259,14 +230,11 @@ class Window(_Reaching):
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key > query - self.spec.size)
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return (query + 1).clamp(max=self.spec.size)
-
-    def num_pairs(self, length: int) -> int:
-        return _up_to(length, self.spec.size)
+    def pairs(self, length: int) -> int:
+        return _spaced(length, 1, self.spec.size - 1)
 
 
-class SymmetricWindow(_Reaching):
+class SymmetricWindow(_BuiltIn[spec.SymmetricWindow]):
     """|query - key| <= radius."""
 
     def __init__(self, spec: spec.SymmetricWindow) -> None:
@@ -275,53 +243,33 @@ class SymmetricWindow(_Reaching):
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (query - key).abs() <= self.spec.radius
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        before = query.clamp(max=self.spec.radius)
-        return before + 1 + (length - 1 - query).clamp(max=self.spec.radius)
-
-    def num_pairs(self, length: int) -> int:
-        # On each side, beside its own key, up to as many as the radius.
-        return 2 * (_up_to(length, self.spec.radius + 1) - length) + length
+    def pairs(self, length: int) -> int:
+        return 2 * _spaced(length, 1, self.spec.radius) - length
 
 
-class _Dilated(_Reaching):
-    """Windows whose last heads see every d-th key, and whose others see each."""
+class _Dilated(_BuiltIn[S]):
+    """Windows with gaps in the last heads and without gaps in the first heads."""
 
     def __init__(self, dilation: int, dilated_heads: int | str, num_heads: int) -> None:
-        few = num_heads if dilated_heads == "all" else int(dilated_heads)
-        self.dilation, self.num_near = dilation, max(0, num_heads - few)
+        num_dilated = num_heads if dilated_heads == "all" else int(dilated_heads)
+        self.dilation, self.num_near = dilation, max(0, num_heads - num_dilated)
         self.num_heads = num_heads if self.num_near else 1
+        self.steps = [*[1] * self.num_near, *[dilation] * (self.num_heads - self.num_near)]
+        """Distance between adjacent visible keys, for each head."""
 
     def step(self, head: Tensor | int) -> Tensor | int:
-        """Return the distance of neighbouring keys in a head."""
+        """Return the distance between adjacent visible keys of a head."""
         if isinstance(head, int):
             return 1 if head < self.num_near else self.dilation
         return torch.where(head < self.num_near, 1, self.dilation)
 
-    @property
-    def steps(self) -> dict[int, float]:
-        """The distances of neighbouring keys, each with its share of the heads."""
-        if not self.num_near or self.dilation == 1:
-            return {self.dilation: 1.0}
-        near = self.num_near / self.num_heads
-        return {1: near, self.dilation: 1 - near}
-
-    def in_the_mean(self, number: Callable[[int], Tensor]) -> Tensor:
-        """Return the mean over the heads of a number that depends on the distance of neighbouring keys."""
-        of_heads = [number(step).double() * share for step, share in self.steps.items()]
-        return torch.stack(of_heads).sum(0)
-
-    def first_key(self, first: int, last: int, most: int) -> int:
-        """Return the first key that queries first .. last see, of up to `most` behind each."""
-        return min(
-            q - min(q // step, most) * step
-            for step in self.steps
-            for q in range(first, min(last + 1, first + step))
-        )
+    def _mean(self, count: Callable[[int], int]) -> float:
+        """Return the mean over heads of a count that depends on their step."""
+        return sum(map(count, self.steps)) / self.num_heads
 
 
-class DilatedWindow(_Dilated):
-    """query - key in {0, d, 2d, ..., (size - 1) d}, with d = 1 in heads that are not dilated."""
+class DilatedWindow(_Dilated[spec.DilatedWindow]):
+    """query - key in {0, d, 2d, ..., (size - 1) d}, with d = 1 in heads without dilation."""
 
     def __init__(self, spec: spec.DilatedWindow, num_heads: int = 1) -> None:
         super().__init__(spec.dilation, spec.dilated_heads, num_heads)
@@ -333,79 +281,47 @@ class DilatedWindow(_Dilated):
         near = (distance >= 0) & (distance <= (self.spec.size - 1) * step)
         return near & (distance % step == 0)
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        return self.first_key(first, last, self.spec.size - 1), min(last + 1, length)
-
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return self.in_the_mean(lambda step: (query // step + 1).clamp(max=self.spec.size))
-
-    def num_pairs(self, length: int) -> float:
-        def number(step: int) -> int:
-            whole, rest = divmod(length, step)
-            return step * _up_to(whole, self.spec.size) + rest * min(whole + 1, self.spec.size)
-
-        return sum(number(step) * share for step, share in self.steps.items())
+    def pairs(self, length: int) -> float:
+        return self._mean(lambda step: _spaced(length, step, self.spec.size - 1))
 
 
-class Longformer(_Dilated):
-    """|query - key| in {0, d, 2d, ..., radius d}, or query or key among the first `num_global`."""
+class Longformer(_Dilated[spec.Longformer]):
+    """|query - key| in {0, d, 2d, ..., radius d}, or query or key among the first `num_global`.
 
-    def __init__(self, spec: spec.Longformer, num_heads: int = 1) -> None:
+    Args:
+        global_queries: False if queries of global tokens see only their windows and the global keys.
+    """
+
+    def __init__(
+        self, spec: spec.Longformer, num_heads: int = 1, *, global_queries: bool = True
+    ) -> None:
         super().__init__(spec.dilation, spec.dilated_heads, num_heads)
-        self.spec = spec
-        reach = spec.radius * max(self.steps)
-        self.lookback = self.lookahead = None if spec.num_global else reach
+        self.spec, self.global_queries = spec, global_queries
+        self.reach = spec.radius * max(self.steps)
+        self.lookback = self.lookahead = None if spec.num_global else self.reach
 
     def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
-        globals_ = (query < self.spec.num_global) | (key < self.spec.num_global)
-        return self.near(query, key, head) | globals_
-
-    def near(self, query: Tensor, key: Tensor, head: Tensor | int) -> Tensor:
-        """Return whether a key is in a query's window."""
         distance, step = (query - key).abs(), self.step(head)
-        return (distance <= self.spec.radius * step) & (distance % step == 0)
-
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        found = self.ranges(first, last, length)
-        return found[0][0], found[-1][1]
+        near = (distance <= self.spec.radius * step) & (distance % step == 0)
+        seen = near | (key < self.spec.num_global)
+        return seen | (query < self.spec.num_global) if self.global_queries else seen
 
     def ranges(self, first: int, last: int, length: int) -> Ranges:
-        if first < self.spec.num_global:
+        if self.global_queries and first < self.spec.num_global:
             return [(0, length)]
-        return self.ranges_of_windows(first, last, length)
-
-    def ranges_of_windows(self, first: int, last: int, length: int) -> Ranges:
-        """Return the ranges of windows and of global keys."""
         few = min(self.spec.num_global, length)
-        # The last key is the first one, counted from the end.
-        stop = length - self.first_key(length - 1 - last, length - 1 - first, self.spec.radius)
-        near = (self.first_key(first, last, self.spec.radius), stop)
+        near = (max(0, first - self.reach), min(last + self.reach + 1, length))
         return united([(0, few), near] if few else [near])
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        radius, few = self.spec.radius, self.spec.num_global
-
-        def number(step: int) -> Tensor:
-            behind = (query // step).clamp(max=radius)
-            ahead = ((length - 1 - query) // step).clamp(max=radius)
-            both = (behind - (query - few) // step).clamp(min=0)  # near keys that are global too
-            return torch.where(query < few, length, behind + 1 + ahead + few - both)
-
-        return self.in_the_mean(number)
+    def pairs(self, length: int) -> float:
+        if not self.global_queries:
+            return super().pairs(length)
+        others = length - min(self.spec.num_global, length)
+        near = self._mean(lambda step: 2 * _spaced(others, step, self.spec.radius) - others)
+        return near + length**2 - others**2
 
 
-class LongformerKeys(Longformer):
-    """|query - key| in {0, d, 2d, ..., radius d}, or key among the first `num_global`: Longformer's mask for the
-    queries of most tokens."""
-
-    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
-        return self.near(query, key, head) | (key < self.spec.num_global)
-
-    def ranges(self, first: int, last: int, length: int) -> Ranges:
-        return self.ranges_of_windows(first, last, length)
-
-
-class SegmentMemory(_Reaching):
+class SegmentMemory(_BuiltIn[spec.SegmentMemory | spec.Chunked]):
     """start - memory <= key <= query, with the start of the query's segment or chunk of `size` tokens."""
 
     def __init__(self, spec: spec.SegmentMemory | spec.Chunked) -> None:
@@ -414,29 +330,22 @@ class SegmentMemory(_Reaching):
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key >= query - query % self.spec.size - self.spec.memory)
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
         start = first - first % self.spec.size
-        return max(0, start - self.spec.memory), min(last + 1, length)
+        return [(max(0, start - self.spec.memory), min(last + 1, length))]
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        start = query - query % self.spec.size
-        return query + 1 - (start - self.spec.memory).clamp(min=0)
-
-    def num_pairs(self, length: int) -> int:
+    def pairs(self, length: int) -> int:
         size, memory = self.spec.size, self.spec.memory
-        whole, rest = divmod(length, size)
-        # Segments from this one on begin behind more tokens than they remember.
-        first = min(whole, -(-memory // size))
-        segments = _triangle(whole - 1) - _triangle(first - 1)
-        hidden = size * (size * segments - memory * (whole - first))
-        return _triangle(length) - hidden - rest * max(0, whole * size - memory)
+        full, rest = divmod(length, size)
+        # Segment i remembers min(i size, memory) tokens: all earlier tokens up to `short` segments.
+        short = min(full, -(-memory // size))
+        remembered = size * _spaced(short - 1) + (full - short) * memory
+        own = full * _spaced(size) + _spaced(rest)
+        return own + size * remembered + rest * min(full * size, memory)
 
 
-class WindowGlobal(_Reaching):
+class WindowGlobal(_BuiltIn[spec.WindowGlobal]):
     """key <= query, and key among the last `size` or the first `num_global`."""
-
-    def __init__(self, spec: spec.WindowGlobal) -> None:
-        self.spec = spec
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         near = key > query - self.spec.size
@@ -446,67 +355,41 @@ class WindowGlobal(_Reaching):
         near = (max(0, first - self.spec.size + 1), min(last + 1, length))
         return united([(0, min(self.spec.num_global, near[1])), near])
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return (query + 1).clamp(max=self.spec.size + self.spec.num_global)
-
-    def num_pairs(self, length: int) -> int:
-        return _up_to(length, self.spec.size + self.spec.num_global)
+    def pairs(self, length: int) -> int:
+        return _spaced(length, 1, self.spec.size + self.spec.num_global - 1)
 
 
-class Strided(_Reaching):
+class Strided(_BuiltIn[spec.Strided]):
     """0 <= query - key < stride, or query - key a multiple of the stride."""
-
-    def __init__(self, spec: spec.Strided) -> None:
-        self.spec = spec
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         distance, stride = query - key, self.spec.stride
         return (distance >= 0) & ((distance < stride) | (distance % stride == 0))
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+    def pairs(self, length: int) -> int:
         stride = self.spec.stride
-        queries = range(first, min(last + 1, first + stride))
-        return min(q % stride if q >= stride else 0 for q in queries), min(last + 1, length)
-
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return (query + 1).clamp(max=self.spec.stride) + query // self.spec.stride
-
-    def num_pairs(self, length: int) -> int:
-        stride = self.spec.stride
-        return _up_to(length, stride) + _sum_of_quotients(length, stride)
+        return _spaced(length, 1, stride - 1) + _spaced(length, stride) - length
 
 
-class Fixed(_Reaching):
-    """key <= query, and key in the query's block of `stride` or among the last `num_summary` of its own."""
-
-    def __init__(self, spec: spec.Fixed) -> None:
-        self.spec = spec
+class Fixed(_BuiltIn[spec.Fixed]):
+    """key <= query, and key in the query's block of `stride` or among the last `num_summary` of its block."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         stride = self.spec.stride
         summary = key % stride >= stride - self.spec.num_summary
         return (key <= query) & ((key // stride == query // stride) | summary)
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+    def pairs(self, length: int) -> int:
         stride = self.spec.stride
-        own = first // stride * stride
-        start = min(own, max(0, stride - self.spec.num_summary)) if own else 0
-        return start, min(last + 1, length)
-
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        stride = self.spec.stride
-        return query % stride + 1 + query // stride * min(self.spec.num_summary, stride)
-
-    def num_pairs(self, length: int) -> int:
-        stride = self.spec.stride
-        whole, rest = divmod(length, stride)
-        own = whole * _triangle(stride) + _triangle(rest)
-        return own + min(self.spec.num_summary, stride) * _sum_of_quotients(length, stride)
+        full, rest = divmod(length, stride)
+        own = full * _spaced(stride) + _spaced(rest)
+        return own + min(self.spec.num_summary, stride) * (_spaced(length, stride) - length)
 
 
-class BlockSparse(_Reaching):
-    """key <= query, and key's block among the last `local_blocks`, or in a column: one of every `stride`
-    blocks, which moves by `step` blocks from head to head.
+class BlockSparse(_BuiltIn[spec.BlockSparse]):
+    """key <= query, and key's block among the last `local_blocks` or in a visible column of blocks.
+
+    Every `stride`-th block is a visible column. Columns move by `step` blocks from head to head.
 
     Abdin et al., 2024, Phi-3, section 2, and its published code.
     """
@@ -521,24 +404,31 @@ class BlockSparse(_Reaching):
         column = (block + 1 + head * self.step) % self.spec.stride == 0
         return (key <= query) & (near | column)
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        size = self.spec.block_size
-        near = max(0, first // size - self.spec.local_blocks + 1)
-        columns = (-(h * self.step + 1) % self.spec.stride for h in range(self.num_heads))
-        seen = [near, *(block for block in columns if block <= last // size)]
-        return min(seen) * size, min(last + 1, length)
+    def pairs(self, length: int) -> float:
+        size, stride, near = self.spec.block_size, self.spec.stride, self.spec.local_blocks
+        full, rest = divmod(length, size)
+        far = max(
+            0, full - near + 1
+        )  # full query blocks with keys before their near blocks, and one more
+        columns = 0
+        for offset in (self.step * head for head in range(self.num_heads)):
+            before = (
+                far + offset
+            ) // stride - offset // stride  # columns among the first `far` blocks
+            # Sum of (i + offset) // stride - offset // stride over the blocks i < far.
+            total = _spaced(far + offset, stride) - far - _spaced(offset, stride)
+            columns += size * (total - far * (offset // stride)) + rest * before
+        # Blocks near a full query block: 0, 1, ..., near - 1, near - 1, ...
+        local = size * _spaced(full - 1, 1, near - 2) + rest * min(full, near - 1)
+        own = full * _spaced(size) + _spaced(rest)
+        return own + size * local + size * columns / self.num_heads
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        size, stride = self.spec.block_size, self.spec.stride
-        near = (query // size - self.spec.local_blocks + 1).clamp(min=0)
-        offset = self.step * torch.arange(self.num_heads, device=query.device)[:, None]
-        columns = ((near + offset) // stride - offset // stride).double().mean(0)
-        return query + 1 + (columns - near) * size
 
+class BlockLocal(_BuiltIn[spec.BlockLocal]):
+    """query and key in the same block of `block_size`, or either among the first `num_global`.
 
-class BlockLocal(_Reaching):
-    """query and key in one block of `block_size`, counted behind the first `num_global`, where the first block is
-    `shift` shorter; or query or key among the first `num_global`."""
+    Blocks start after the global tokens. The first block is `shift` tokens shorter.
+    """
 
     def __init__(self, spec: spec.BlockLocal) -> None:
         self.spec, self.offset = spec, spec.shift - spec.num_global
@@ -549,10 +439,6 @@ class BlockLocal(_Reaching):
         together = (query + self.offset) // size == (key + self.offset) // size
         return together | (query < few) | (key < few)
 
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        found = self.ranges(first, last, length)
-        return found[0][0], found[-1][1]
-
     def ranges(self, first: int, last: int, length: int) -> Ranges:
         size, few = self.spec.block_size, self.spec.num_global
         if first < few:
@@ -562,40 +448,39 @@ class BlockLocal(_Reaching):
         near = (max(start, few), min(stop, length))
         return united([(0, few), near]) if few else [near]
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        size, few = self.spec.block_size, self.spec.num_global
-        start = (query + self.offset) // size * size - self.offset
-        own = (start + size).clamp(max=length) - start.clamp(min=few)
-        return torch.where(query < few, length, few + own)
+    def pairs(self, length: int) -> int:
+        size = self.spec.block_size
+        others = max(0, length - self.spec.num_global)
+        first = min(others, size - self.spec.shift % size)
+        full, rest = divmod(others - first, size)
+        return first**2 + full * size**2 + rest**2 + length**2 - others**2
 
 
-class BigBird(_Reaching):
-    """Blocks that see their neighbours, the first and the last block, and random ones; the first and the last see all.
+class BigBird(_BuiltIn[spec.BigBird]):
+    """Neighbouring blocks, the first and the last block, and random blocks; the first and the last block see all.
 
-    Random blocks are those of the published code in training, for texts of other lengths than 1,024, 3,072 and 4,096,
-    for which it has another plan: in the order of blocks, then heads, the first r of a permutation of the first 2 r + 5
-    blocks that the block does not see already, drawn by numpy's legacy generator, whose seed is the number of the
-    layer, counted from 0.
+    Random blocks equal the training plan of the published code for lengths other than 1,024, 3,072 and 4,096, which
+    have another plan. For each block and head: the first r of a permutation of the first 2 r + 5 blocks, without
+    blocks that are already visible. The generator is numpy's legacy generator, seeded with the layer's index from 0.
 
     Zaheer et al., 2020, section 2, and appendix D; transformers, modeling_big_bird.py.
     """
 
-    lookahead: int | None = None
+    lookahead = None
+    needs_length = True
 
     def __init__(self, spec: spec.BigBird, num_heads: int = 1, layer: int = 1) -> None:
         self.spec, self.layer = spec, layer
         self.num_heads = num_heads if spec.differs_by_head else 1
+        self.repeats = spec.num_random > 0 and not spec.differs_by_head
+        self.shortest = (5 + 2 * spec.num_random) * spec.block_size
+        """Largest document length without hidden keys, in tokens."""
         self._drawn = torch.zeros(num_heads, 0, spec.num_random, dtype=torch.long)
 
-    @property
-    def shortest(self) -> int:
-        """The longest text that is seen whole, in tokens."""
-        return (5 + 2 * self.spec.num_random) * self.spec.block_size
-
     def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
-        places = [torch.as_tensor(place) for place in (query, key)]
-        # Places without values have shapes alone, which are the same however long a text is.
-        last = sum(0 if place.is_meta else int(place.max()) for place in places)
+        indices = [torch.as_tensor(index) for index in (query, key)]
+        # Meta tensors have shapes but no values. The document ends far after the last index.
+        last = sum(0 if index.is_meta else int(index.max()) for index in indices)
         endless = torch.as_tensor(last + 2 * self.shortest)
         return self.visible_in(query, key, endless, int(endless), head)
 
@@ -603,28 +488,25 @@ class BigBird(_Reaching):
         self, query: Tensor, key: Tensor, length: Tensor, longest: int, head: Tensor | int = 0
     ) -> Tensor:
         size = self.spec.block_size
-        asking, seen, last = query // size, key // size, (length - 1) // size
-        near = (asking - seen).abs() <= 1
-        outer = (asking == 0) | (seen == 0) | (asking == last) | (seen == last)
+        of_query, of_key, last = query // size, key // size, (length - 1) // size
+        near = (of_query - of_key).abs() <= 1
+        outer = (of_query == 0) | (of_key == 0) | (of_query == last) | (of_key == last)
         shown = near | outer | (length <= self.shortest)
         if self.spec.differs_by_head:
             drawn = self.drawn(-(-longest // size)).to(key.device)
             for number in range(self.spec.num_random):
-                shown = shown | (drawn[head, asking, number] == seen)
+                shown = shown | (drawn[head, of_query, number] == of_key)
         return shown
 
-    @property
-    def repeats(self) -> bool:
-        return self.spec.num_random > 0 and not self.spec.differs_by_head
-
     def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor:
+        """Return the multiplicity of visible keys in documents of `length` tokens."""
         size = self.spec.block_size
-        asking, last = query // size, (length - 1) // size
-        repeated = (key // size == 0) & (asking > 0) & (asking < last) & (length > self.shortest)
+        block, last = query // size, (length - 1) // size
+        repeated = (key // size == 0) & (block > 0) & (block < last) & (length > self.shortest)
         return torch.where(repeated, 1 + self.spec.num_random, 1)
 
     def drawn(self, num_blocks: int) -> Tensor:
-        """Return the random blocks of at least so many blocks, [heads, blocks, num_random]."""
+        """Return the random blocks of at least `num_blocks` blocks, [heads, blocks, num_random]."""
         if self._drawn.shape[1] < num_blocks:
             self._drawn = _drawn_blocks(
                 max(16, 2 * num_blocks), self.num_heads, self.spec.num_random, self.layer - 1
@@ -637,106 +519,46 @@ class BigBird(_Reaching):
         if length <= self.shortest or first < size or last // size == end:
             return [(0, length)]
         near = ((first // size - 1) * size, min((last // size + 2) * size, length))
-        # Random blocks are among the first 2 r + 4, of which no head sees all.
+        # Random blocks are among the first 2 r + 4, and no head sees all of these.
         few = 2 * self.spec.num_random + 4 if self.spec.differs_by_head else 1
         return united([(0, few * size), near, (end * size, length)])
 
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        size, few = self.spec.block_size, self.spec.num_random * self.spec.differs_by_head
-        last = (length - 1) // size
-        block = query // size
-        blocks = 5 + few - ((block == 1) | (block == last - 1)).long()
-        missing = (last + 1) * size - length  # of the last block
-        outer = (block == 0) | (block == last) | (length <= self.shortest)
-        return torch.where(outer, length, blocks * size - missing)
+    def pairs(self, length: int) -> int:
+        if length <= self.shortest:
+            return length**2
+        size, last = self.spec.block_size, (length - 1) // self.spec.block_size
+        rest = length - last * size
+        # A middle block sees three neighbours and the first, last and random blocks. The second and the second to last
+        # block are neighbours of the outer blocks, so they see one block fewer.
+        seen = (4 + self.spec.num_random * self.spec.differs_by_head) * size + rest
+        return (size + rest) * length + (last - 1) * size * seen - 2 * size**2
 
 
 def _drawn_blocks(num_blocks: int, num_heads: int, number: int, seed: int) -> Tensor:
-    """Return random blocks [heads, blocks, number], as the published code draws them."""
+    """Draw the random blocks of the published code, [heads, blocks, number]."""
     import numpy as np
 
-    dice, among = np.random.RandomState(seed), 2 * number + 5
-    found = torch.zeros(num_heads, num_blocks, number, dtype=torch.long)
+    generator, candidates = np.random.RandomState(seed), 2 * number + 5
+    drawn = torch.zeros(num_heads, num_blocks, number, dtype=torch.long)
     for block in range(1, num_blocks):
-        seen = {0, block - 1, block, block + 1, among - 1}
-        seen |= {among - 2} if block == 1 else {1} if block == among - 2 else set()
+        seen = {0, block - 1, block, block + 1, candidates - 1}
+        seen |= {candidates - 2} if block == 1 else {1} if block == candidates - 2 else set()
         for head in range(num_heads):
-            order = dice.permutation(np.arange(among, dtype=np.int32))
-            chosen = [int(one) for one in order if int(one) not in seen]
-            found[head, block] = torch.tensor(chosen[:number])
-    return found
-
-
-@dataclass  # which makes it unhashable: unlike the others it is not known by what it was made from
-class GivenMask(_Reaching):
-    """The pairs that a tensor shows: True where a query may see a key, by row, head and column."""
-
-    mask: Bool[Tensor, "rows heads queries keys"]
-    """1 row or head stands for all."""
-    lookahead: ClassVar[int | None] = None  # type: ignore[misc]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows whose masks differ."""
-        return self.mask.shape[0]
-
-    @property
-    def num_heads(self) -> int:
-        """Heads whose masks differ."""
-        return self.mask.shape[1]
-
-    def shows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether a query sees a key (shapes broadcast)."""
-        row = row if self.num_rows > 1 else 0 * row
-        head = head if self.num_heads > 1 else 0 * head
-        return self.mask[row, head, query, key]
-
-
-def given_mask(
-    attention_mask: Tensor, batch: int, num_heads: int, queries: int, keys: int
-) -> GivenMask:
-    """Return a mask that is given as a tensor, of shape [batch or 1, heads or 1, queries, keys] or
-    [batch or 1, queries, keys]: True where a query may see a key.
-
-    A query that may see no key at all, such as padding, sees every key: what comes out there means nothing, but is
-    a number.
-
-    Raises:
-        UserError: another shape, or no booleans.
-    """
-    mask = attention_mask[:, None] if attention_mask.ndim == 3 else attention_mask
-    fits = mask.ndim == 4 and mask.shape[0] in (1, batch) and mask.shape[1] in (1, num_heads)
-    if not fits or mask.shape[2:] != (queries, keys):
-        raise UserError(
-            f"attention_mask: found shape {list(attention_mask.shape)}; expected "
-            f"[{batch} or 1, {num_heads} or 1, {queries}, {keys}], or the same without heads"
-        )
-    if mask.dtype != torch.bool:
-        raise UserError(
-            f"attention_mask: found {mask.dtype}; expected torch.bool, True where a query may see a key"
-        )
-    return GivenMask(mask | ~mask.any(-1, keepdim=True))
+            order = generator.permutation(np.arange(candidates, dtype=np.int32))
+            unseen = [int(one) for one in order if int(one) not in seen]
+            drawn[head, block] = torch.tensor(unseen[:number])
+    return drawn
 
 
 def pattern_of(mask: spec.Mask, num_heads: int, layer: int = 1) -> MaskPattern:
-    """Return the pattern of a mask, for so many heads, in a layer of this number, counted from 1."""
+    """Return the pattern of a mask for a number of heads in a layer, counted from 1."""
     sizes = [num_heads] * mask.differs_by_head + [layer] * mask.differs_by_layer
     made: MaskPattern = MASKS.make(mask, *sizes)
     return made
 
 
 WHOLE: MaskPattern = Full(spec.Full())
-"""The pattern of a text that is seen whole."""
-
-
-def max_length(pattern: MaskPattern) -> int | None:
-    """Return how many of the last tokens a pattern can still show; None for all."""
-    return None if pattern.lookback is None else pattern.lookback + 1
-
-
-def sees_all_kept(pattern: MaskPattern) -> bool:
-    """Tell whether the last token sees all of the last `max_length` tokens."""
-    return isinstance(pattern, Causal | Window)
+"""Pattern without hidden keys."""
 
 
 MASKS = Registry(
@@ -762,59 +584,108 @@ MASKS = Registry(
         spec.BigBird: BigBird,
     },
 )
-"""Patterns, as `MaskPattern` describes them."""
+"""Patterns by the class of their spec."""
+
+CACHED = 32
+"""Maximum number of results in `_ACROSS_PASSES`."""
+DENSE = 2**22
+"""Maximum size of a dense mask in `_ACROSS_PASSES`, in values."""
+_ACROSS_PASSES: dict[tuple[Any, ...], Any] = {}
+"""Results that depend only on a pattern, a length and a device; least recently used first."""
 
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """A mask between the queries of one batch and the keys they may see: the batch's own, or those a
-    cache has kept. What each query sees, whole or block by block.
+    """Mask between the queries of a batch and the keys of the batch or of a cache.
 
-    Padding sees itself and is seen by nothing else, so no row of weights is ever empty.
+    Padding sees only itself, and no other token sees padding. So every query sees at least one key.
     """
 
-    pattern: MaskPattern | GivenMask
+    pattern: MaskPattern
     layout: TokenLayout
     kept: TokenLayout | None = None
-    """Where the keys stand, if they are not the batch's own alone. An index below 0 is an empty slot."""
+    """Layout of the keys, if they are not the keys of the batch. An index below 0 is an empty slot."""
     is_full: bool = False
-    """Whether every query is known to see every key."""
+    """True if every query sees every key."""
     first_column: int = 0
-    """The column among the keys at which the first query stands, where queries are among them."""
-    counts: bool = field(init=False, default=False)
-    """Whether some keys count several times; known before a compiled layer asks."""
+    """Column of the first query among the keys."""
+    whole: "AttentionMask | None" = None
+    """Mask of all queries, if these are queries from `first_column` on."""
+    given: Bool[Tensor, "rows heads queries keys"] | None = None
+    """Explicit mask instead of the pattern. A size of 1 broadcasts over rows or heads."""
+    made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Results of `once`."""
 
-    def __post_init__(self) -> None:
-        pattern = self.pattern
-        counts = isinstance(pattern, WholeTextPattern) and pattern.repeats
-        object.__setattr__(self, "counts", counts)
+    def once(self, name: str, make: "Callable[[AttentionMask], T]", *, shared: bool = True) -> T:
+        """Return `make(mask)`, computed once under a name.
+
+        If nothing but the pattern, the length and the device matters, later passes find the result again. In a
+        compiled layer a missing result is computed as part of the graph, so prepare it before the layer.
+
+        Args:
+            shared: False for results that are large or not worth keeping across passes.
+        """
+        if name in self.made:
+            made: T = self.made[name]
+        elif torch.compiler.is_compiling():
+            made = make(self)
+        else:
+            made = self._across_passes(name, make) if shared and self.is_plain else make(self)
+            self.made[name] = made
+        return made
+
+    def _across_passes(self, name: str, make: "Callable[[AttentionMask], T]") -> T:
+        length, streams = (self.layout.text or self.layout).length, self.layout.num_predicting
+        key = (name, self.pattern, length, streams, self.layout.device)
+        if key not in _ACROSS_PASSES:
+            if torch._C._len_torch_dispatch_stack():
+                return make(self)  # for example fake tensors, which no later pass can use
+            # Evaluation may come first, and training saves the result for its backward pass.
+            with torch.inference_mode(False):
+                layout = TokenLayout(length, self.layout.device)
+                layout = layout.with_streams(streams // length) if streams else layout
+                _ACROSS_PASSES[key] = make(AttentionMask(self.pattern, layout))
+            for oldest in [*_ACROSS_PASSES][:-CACHED]:
+                del _ACROSS_PASSES[oldest]
+        made: T = _ACROSS_PASSES.pop(key)
+        _ACROSS_PASSES[key] = made
+        return made
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the mask depends only on the pattern, the length and the device."""
+        at = self.layout.text or self.layout
+        numbered = at.plain and at.index is None and at.position_ids is None and at.start == 0
+        replaced = self.kept is not None or self.given is not None or self.whole is not None
+        bare = type(self) is AttentionMask and not replaced
+        return numbered and bare and isinstance(self.pattern, Hashable)
 
     def of_columns(self, first: int, stop: int) -> "AttentionMask":
-        """Return what queries [first, stop) see of all keys."""
-        return _SomeQueries(
-            self.pattern, self.layout.columns(first, stop), whole=self, first_column=first
-        )
+        """Return the mask between queries [first, stop) and all keys."""
+        some = self.layout.columns(first, stop)
+        return AttentionMask(self.pattern, some, first_column=first, whole=self)
 
     @property
     def keys_at(self) -> TokenLayout:
-        """Where the keys stand."""
-        return self.layout if self.kept is None else self.kept
+        """Layout of the keys."""
+        return self.whole.layout if self.whole is not None else self.kept or self.layout
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether this is the causal mask and nothing more, which kernels know by name."""
-        own = self.kept is None
+        """True for the causal mask without documents, padding or cache, which kernels support directly."""
+        own = self.kept is None and self.whole is None
         return own and self.layout.plain and isinstance(self.pattern, Causal)
 
-    @cached_property
+    @property
     def dense(self) -> Bool[Tensor, "rows heads queries keys"]:
-        """The whole mask, True where a query sees a key; one head for all if they are alike."""
-        return self.block(0, self.layout.length, 0, self.keys_at.length)
+        """Dense mask, True for visible keys. A size of 1 broadcasts over rows or heads."""
+        small = self.num_heads * self.layout.length**2 <= DENSE
+        return self.once("dense", _dense, shared=small)
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int, rows: range | None = None
     ) -> Bool[Tensor, "rows heads queries keys"]:
-        """Return the mask between queries [first, stop) and keys [key_first, key_stop), of some rows or all."""
+        """Return the mask between queries [first, stop) and keys [key_first, key_stop), of all rows or a range."""
         device = self.layout.device
         some = range(self.num_rows) if rows is None else rows
         row = torch.arange(some.start, some.stop, device=device)[:, None, None, None]
@@ -826,22 +697,21 @@ class AttentionMask:
 
     @property
     def num_rows(self) -> int:
-        """Rows whose masks differ; 1 where all are alike."""
+        """Number of rows with different masks."""
         at, kept = self.layout, self.keys_at
-        given = (
-            at.prefix,
-            *(x for p in (at, kept) for x in (p.index, p.segment_ids, p.padding_mask)),
-        )
-        own = self.pattern.num_rows if isinstance(self.pattern, GivenMask) else 1
-        return max((len(x) for x in given if x is not None), default=own)
+        tensors = [x for p in (at, kept) for x in (p.index, p.segment_ids, p.padding_mask)]
+        sizes = [len(x) for x in (at.prefix, self.given, *tensors) if x is not None]
+        return max([1, *sizes]) if self.whole is None else self.whole.num_rows
 
     @property
     def num_heads(self) -> int:
-        """Heads whose masks differ; 1 where all are alike."""
-        return self.pattern.num_heads if isinstance(self.pattern, PerHeadPattern) else 1
+        """Number of heads with different masks."""
+        return self.pattern.num_heads if self.given is None else self.given.shape[1]
 
     def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether the query at a column of a row sees the key at a column (shapes broadcast)."""
+        """Return True if the query in a column of a row sees the key in a column; shapes broadcast."""
+        if self.whole is not None:
+            return self.whole.allows(row, head, query + self.first_column, key)
         at, kept = self.layout, self.keys_at
         here, there = (
             index[row if len(index) > 1 else 0, column]
@@ -850,12 +720,13 @@ class AttentionMask:
                 (kept.index_or_range(), key),
             )
         )
-        if isinstance(self.pattern, GivenMask):
-            seen = self.pattern.shows(row, head, query, key)
-        elif isinstance(self.pattern, WholeTextPattern):
-            long, longest = self._lengths(row, query), self.keys_at.length
-            head_index = (head,) if self.num_heads > 1 else ()
-            seen = self.pattern.visible_in(here, there, long, longest, *head_index)
+        if self.given is not None:
+            row_of_given = row if len(self.given) > 1 else 0 * row
+            seen = self.given[row_of_given, head if self.num_heads > 1 else 0 * head, query, key]
+        elif self.pattern.needs_length:
+            lengths = self.text_lengths
+            length = lengths[row if len(lengths) > 1 else 0, query]
+            seen = self.pattern.visible_in(here, there, length, kept.length, head)
         else:
             seen = self.shows(row, head, here, there)
         if self.kept is not None:
@@ -865,167 +736,148 @@ class AttentionMask:
         if kept.padding_mask is not None:
             seen = seen & kept.padding_mask[row, key]
         if kept.text is not None:
-            # Vectors of streams, the last among keys as among queries, are seen by themselves alone.
+            # Vectors of predicting streams are the last queries and the last keys. Each is visible only to itself.
             itself = key - kept.length == query - at.length
             seen = torch.where(key < kept.text.length, seen, itself)
         if at.padding_mask is not None:
-            # Padding must see something: itself, or anything where it has no place of its own.
+            # Padding must see something: itself, or every filled slot of a cache.
             itself = query == key if self.kept is None else key >= 0
             seen = torch.where(at.padding_mask[row, query], seen, itself)
         return seen
 
-    def _lengths(self, row: Tensor, query: Tensor) -> Tensor:
-        """Return how long the texts are in which queries stand."""
-        lengths = self.layout.text_lengths
-        return lengths[row if len(lengths) > 1 else 0, query]
-
-    def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
-        """Return the logarithm of how many times keys count, which adds to scores: [rows, 1, queries, keys]."""
-        at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
-        assert isinstance(self.pattern, WholeTextPattern)
-        times = self.pattern.times(
-            at[:, first:stop, None],
-            kept[:, None, key_first:key_stop],
-            self.layout.text_lengths[:, first:stop, None],
-        )
-        # [rows, 1, queries, keys]
-        return times[:, None].log()
-
     def shows(self, row: Tensor, head: Tensor, here: Tensor, there: Tensor) -> Tensor:
-        """True if the pattern shows the key at `there` to the query at `here` (shapes broadcast)."""
+        """True if the pattern shows index `there` of the keys to index `here` of the queries; shapes broadcast."""
         pattern, prefix = self.pattern, self.layout.prefix
-        assert not isinstance(pattern, GivenMask)
         if prefix is not None and isinstance(pattern, Prefix):
             pattern = Prefix(pattern.spec, prefix[row])
         return pattern.visible(here, there, *([head] if self.num_heads > 1 else []))
 
+    @property
+    def text_lengths(self) -> Tensor:
+        """Number of tokens in each query's document, [rows, queries]."""
+        return self.once("text lengths", lambda mask: mask.layout.text_lengths)
+
+    def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        """Return log(times) of keys that count several times, to be added to scores: [rows, 1, queries, keys]."""
+        if self.whole is not None:
+            first, stop = first + self.first_column, stop + self.first_column
+            return self.whole.log_times(first, stop, key_first, key_stop)
+        at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
+        assert isinstance(self.pattern, BigBird)
+        times = self.pattern.times(
+            at[:, first:stop, None],
+            kept[:, None, key_first:key_stop],
+            self.text_lengths[:, first:stop, None],
+        )
+        # [rows, 1, queries, keys]
+        return times[:, None].log()
+
     def keys(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the range of keys outside which queries [first, stop) see nothing in any row."""
+        """Return one range with all keys that queries [first, stop) see in any row."""
         ranges = self.ranges_of_rows(first, stop)
         return min(row[0][0] for row in ranges), max(row[-1][1] for row in ranges)
 
     def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
-        """Return the key ranges of queries [first, stop), for each row whose mask differs."""
+        """Return a superset of the key columns of queries [first, stop), for each row with a different mask."""
+        if self.whole is not None:
+            return self.whole.ranges_of_rows(first + self.first_column, stop + self.first_column)
         at, length = self.layout, self.keys_at.length
         if self.kept is not None:
             return [[(0, length)]] * self.num_rows
-        if self._text is not None:
-            return self._of_streams(self._text, first, stop)
-        if at.prefix is not None and isinstance(self.pattern, Prefix):
-            return self._bounds(first, stop)
-        if at.segment_ids is None and at.padding_mask is None:
-            return [self._within(0, length, first, stop)] * self.num_rows
-        if at.padding_mask is None:
-            begin, finish = (edge[:, [first, stop - 1]].tolist() for edge in self._documents)
-            rows = zip(begin, finish, strict=True)
-            return [self._in_documents(*texts, first, stop) for texts in rows]
-        if at.segment_ids is None and self._texts is not None:
-            return [self._beside_padding(*text, first, stop) for text in self._texts]
-        return self._bounds(first, stop)
+        if at.text is not None:
+            text = self.once("text", _of_text, shared=False)
+            return self._of_streams(text, first, stop)
+        texts = self.once("texts", _texts, shared=False)
+        if texts is None:
+            return [[(0, stop if self.pattern.lookahead == 0 else length)]] * self.num_rows
+        rows = [self._in_texts(*row, first, stop) for row in texts]
+        return rows * (self.num_rows // len(rows))
 
-    def _within(self, begin: int, end: int, first: int, stop: int) -> Ranges:
-        """Return what queries [first, stop) see of a text in columns [begin, end), in which they stand."""
-        seen = key_ranges(self.pattern, first - begin, stop - 1 - begin, end - begin)
-        return [(begin + start, begin + last) for start, last in seen]
+    def _in_texts(self, pattern: MaskPattern, texts: Ranges, first: int, stop: int) -> Ranges:
+        """Return key columns of queries [first, stop) in a row with texts in columns [begin, end)."""
+        seen, padding = [], stop - first
+        for begin, end in texts[bisect_right(texts, first, key=itemgetter(1)) :]:
+            low, high = max(first, begin), min(stop, end)
+            if low >= high:
+                break
+            padding -= high - low
+            ranges = pattern.ranges(low - begin, high - 1 - begin, end - begin)
+            seen += [(begin + key_first, begin + key_stop) for key_first, key_stop in ranges]
+        # Padding sees itself.
+        return united([*seen, (first, stop)] if padding else seen)
 
     def _of_streams(self, text: "AttentionMask", first: int, stop: int) -> list[Ranges]:
-        """Return the ranges of a text and of the vectors of predicting streams."""
+        """Return key columns of a text and the vectors of predicting streams after it."""
         length = text.layout.length
-        found: list[Ranges] = [[] for _ in range(self.num_rows)]
+        rows: list[Ranges] = [[] for _ in range(self.num_rows)]
         for stream in range(first // length, (stop - 1) // length + 1):
             begin, end = stream * length, (stream + 1) * length
             low, high = max(first, begin) - begin, min(stop, end) - begin
-            # The i-th stream's vectors see what the tokens i - 1 places before do.
+            # A vector of stream i sees the keys of the token i - 1 positions earlier.
             seen = text.ranges_of_rows(max(0, low - max(0, stream - 1)), high)
             own = [(begin + low, begin + high)] if stream else []
-            for row, ranges in enumerate(found):
+            for row, ranges in enumerate(rows):
                 ranges += [*seen[row if len(seen) > 1 else 0], *own]
-        return [united(ranges) for ranges in found]
+        return [united(ranges) for ranges in rows]
 
-    def _in_documents(self, begins: list[int], ends: list[int], first: int, stop: int) -> Ranges:
-        """Return the ranges of queries [first, stop) from the documents of both ends."""
-        (begin, last_begin), (end, last_end) = begins, ends
-        if begin == last_begin:
-            return self._within(begin, end, first, stop)
-        between = [(end, last_begin)] if end < last_begin else []  # documents that are seen whole
-        last = self._within(last_begin, last_end, last_begin, stop)
-        return united([*self._within(begin, end, first, end), *between, *last])
 
-    def _beside_padding(self, begin: int, end: int, first: int, stop: int) -> Ranges:
-        """Return what queries [first, stop) see of a text in columns [begin, end), and of itself what is padding."""
-        low, high = max(first, begin), min(stop, end)
-        seen = self._within(begin, end, low, high) if low < high else []
-        return united(seen if (low, high) == (first, stop) else [*seen, (first, stop)])
+def _dense(mask: AttentionMask) -> Tensor:
+    return mask.block(0, mask.layout.length, 0, mask.keys_at.length)
 
-    def _bounds(self, first: int, stop: int) -> list[Ranges]:
-        """Return a range for each row, where tokens of one text may have padding between them, or bring a prefix.
 
-        Index and column then differ by any number: only a mask that hides all that follows, and documents, bound it.
-        """
-        length, lookahead = self.keys_at.length, self.pattern.lookahead
-        start, end = 0, stop if lookahead == 0 else length
-        if self.layout.segment_ids is None:
-            return [[(start, end)]] * self.num_rows
-        begin, finish = self._documents
-        edges = zip(begin[:, first].tolist(), finish[:, stop - 1].tolist(), strict=True)
-        return [[(max(start, low), min(end, high))] for low, high in edges]
+def _of_text(mask: AttentionMask) -> AttentionMask:
+    """Return the mask of the text without the vectors of predicting streams."""
+    assert mask.layout.text is not None
+    return AttentionMask(mask.pattern, mask.layout.text)
 
-    @cached_property
-    def _text(self) -> "AttentionMask | None":
-        """The mask of the text alone, where vectors of predicting streams stand behind it."""
-        at = self.layout
-        return None if at.text is None else AttentionMask(self.pattern, at.text)
 
-    @cached_property
-    def _texts(self) -> list[tuple[int, int]] | None:
-        """Columns [begin, end) of each row's text; None if padding is inside or not given."""
-        real = self.layout.padding_mask
-        if real is None:
+def _texts(mask: AttentionMask) -> list[tuple[MaskPattern, Ranges]] | None:
+    """Return the pattern and the columns [begin, end) of all texts of each row.
+
+    None if there is padding inside a text: the difference of index and column is then arbitrary.
+    """
+    at, pattern = mask.layout, mask.pattern
+    texts: list[Ranges] = [[(0, at.length)]]
+    if at.index is not None:
+        columns = torch.arange(at.length, device=at.device)
+        real = True if at.padding_mask is None else at.padding_mask
+        starts = (at.index == 0) & real
+        begin = torch.where(starts, columns, 0).cummax(-1).values  # [rows, length]
+        if bool(((columns - at.index != begin) & real).any()):
             return None
-        number, begin = real.sum(-1), real.long().argmax(-1)
-        last = real.shape[1] - 1 - real.flip(-1).long().argmax(-1)
-        if not bool(((last - begin + 1 == number) | (number == 0)).all()):
-            return None
-        return list(zip(begin.tolist(), (begin + number).tolist(), strict=True))
-
-    @cached_property
-    def _documents(self) -> tuple[Tensor, Tensor]:
-        """Return the columns where the document of each token begins and ends, each [rows, length]."""
-        ids, length = self.layout.segment_ids, self.layout.length
-        assert ids is not None
-        columns = torch.arange(length, device=ids.device)
-        border = ids[:, 1:] != ids[:, :-1]
-        begin = torch.zeros_like(ids, dtype=torch.long)
-        begin[:, 1:] = torch.where(border, columns[1:], 0)
-        finish = torch.full_like(begin, length)
-        finish[:, :-1] = torch.where(border, columns[1:], length)
-        return begin.cummax(-1).values, finish.flip(-1).cummin(-1).values.flip(-1)
+        ends = begin + at.text_lengths
+        texts = [
+            [*zip(columns[start].tolist(), end[start].tolist(), strict=True)]
+            for start, end in zip(starts, ends, strict=True)
+        ]
+    if at.prefix is None or not isinstance(pattern, Prefix):
+        return [(pattern, row) for row in texts]
+    prefixes = [Prefix(pattern.spec, size) for size in at.prefix.tolist()]
+    return [(prefix, texts[i % len(texts)]) for i, prefix in enumerate(prefixes)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SomeQueries(AttentionMask):
-    """A mask of some neighbouring queries, which see the keys of all."""
+def given_mask(
+    attention_mask: Tensor, batch: int, num_heads: int, queries: int, keys: int
+) -> Bool[Tensor, "rows heads queries keys"]:
+    """Validate an explicit mask, and let queries without visible keys see every key.
 
-    whole: AttentionMask
+    Such queries, for example padding, have finite outputs without a meaning.
 
-    @property
-    def keys_at(self) -> TokenLayout:
-        return self.whole.layout
+    Args:
+        attention_mask: [batch or 1, heads or 1, queries, keys] or [batch or 1, queries, keys]; True if visible.
 
-    @property
-    def is_plain_causal(self) -> bool:
-        return False
-
-    @property
-    def num_rows(self) -> int:
-        return self.whole.num_rows
-
-    def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return self.whole.allows(row, head, query + self.first_column, key)
-
-    def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
-        return self.whole.ranges_of_rows(first + self.first_column, stop + self.first_column)
-
-    def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
-        first, stop = first + self.first_column, stop + self.first_column
-        return self.whole.log_times(first, stop, key_first, key_stop)
+    Raises:
+        UserError: the shape or the dtype is wrong.
+    """
+    mask = attention_mask[:, None] if attention_mask.ndim == 3 else attention_mask
+    fits = mask.ndim == 4 and mask.shape[0] in (1, batch) and mask.shape[1] in (1, num_heads)
+    if not fits or mask.shape[2:] != (queries, keys):
+        raise UserError(
+            f"attention_mask: found shape {list(attention_mask.shape)}; expected "
+            f"[{batch} or 1, {num_heads} or 1, {queries}, {keys}], or the same without heads"
+        )
+    if mask.dtype != torch.bool:
+        raise UserError(
+            f"attention_mask: found {mask.dtype}; expected torch.bool, True where a query may see a key"
+        )
+    return mask | ~mask.any(-1, keepdim=True)

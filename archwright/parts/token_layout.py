@@ -1,7 +1,6 @@
 """Where the tokens of a batch stand: what masks and position encodings are computed from."""
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -131,7 +130,7 @@ class TokenLayout:
         """Return the index of shape [batch, length], or [1, length] where all rows are alike."""
         return self._range() if self.index is None else self.index
 
-    @cached_property
+    @property
     def text_lengths(self) -> Int[Tensor, "rows length"]:
         """How many tokens the text of each token has, padding left out."""
         if self.ends is not None:

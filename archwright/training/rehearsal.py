@@ -162,7 +162,9 @@ class Rehearsal:
         return torch.zeros(rows, length, dtype=torch.long)
 
     def cut_blocks(self, length: int, target_length: int | None = None) -> None:
-        """Look at masks while tensors have values; the blocks of kernels are known from then on."""
+        """Cut masks into blocks while tensors have values; passes on fake tensors then find the blocks."""
+        if self.run.machine.kernel not in ("auto", "blockwise"):
+            return
         for stack in self.model.stacks:
             beside_source = stack.spec.encoder_model is not None
             text = target_length if beside_source and target_length else length

@@ -73,7 +73,10 @@ archwright.register(Copying, Copier)
 """
 TEXTS = (
     STARTS
-    | {name: (OUTSIDE / f"{name}.py").read_text("utf-8") for name in ("running_mean", "low_rank")}
+    | {
+        name: (OUTSIDE / f"{name}.py").read_text("utf-8")
+        for name in ("running_mean", "low_rank", "log_sparse")
+    }
     | {"schedule": SCHEDULE, "task": TASK}
 )
 
@@ -138,6 +141,7 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         {"y.to(x.dtype)": 'y.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype)'},
     ),
     "is_finite": ("norm", {" + self.eps": ""}),
+    "members_follow_visible": ("log_sparse", {"length + sum(": "length + 1 + sum("}),
     "flops_are_stated": ("low_rank", {"return 2.0 * (": "return 1.0 * ("}),
     "state_bytes_are_stated": ("mixer", {"self.value.d_out * itemsize": "itemsize"}),
     "moves_all": ("optimizer", {"(by_role, spec.lr": '({"matrix": by_role["matrix"]}, spec.lr'}),

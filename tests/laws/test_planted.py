@@ -101,10 +101,9 @@ def heads_that_read_the_wrong_keys(patch: pytest.MonkeyPatch) -> None:
 @fault(laws.kernels_agree, *SPARSE)
 def heads_that_see_through_the_masks_of_others(patch: pytest.MonkeyPatch) -> None:
     def confused(q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, scores: ScoreMods) -> Tensor:
-        view.__dict__["dense"] = view.dense.flip(1)
-        found = eager(q, k, v, view, scores)
-        del view.__dict__["dense"]
-        return found
+        flipped = AttentionMask(view.pattern, view.layout)
+        flipped.made["dense"] = view.dense.flip(1)
+        return eager(q, k, v, flipped, scores)
 
     patch.setitem(KERNELS, "sdpa", confused)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from archwright.cpu import blocks
 from archwright.cpu.blocks import Block, Blocks, block_of, blocks_of
+from archwright.parts import masks
 from archwright.parts.masks import (
     AttentionMask,
     BlockLocal,
@@ -148,7 +149,7 @@ def test_equal_masks_are_cut_once() -> None:
 
 def test_blocks_that_an_evaluation_cut_serve_a_backward_pass() -> None:
     """They are made once for all batches, wherever that is."""
-    blocks._cut_plain.cache_clear()
+    masks._ACROSS_PASSES.clear()
     view = AttentionMask(PATTERNS["causal"], TokenLayout(LENGTH, torch.device("cpu")))
     with torch.inference_mode():
         made = blocks_of(view)

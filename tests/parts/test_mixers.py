@@ -3,9 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 
+from archwright.cpu.blocks import BLOCK
+from archwright.parts.context import Context
 from archwright.parts.mixers import AttentionMixer, LatentAttention, SoftmaxAttention
 from archwright.parts.sharing import LayerInfo, Sharing
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
 
@@ -96,3 +100,29 @@ def test_a_window_costs_less_and_keeps_no_more_than_it_sees() -> None:
     assert mixer.state_bytes(10, 2) == 3 * 2 * (8 + 5) * 2
     assert mixer.generates_indefinitely
     assert not softmax(masks.Causal()).generates_indefinitely
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("eager", "dense"),
+        ("sdpa", "dense"),
+        ("flex", "flex block mask"),
+        ("blockwise", f"blocks of {BLOCK}"),
+    ],
+)
+def test_a_kernel_finds_its_mask_prepared(kernel: str, name: str) -> None:
+    mixer, context = softmax(masks.Window(size=3)), Context(TokenLayout(6, torch.device("cpu")), 1)
+    mixer.use_kernel(kernel)
+    made = context.mask(mixer.pattern).made
+    with torch.no_grad():
+        mixer.prepare(context)
+        assert made.keys() == {name}
+        mixer(torch.zeros(1, 6, DIM), context)
+    assert made.keys() == {name}
+
+
+def test_no_dense_mask_is_prepared_for_plain_causal_attention() -> None:
+    mixer, context = softmax(masks.Causal()), Context(TokenLayout(6, torch.device("cpu")), 1)
+    mixer.prepare(context)
+    assert not context.mask(mixer.pattern).made

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from archwright.catalogue.axes import BASE, asks_of
-from archwright.inspection.laws import data_laws, model_laws, norm_laws, optimizer_laws
+from archwright.inspection.laws import (
+    data_laws,
+    mask_laws,
+    model_laws,
+    norm_laws,
+    optimizer_laws,
+)
 from archwright.inspection.laws.case import Case as Case
 from archwright.inspection.laws.law import Broken as Broken
 from archwright.inspection.laws.law import Finding as Finding
@@ -87,6 +93,7 @@ IN_RUNS: dict[str, Laws] = {
 }
 """Laws of the axes of a run, by name: they are tried on the choice with its defaults."""
 IN_MODELS: dict[str, Laws] = {
+    "mask": LAWS_OF_MODELS | {mask_laws.members_follow_visible: _BUILT},
     "norm": LAWS_OF_MODELS | OF_NORMS,
     "attention": LAWS_OF_MODELS | OF_BRANCHES,
     "recurrence": LAWS_OF_MODELS | OF_BRANCHES | OF_STATES,

@@ -1,46 +1,49 @@
-"""Kernels of softmax attention behind one interface: the plain reference and the fast ones."""
+"""Kernels of softmax attention, by name: the reference and the fast ones."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
 from archwright.parts.kernels.eager import eager
-from archwright.parts.kernels.flex import flex
+from archwright.parts.kernels.flex import flex, prepare_blocks
 from archwright.parts.kernels.scores import ScoreMods as ScoreMods
+from archwright.parts.kernels.sdpa import prepare_dense as prepare_dense
 from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import AttentionMask
 from archwright.spec.errors import UserError
 
 Kernel = Callable[[Tensor, Tensor, Tensor, AttentionMask, ScoreMods], Tensor]
-"""(query [b, t, h, d], key [b, s, kv, d], value [b, s, kv, e], view, scores) -> [b, t, h, e].
+"""(query [b, t, h, d], key [b, s, kv, d], value [b, s, kv, e], mask, scores) -> [b, t, h, e].
 
-weights = softmax(scale * query key^T) over the visible keys, as `ScoreMods` says; out = weights value;
-h / kv neighbouring query heads share a key-value head."""
+out = softmax(scale * query key^T) value over the visible keys, with the changes of `ScoreMods`. Each key-value head
+serves h / kv adjacent query heads."""
 
 KERNELS: dict[str, Kernel] = {"eager": eager, "sdpa": sdpa, "flex": flex}
-"""Kernels by name; `archwright.cpu.blockwise` registers one more."""
+"""Kernels by name; `archwright.cpu.blockwise` registers itself."""
 
-_PREPARATIONS: dict[Kernel, Callable[[AttentionMask], object]] = {}
+_PREPARATIONS: dict[Kernel, Callable[[AttentionMask], object]] = {
+    eager: prepare_dense,
+    sdpa: prepare_dense,
+    flex: prepare_blocks,
+}
 
 
 def register_kernel(
-    name: str, kernel: Kernel, prepare: Callable[[AttentionMask], object] | None = None
+    name: str, kernel: Kernel, prepare: Callable[[AttentionMask], object] = prepare_dense
 ) -> None:
     """Register a kernel.
 
     Args:
-        prepare: called once for each mask before a layer that may be compiled, to read the mask's data.
+        prepare: called before each layer, which may be compiled, to compute the results of `mask.once` in advance.
     """
-    KERNELS[name] = kernel
-    if prepare is not None:
-        _PREPARATIONS[kernel] = prepare
+    KERNELS[name], _PREPARATIONS[kernel] = kernel, prepare
 
 
 def kernel_of(name: str) -> Kernel:
     """Return a kernel by name.
 
     Raises:
-        UserError: it is not registered.
+        UserError: the name is not registered.
     """
     if name not in KERNELS:
         hint = ": import archwright.cpu.blockwise first" if name == "blockwise" else ""
@@ -48,7 +51,9 @@ def kernel_of(name: str) -> Kernel:
     return KERNELS[name]
 
 
-def prepare(kernel: Kernel | None, view: AttentionMask) -> None:
+def prepare(kernel: Kernel | None, mask: AttentionMask) -> None:
     """Prepare a mask for a kernel, outside of compiled layers."""
     if kernel in _PREPARATIONS:
-        _PREPARATIONS[kernel](view)
+        _PREPARATIONS[kernel](mask)
+    if mask.pattern.needs_length:
+        _ = mask.text_lengths

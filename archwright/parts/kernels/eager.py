@@ -1,4 +1,4 @@
-"""The reference: attention as its formula says, one dense matrix of scores."""
+"""Reference kernel: one dense matrix of scores."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,7 +10,7 @@ from archwright.parts.masks import AttentionMask
 def eager(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """softmax(scale * q k^T + mask) v, with the softmax in float32 or wider; see `ScoreMods`."""
+    """softmax(scale * q k^T + mask) v, with the softmax in float32 or float64; see `ScoreMods`."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)

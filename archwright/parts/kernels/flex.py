@@ -1,6 +1,6 @@
-"""torch's FlexAttention: one fused kernel from the same description of mask and scores, meant for CUDA.
+"""torch's FlexAttention: one fused kernel for any mask and elementwise scores, for CUDA.
 
-On a CPU it computes everything, and has no fused backward; there it serves to check the description.
+On a CPU it computes hidden pairs and has no fused backward. There it only serves as a test.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,20 @@ from torch.nn.attention.flex_attention import (
 )
 
 from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
-from archwright.parts.kernels.sdpa import sdpa
+from archwright.parts.kernels.sdpa import prepare_dense, sdpa
 from archwright.parts.masks import AttentionMask
 
 
 def flex(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """The same as the reference, through FlexAttention. SDPA stands in for what that does not know:
-    dropout, a bias that depends on the query's content, and gradients on a CPU."""
-    on_cpu = query.device.type == "cpu" and torch.is_grad_enabled()
-    trains_on_cpu = on_cpu and any(x.requires_grad for x in (query, key, value))
+    """Reference attention by FlexAttention.
+
+    SDPA replaces it for dropout, for a bias that depends on the query, and for gradients on a CPU.
+    """
+    trains = _needs_sdpa(view) and any(x.requires_grad for x in (query, key, value))
     elementwise = isinstance(scores.bias, ElementwiseBias | None)
-    if trains_on_cpu or scores.dropout or not elementwise:
+    if trains or scores.dropout or not elementwise:
         return sdpa(query, key, value, view, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     out, aux = _flex(q.device.type)(
@@ -50,26 +51,38 @@ def flex(
     return by_token
 
 
+def _needs_sdpa(view: AttentionMask) -> bool:
+    return view.layout.device.type == "cpu" and torch.is_grad_enabled()
+
+
+def prepare_blocks(view: AttentionMask) -> None:
+    """Compute the block mask, or the dense mask if SDPA replaces FlexAttention."""
+    if _needs_sdpa(view):
+        prepare_dense(view)
+    elif not view.is_full:
+        block_mask(view)
+
+
 def block_mask(view: AttentionMask) -> BlockMask:
-    """Return which blocks of (query, key) a mask shows whole, in part or not at all; made once per view."""
-    known: dict[str, BlockMask] = view.__dict__.setdefault("block_mask", {})
-    if "made" not in known:
-        at, kept = view.layout, view.keys_at
-        known["made"] = create_block_mask(
-            lambda b, h, q, k: view.allows(
-                b, h, q, k
-            ),  # torch counts the arguments of a plain function
-            B=view.num_rows if view.num_rows > 1 else None,
-            H=view.num_heads if view.num_heads > 1 else None,
-            Q_LEN=at.length,
-            KV_LEN=kept.length,
-            device=str(at.device),
-        )
-    return known["made"]
+    """Return the full, partial and hidden blocks of a mask."""
+    return view.once("flex block mask", _block_mask)
+
+
+def _block_mask(view: AttentionMask) -> BlockMask:
+    return create_block_mask(
+        lambda b, h, q, k: view.allows(
+            b, h, q, k
+        ),  # torch counts the arguments of a plain function
+        B=view.num_rows if view.num_rows > 1 else None,
+        H=view.num_heads if view.num_heads > 1 else None,
+        Q_LEN=view.layout.length,
+        KV_LEN=view.keys_at.length,
+        device=str(view.layout.device),
+    )
 
 
 def _score_mod(view: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] | None:
-    """Return what becomes of one score: it is capped, and its bias added."""
+    """Return the function that caps one score and adds its bias."""
     cap, bias = scores.softcap, scores.bias
     assert isinstance(bias, ElementwiseBias | None)
     if cap is None and bias is None:
@@ -90,6 +103,6 @@ def _score_mod(view: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] 
 
 @cache
 def _flex(device: str) -> Callable[..., Any]:
-    """Return the kernel, fused by the compiler where that is its purpose."""
+    """Return the kernel, compiled on CUDA."""
     kernel: Callable[..., Any] = flex_attention
     return torch.compile(kernel) if device == "cuda" else kernel

@@ -1,4 +1,4 @@
-"""How scores become weights, besides the mask."""
+"""Changes of scores other than the mask: scale, soft-cap, bias, sinks and dropout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from torch import Tensor
 
 @runtime_checkable
 class Bias(Protocol):
-    """Terms that a position encoding adds to scores, block by block."""
+    """Terms that are added to scores, computed in blocks."""
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int
     ) -> Float[Tensor, "rows heads queries keys"]:
-        """Return what is added between queries [first, stop) and keys [key_first, key_stop)."""
+        """Return the bias between queries [first, stop) and keys [key_first, key_stop)."""
 
 
 class ElementwiseBias:
-    """A bias that depends on the head and on two positions alone: `value(head, query, key)`.
+    """Bias that depends only on the head and two positions: `value(head, query, key)`.
 
-    Shapes broadcast; a block and one number of a fused kernel come from the same function.
+    Shapes broadcast. Fused kernels call the same function for single scores.
 
     Args:
-        by_distance: whether `value` depends on the positions through key - query alone.
+        by_distance: True if `value` depends on the positions only by key - query.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class ElementwiseBias:
         return self.value(self.heads, queries, self.keys[:, None, None, key_first:key_stop])
 
     def at_distances(self, least: int, most: int) -> Float[Tensor, "heads distances"]:
-        """Return the bias at the distances key - query of least .. most - 1."""
+        """Return the bias at distances key - query from `least` to `most` - 1."""
         distances = torch.arange(least, most, device=self.heads.device)
         return self.value(self.heads[:, 0], torch.zeros_like(distances), distances)
 
 
 @dataclass(frozen=True)
 class RepeatedKeys:
-    """A bias for keys that count several times, the logarithm of how many, beside another.
+    """Bias log(n) for keys that count n times, plus another bias.
 
     Args:
-        log_times: returns it of a block, [rows, 1, queries, keys].
+        log_times: returns log(n) of a block, [rows, 1, queries, keys].
     """
 
     log_times: Callable[[int, int, int, int], Tensor]
@@ -77,7 +77,7 @@ class RepeatedKeys:
 class ScoreMods:
     """weights = softmax(cap(scale q k^T) + bias) over the visible keys and the sink.
 
-    cap(s) = softcap tanh(s / softcap); a sink is a key without a value, whose score is given.
+    cap(s) = softcap tanh(s / softcap). A sink is a key without a value and with a learned score.
     """
 
     scale: float
@@ -85,17 +85,17 @@ class ScoreMods:
     softcap: float | None = None
     bias: Bias | None = None
     sinks: Float[Tensor, " heads"] | None = None
-    """One logit for each head, counted in the denominator alone."""
+    """One logit per head, counted only in the denominator."""
 
     @property
     def plain(self) -> bool:
-        """Whether only the scale and the mask act."""
+        """True if only the scale and the mask change scores."""
         return self.softcap is None and self.bias is None and self.sinks is None
 
     def scores(
         self, products: Tensor, hidden: Tensor | None, bias: Tensor | None
     ) -> Float[Tensor, "batch heads queries keys"]:
-        """Return cap(scale q k^T) + bias, and -inf where hidden, in float32 or wider."""
+        """Return cap(scale q k^T) + bias, and -inf for hidden keys, in float32 or float64."""
         scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -106,7 +106,7 @@ class ScoreMods:
     def weights(
         self, products: Tensor, hidden: Tensor | None, bias: Tensor | None
     ) -> Float[Tensor, "batch heads queries keys"]:
-        """Return the weights of products q k^T, in float32 or wider."""
+        """Return the weights of products q k^T, in float32 or float64."""
         scores = self.scores(products, hidden, bias)
         if self.sinks is None:
             return scores.softmax(-1)

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention: flash and memory-efficient kernels where they exist."""
+"""torch's scaled_dot_product_attention: flash and memory-efficient kernels."""
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,13 @@ from archwright.parts.masks import AttentionMask
 def sdpa(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """The same as the reference, through torch's fused kernels, which know no soft-cap."""
+    """Reference attention by torch's fused kernels; scores with a soft-cap use `eager`."""
     if scores.softcap is not None:
         return eager(query, key, value, view, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     causal = view.is_plain_causal and scores.plain
     mask = None if causal or (view.is_full and scores.plain) else _mask(q, k, view, scores)
-    if scores.sinks is not None:  # a key of zeros with a score of its own, and a value of zeros
+    if scores.sinks is not None:  # a further key and value, both zero, with the sink as score
         k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
     out = F.scaled_dot_product_attention(
         q,
@@ -34,8 +34,15 @@ def sdpa(
     return out.transpose(1, 2)
 
 
+def prepare_dense(view: AttentionMask) -> None:
+    """Compute the dense mask, unless kernels need none."""
+    # With a bias, a plain causal mask becomes part of a compiled layer's graph.
+    if not (view.is_full or view.is_plain_causal):
+        _ = view.dense
+
+
 def _mask(q: Tensor, k: Tensor, view: AttentionMask, scores: ScoreMods) -> Tensor:
-    """Return what is seen, or what is added to scores where they have a bias or a sink."""
+    """Return the dense mask, or additive scores if there is a bias or a sink."""
     seen = view.dense
     if scores.plain:
         return seen

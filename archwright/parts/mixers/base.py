@@ -220,7 +220,7 @@ class AttentionMixer(Mixer):
         bias: Bias | None = None
         if self.relative is not None:
             query, bias = self.relative.value(query, mask, scale)
-        if mask.counts:
+        if mask.pattern.repeats:
             bias = RepeatedKeys(mask.log_times, bias)
         added = None if bias is None else bias.block(0, query.shape[1], 0, key.shape[1])
         key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
@@ -231,7 +231,7 @@ class AttentionMixer(Mixer):
         self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, scores: ScoreMods
     ) -> Heads:
         """Return what queries take of the values that they see, by the kernel that was chosen."""
-        if mask.counts:
+        if mask.pattern.repeats:
             scores = replace(scores, bias=RepeatedKeys(mask.log_times, scores.bias))
         return self.kernel(query, key, value, mask, scores)
 

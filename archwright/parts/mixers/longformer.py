@@ -117,16 +117,13 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
 
     def _global_tokens(self, context: Context) -> tuple[Tensor, AttentionMask]:
         """Return columns [batch, num_global] of global tokens and their mask, once for all layers."""
-        mask = context.mask(self.pattern, self.num_heads)
-        if "global_tokens" not in mask.__dict__:
+
+        def make(mask: AttentionMask) -> tuple[Tensor, AttentionMask]:
             at, few = _chosen(mask.layout, self.num_global)
-            view = AttentionMask(mask.pattern, few, mask.layout)
-            mask.__dict__["global_tokens"] = (
-                at.expand(context.batch, -1),
-                view,
-            )  # [batch, num_global]
-        found: tuple[Tensor, AttentionMask] = mask.__dict__["global_tokens"]
-        return found
+            return at, AttentionMask(mask.pattern, few, mask.layout)
+
+        at, view = context.mask(self.pattern, self.num_heads).once("global tokens", make)
+        return at.expand(context.batch, -1), view
 
     def flops_per_token(self, length: int) -> float:
         """Of the pairs; and of `query_global`, which reads global tokens alone and is counted among the maps of all."""
@@ -140,7 +137,7 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         prepare(self.kernel, context.mask(self.windows, self.num_heads))
         if self.rotary is not None:
             context.rotation(self.rotary)
-        self._global_tokens(context)
+        prepare(self.kernel, self._global_tokens(context)[1])
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}"

@@ -145,14 +145,12 @@ class LSHAttention(Mixer):
         return self._rotations
 
     def _chunks(self, context: Context) -> "Chunks":
-        """Return where chunks stand, looked up once for all layers with the same mask and the same sizes."""
+        """Return the chunks of this pass, computed once for all layers with the same mask and sizes."""
         mask, spec = context.mask(self.pattern, self.num_heads), self.spec
         sizes = (spec.chunk_size, spec.num_hashes, spec.chunks_before, spec.chunks_after)
-        name = f"chunks_{sizes}"
-        if name not in mask.__dict__:
-            mask.__dict__[name] = chunks_of(mask.layout, *sizes, math.prod(self.factors))
-        found: Chunks = mask.__dict__[name]
-        return found
+        buckets = math.prod(self.factors)
+        name = f"chunks of {sizes} for {buckets} buckets"
+        return mask.once(name, lambda mask: chunks_of(mask.layout, *sizes, buckets))
 
     def prepare(self, context: Context) -> None:
         self._chunks(context)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -103,7 +102,7 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         if self.relative is not None and self.sum_relative is not None:
             q, of_tokens = self.relative.value(q, view.of_tokens, self.scale)
             of_sums = self.sum_relative.value(q, view.of_sums, self.scale)[1]
-        if view.of_tokens.counts:
+        if view.pattern.repeats:
             of_tokens = RepeatedKeys(view.of_tokens.log_times, of_tokens)
         bias = None if of_tokens is None else _Beside(of_sums, of_tokens, view)
         # [batch, length, heads, head_dim]
@@ -112,12 +111,9 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         return out
 
     def _view(self, context: Context) -> "SumsMask":
-        """Return what tokens see, looked up once for all layers with the same mask and blocks."""
-        mask, name = context.mask(self.pattern, self.num_heads), f"sums_{self.spec.block_size}"
-        if name not in mask.__dict__:
-            mask.__dict__[name] = sums_mask(mask, self.spec.block_size)
-        found: SumsMask = mask.__dict__[name]
-        return found
+        """Return the mask with sums, computed once for all layers with the same mask and blocks."""
+        mask, size = context.mask(self.pattern, self.num_heads), self.spec.block_size
+        return mask.once(f"sums of {size}", lambda mask: sums_mask(mask, size))
 
     def flops_per_token(self, length: int) -> float:
         """Of the pairs, those with sums included, and of the maps of sums."""
@@ -143,7 +139,9 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         return None
 
     def prepare(self, context: Context) -> None:
-        prepare(self.kernel, self._view(context))
+        view = self._view(context)
+        prepare(self.kernel, view)
+        _ = view.of_tokens, view.of_sums
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}, sums of {self.spec.block_size}"
@@ -174,14 +172,17 @@ class SumsMask(AttentionMask):
         found = wide.new_zeros(len(x), self.num_sums + 1, x.shape[-1]).scatter_add(1, where, wide)
         return found[:, :-1].to(x.dtype)
 
-    @cached_property
+    @property
     def of_tokens(self) -> AttentionMask:
-        """What tokens see of each other."""
-        return AttentionMask(self.pattern, self.layout)
+        """Mask between tokens."""
+        return self.once("tokens", lambda mask: AttentionMask(mask.pattern, mask.layout))
 
-    @cached_property
+    @property
     def of_sums(self) -> AttentionMask:
-        """Where tokens and sums stand, counted in blocks."""
+        """Mask between tokens and sums, with positions counted in blocks."""
+        return self.once("sums", lambda _: self._of_sums())
+
+    def _of_sums(self) -> AttentionMask:
         at = replace(self.layout, position_ids=self.block_of)
         sums = TokenLayout(self.num_sums, self.layout.device, position_ids=self.number)
         return AttentionMask(WHOLE, at, sums)
