@@ -2,15 +2,20 @@
 
 import json
 import sys
+from collections import defaultdict
 from typing import Any
 
 from archwright import presets
+from archwright.spec.choice import load_installed
 
 FOLDER = presets.FOLDER / "listings"
+PLAIN = (".kind", "dim", "num_layers", "vocab_size", "context_length")
+"""Suffixes of paths that are in the index even if all models agree."""
 
 
 def listing(name: str) -> Any:
     """Return a listing, rebuilt if choices from outside the package are registered."""
+    load_installed()
     # If archwright.plugins is not loaded, no choices from outside are registered.
     plugins = sys.modules.get("archwright.plugins")
     if plugins is not None and plugins.have_joined():
@@ -19,6 +24,26 @@ def listing(name: str) -> Any:
         if name in LISTINGS:
             return LISTINGS[name]()
     return _read(name)
+
+
+def index() -> dict[str, dict[str, str]]:
+    """Return space-separated names of models, by path and value.
+
+    A model has a value if any of its layers has it. Kinds without models have an empty string.
+    """
+    users: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    kinds = (models := listing("chosen")).pop("")
+    for name, values in models.items():
+        for path, texts in values.items():
+            for text in texts:
+                users[path].setdefault(text, []).append(name)
+    for path in kinds.keys() & users.keys():
+        users[path] |= {kind: [] for kind in kinds[path] if kind not in users[path]}
+    return {
+        path: {text: " ".join(names) for text, names in texts.items()}
+        for path, texts in sorted(users.items())
+        if path.endswith(PLAIN) or any(len(names) < len(models) for names in texts.values())
+    }
 
 
 def published_costs() -> dict[str, dict[str, int | None]]:

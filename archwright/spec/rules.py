@@ -11,26 +11,21 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from archwright.spec.attention import (
     Attention,
     BucketScores,
-    DisentangledAttention,
-    GatedValueEmbedding,
     InverseScale,
     LatentAttention,
-    LongformerAttention,
     MaskedAttention,
     SoftmaxAttention,
 )
-from archwright.spec.choice import Choice
-from archwright.spec.cross_attention import SoftmaxCrossAttention
+from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
+from archwright.spec.feedforward import Experts, Hidden
 from archwright.spec.init import Glorot, MuP
-from archwright.spec.masks import Longformer, Prefix, Window
+from archwright.spec.masks import Prefix, Window
 from archwright.spec.overrides import flatten, prefixes
 from archwright.spec.positions import (
     ALiBi,
     Axial,
     Learned,
-    Llama3Scaling,
     LongRoPE,
     RoPE,
     T5Bias,
@@ -117,21 +112,19 @@ def _attentions(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec", MaskedAtt
             yield at, layer, layer.attention
 
 
-def _dense(spec: "ModelSpec") -> Iterator[tuple[str, FeedForward]]:
-    """Yield each layer kind's MLP with its path: the feed-forward itself, or its experts' where it is a mixture."""
-    for at, layer in _layers(spec):
-        if isinstance(layer.feedforward, Experts):
-            yield f"{at}feedforward.expert.", layer.feedforward.expert
-        else:
-            yield f"{at}feedforward.", layer.feedforward
-
-
 def _choices(spec: "ModelSpec", cls: type[C]) -> Iterator[tuple[str, C]]:
     """Yield the layers' choices of a class, each with the prefix of its paths."""
     for at, layer in _layers(spec):
         for axis, choice in layer:
             if isinstance(choice, cls):
                 yield f"{at}{axis}.", choice
+
+
+def _without(spec: "ModelSpec", axes: Iterable[str], beside: str) -> Iterator[str]:
+    """Yield a line for each axis with a choice other than "none"."""
+    for axis in axes:
+        if not (choice := getattr(spec, axis)).is_none:
+            yield f'{axis}.kind: found "{choice.kind}" beside {beside}; expected "none"'
 
 
 MOST_PARAMETERS = 10**15
@@ -168,60 +161,15 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
         yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
 
 
-def _in_heads(spec: "ModelSpec") -> Iterator[tuple[str, SoftmaxAttention | SoftmaxCrossAttention]]:
-    """Yield each branch of softmax attention with its path."""
-    for at, layer in _layers(spec):
-        for name, branch in layer.mixers.items():
-            if isinstance(branch, SoftmaxAttention | SoftmaxCrossAttention):
-                yield f"{at}{name}", branch
-
-
-@_rule("Query heads are shared out evenly over key-value heads.")
-def kv_heads_divide_heads(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _in_heads(spec):
-        sizes = attention.heads(spec.dim)
-        if sizes["num_heads"] % sizes["num_kv_heads"]:
-            yield (
-                f"{at}.num_kv_heads: found {sizes['num_kv_heads']}; expected a divisor of "
-                f"num_heads = {sizes['num_heads']}"
-            )
-
-
-@_rule("Without a head_dim of its own, the heads share out dim evenly.")
-def heads_divide_dim(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _in_heads(spec):
-        num_heads = attention.heads(spec.dim)["num_heads"]
-        if attention.head_dim == "auto" and spec.dim % num_heads:
-            yield (
-                f"{at}.num_heads: found {num_heads}; expected a divisor of "
-                f"dim = {spec.dim}, or a given {at.rpartition('.')[2]}.head_dim"
-            )
-
-
-@_rule("The gate of a value embedding reads coordinates that there are.")
-def value_gate_reads_x(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _choices(spec, SoftmaxAttention):
-        choice = attention.value_embedding
-        if isinstance(choice, GatedValueEmbedding) and choice.width(spec.dim) > spec.dim:
-            yield (
-                f"{at}value_embedding.channels: found {choice.channels}; expected at most "
-                f"dim = {spec.dim}"
-            )
-
-
-@_rule("Projections of global tokens are used by some.")
-def global_tokens_exist(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _choices(spec, LongformerAttention):
-        if not isinstance(attention.mask, Longformer):
-            yield (
-                f'{at}mask.kind: found "{attention.mask.kind}" with attention.kind "longformer"; '
-                'expected "longformer"'
-            )
-        elif not attention.mask.num_global:
-            yield (
-                f"{at}mask.num_global: found 0, which leaves the projections of global tokens unused; "
-                'expected 1 or more, or attention.kind "softmax"'
-            )
+@_rule("Options of a choice fit each other and the sizes of the model.")
+def options_fit(spec: "ModelSpec") -> Iterator[str]:
+    # Those around the layers and of the default layer; other stacks are checked as models.
+    for name, value in spec:
+        if isinstance(value, Spec) and name not in ("encoder", "generator"):
+            yield from (f"{name}.{line}" for line in value.contradicted(spec.sizes))
+    for name in spec.layer_kinds:
+        layer = spec.layers_by_kind[name]
+        yield from (f"layer_kinds.{name}.{line}" for line in layer.contradicted(spec.sizes))
 
 
 @_rule("Global tokens before a text are none of the vocabulary.")
@@ -238,7 +186,9 @@ def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
 def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
     if not (number := spec.predicting_streams):
         return
-    beside = f"beside predicting_streams = {number}"
+    beside = f"predicting_streams = {number}"
+    yield from _without(spec, ("sequence_head", "generator"), beside)
+    beside = f"beside {beside}"
     for at, layer in _layers(spec):
         attention, mask = layer.attention, getattr(layer.attention, "mask", None)
         if not attention.has_streams:
@@ -275,9 +225,6 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
         yield f'attention.kind: found "none" {beside}, which read the text by it; expected "softmax" in some layer'
     if spec.global_tokens:
         yield f"global_tokens: found {spec.global_tokens} {beside}; expected 0"
-    for axis in ("sequence_head", "generator"):
-        if not (choice := getattr(spec, axis)).is_none:
-            yield f'{axis}.kind: found "{choice.kind}" {beside}; expected "none"'
     if spec.head.predicts != "tokens":
         yield f'head.predicts: found "{spec.head.predicts}" {beside}; expected "tokens"'
 
@@ -317,19 +264,6 @@ def longrope_divides_each_pair(spec: "ModelSpec") -> Iterator[str]:
                     )
 
 
-@_rule("Llama 3's scaling blends between two wavelengths, or steps at one.")
-def llama3_has_a_stretch(spec: "ModelSpec") -> Iterator[str]:
-    for at, position, _ in _ropes(spec):
-        scaling = position.scaling
-        if isinstance(scaling, Llama3Scaling):
-            low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            if high < low:
-                yield (
-                    f"{at}position.scaling.high_freq_factor: found {high:g}; "
-                    f"expected at least low_freq_factor = {low:g}"
-                )
-
-
 @_rule("There are buckets for near distances, and far ones beyond them.")
 def buckets_widen(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
@@ -345,105 +279,6 @@ def buckets_widen(spec: "ModelSpec") -> Iterator[str]:
                     f"{at}{path}.max_distance: found {choice.max_distance} with num_buckets = "
                     f"{choice.num_buckets}; expected more than {max(number // 2, 1)}, and two "
                     "buckets or more for each direction"
-                )
-
-
-@_rule("Distances have rows of their own near by, and share those of a log scale beyond.")
-def distances_widen(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _choices(spec, DisentangledAttention):
-        if attention.num_buckets == "none":
-            continue
-        far, number = attention.max_distance, attention.num_buckets
-        far = spec.context_length if far == "auto" else far
-        if number < 4 or far - 1 <= number // 2:
-            yield (
-                f"{at}num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
-                f"{max(4, 2 * (far - 2))}, or num_buckets=none"
-            )
-
-
-@_rule("xIELU's negative side is steeper than its slope at 0.")
-def xielu_starts_above_beta(spec: "ModelSpec") -> Iterator[str]:
-    for at, f in _dense(spec):
-        if isinstance(f, XIELU) and f.alpha_negative <= f.beta:
-            yield (
-                f"{at}alpha_negative: found {f.alpha_negative:g}; expected more than "
-                f"beta = {f.beta:g}"
-            )
-
-
-@_rule("A hidden width is given once: by itself, or as a ratio.")
-def one_hidden_width(spec: "ModelSpec") -> Iterator[str]:
-    for at, f in _dense(spec):
-        if isinstance(f, Hidden) and f.ratio != "none" and f.hidden_dim != "auto":
-            yield (
-                f"{at}ratio: found {f.ratio:g} beside hidden_dim = {f.hidden_dim}; expected one of the two: set "
-                f"{at}hidden_dim=auto or {at}ratio=none"
-            )
-
-
-@_rule("A token goes through no more experts than it may choose from.")
-def enough_experts(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if experts.top_k > experts.num_experts:
-            yield (
-                f"{at}top_k: found {experts.top_k}; expected at most num_experts = "
-                f"{experts.num_experts}"
-            )
-
-
-@_rule("Experts are shared out evenly over groups.")
-def groups_divide_experts(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if experts.num_experts % experts.num_groups:
-            yield (
-                f"{at}num_groups: found {experts.num_groups}; expected a divisor of "
-                f"num_experts = {experts.num_experts}"
-            )
-
-
-@_rule("The chosen groups are among those there are, and hold experts enough.")
-def groups_hold_enough(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        each = experts.num_experts // experts.num_groups
-        if not each or experts.num_groups == 1 == experts.top_groups:
-            continue
-        least = -(-min(experts.top_k, experts.num_experts) // each)
-        if not least <= experts.top_groups <= experts.num_groups:
-            yield (
-                f"{at}top_groups: found {experts.top_groups}; expected {least} to "
-                f"num_groups = {experts.num_groups}, for top_k = {experts.top_k} experts out of groups of {each}"
-            )
-
-
-@_rule("The best two of a group are two.")
-def groups_have_two(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if (
-            experts.group_score == "top_two"
-            and experts.num_experts // experts.num_groups == 1 != experts.num_groups
-        ):
-            yield (
-                f'{at}group_score: found "top_two" of groups of one expert; expected "max", or '
-                "fewer num_groups"
-            )
-
-
-@_rule("What chooses by the router's numbers alone has no other say in it.")
-def routing_chooses_alone(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if not experts.routing.chooses_alone:
-            continue
-        for name, idle in (
-            ("selection_bias", False),
-            ("selection_bias_update_rate", 0),
-            ("num_groups", 1),
-        ):
-            found = getattr(experts, name)
-            if found != idle:
-                yield (
-                    f"{at}{name}: found {str(found).lower()} with routing.kind "
-                    f'"{experts.routing.kind}"; expected {str(idle).lower()}'
                 )
 
 
@@ -619,9 +454,7 @@ def a_head_of_replaced_tokens_stands_alone(spec: "ModelSpec") -> Iterator[str]:
         return
     if spec.head.tied:
         yield 'head.tied: found true beside head.predicts = "replaced", which reads no table; expected false'
-    for axis in ("encoder", "sequence_head"):
-        if not (choice := getattr(spec, axis)).is_none:
-            yield f'{axis}.kind: found "{choice.kind}" beside head.predicts = "replaced"; expected "none"'
+    yield from _without(spec, ("encoder", "sequence_head"), 'head.predicts = "replaced"')
 
 
 @_rule("A generator's tokens are found, in texts that both stacks read by one embedding.")

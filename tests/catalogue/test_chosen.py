@@ -1,7 +1,7 @@
 """The values of published models, by path."""
 
 from archwright.catalogue.chosen import values
-from archwright.cli.listings import listing
+from archwright.cli.listings import index
 from archwright.spec.read import load
 
 
@@ -17,7 +17,7 @@ def test_a_model_has_what_any_layer_has() -> None:
 
 def test_the_listing_has_the_values_of_each_model() -> None:
     """Of an encoder-decoder, a mixture and a model with layers of two kinds."""
-    chosen = listing("chosen")
+    chosen = index()
     for name in ("t5-small", "mixtral-8x7b", "gemma-2-2b"):
         for path, texts in values(load(name)).items():
             if path in chosen:

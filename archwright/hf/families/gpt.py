@@ -53,7 +53,7 @@ GPT2 = Family(
     ),
     layers="transformer.h.{i}.",
     layer_keys={
-        "ln_1": "residual.norms.attention",
+        "ln_1": "residual.norms.{mixer}",
         "ln_2": "residual.norms.feedforward",
         "attn.c_attn": conv1d(*QKV),
         "attn.c_proj": conv1d("attention.out"),

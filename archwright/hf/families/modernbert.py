@@ -73,7 +73,7 @@ MODERNBERT_DECODER = Family(
     ),
     layers="model.layers.{i}.",
     layer_keys={
-        "attn_norm": "residual.norms.attention",
+        "attn_norm": "residual.norms.{mixer}",
         "mlp_norm": "residual.norms.feedforward",
         **attention_names("attn", maps=("q_proj", "k_proj", "v_proj", "Wo")),
         "mlp.Wi": GATE_UP,
