@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from archwright.cli import main
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.norms import NORMS
 from archwright.plugins import REGISTRIES, choices_of, load_parts_file, register, registry_of
@@ -154,6 +155,15 @@ def installed(
 def test_choices_of_installed_packages_need_no_option(installed: Callable[..., None]) -> None:
     installed()
     assert load("modern").override("norm.kind=soft").norm.kind == "soft"
+
+
+@pytest.mark.slow
+def test_choices_of_installed_packages_are_listed(
+    installed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed()
+    assert main(["list", "choices", "soft"]) == 0
+    assert "norm.kind=soft" in capsys.readouterr().out
 
 
 def test_an_installed_package_that_fails_is_named(installed: Callable[..., None]) -> None:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from typing import Any
 
 from archwright import presets
-from archwright.spec.choice import load_installed
 
 FOLDER = presets.FOLDER / "listings"
 PLAIN = (".kind", "dim", "num_layers", "vocab_size", "context_length")
@@ -15,7 +14,6 @@ PLAIN = (".kind", "dim", "num_layers", "vocab_size", "context_length")
 
 def listing(name: str) -> Any:
     """Return a listing, rebuilt if choices from outside the package are registered."""
-    load_installed()
     # If archwright.plugins is not loaded, no choices from outside are registered.
     plugins = sys.modules.get("archwright.plugins")
     if plugins is not None and plugins.have_joined():

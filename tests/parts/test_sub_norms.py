@@ -8,7 +8,7 @@ from archwright.spec.model_spec import ModelSpec
 
 NAMES = {
     "embed_tokens": "embedding",
-    "input_layernorm": "residual.norms.{mixer}",
+    "input_layernorm": "residual.norms.attention",
     "post_attention_layernorm": "residual.norms.feedforward",
     **{
         f"self_attn.{theirs}_proj": f"attention.{ours}"
