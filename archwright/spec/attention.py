@@ -25,6 +25,9 @@ from archwright.spec.masks import Causal, Full, Longformer, Mask, SymmetricWindo
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
+if TYPE_CHECKING:
+    from archwright.spec.cross_attention import SoftmaxCrossAttention
+
 Buckets = Annotated[int, Field(ge=2, le=2**16, multiple_of=2)]
 """A number of buckets: each direction of a hash and its opposite have one."""
 
@@ -334,7 +337,7 @@ class SoftmaxAttention(MaskedAttention):
         return super().numbers(sizes) | {"value_embedding": self.value_embedding.numbers(sizes)}
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        return unequal_heads(self.heads(sizes.dim), self.head_dim, sizes.dim)
+        return unequal_heads(self, sizes.dim)
 
     @property
     def one_line(self) -> str:
@@ -692,10 +695,14 @@ def given_or_auto(value: AutoWidth, auto: int) -> int:
     return auto if value == "auto" else value
 
 
-def unequal_heads(heads: Mapping[str, int], head_dim: AutoWidth, dim: int) -> Iterator[str]:
+def unequal_heads(choice: "SoftmaxAttention | SoftmaxCrossAttention", dim: int) -> Iterator[str]:
     """Yield a line for each number of heads that does not divide the heads or the width."""
-    num_heads, num_kv_heads = heads["num_heads"], heads["num_kv_heads"]
+    sizes = choice.heads(dim)
+    num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
     if num_heads % num_kv_heads:
         yield f"num_kv_heads: found {num_kv_heads}; expected a divisor of num_heads = {num_heads}"
-    if head_dim == "auto" and dim % num_heads:
-        yield f"num_heads: found {num_heads}; expected a divisor of dim = {dim}, or a number for head_dim"
+    if choice.head_dim == "auto" and dim % num_heads:
+        yield (
+            f"num_heads: found {num_heads}; expected a divisor of dim = {dim}, or a given "
+            f"{choice.axis}.head_dim"
+        )

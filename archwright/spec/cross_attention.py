@@ -73,7 +73,7 @@ class SoftmaxCrossAttention(CrossAttention):
         return {**heads, "scale": self.scale.numbers_of_heads(heads["head_dim"])}
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        return unequal_heads(self.heads(sizes.dim), self.head_dim, sizes.dim)
+        return unequal_heads(self, sizes.dim)
 
     @property
     def one_line(self) -> str:

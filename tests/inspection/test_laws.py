@@ -77,7 +77,7 @@ TEXTS = (
     | {"schedule": SCHEDULE, "task": TASK}
 )
 
-ROLES = '        self.roles = {"lambdas": "vector"}  # rows without a map, which Muon must not make orthogonal\n'
+ROLES = '        self.roles = {"lambdas": "vector"}  # not to be made orthogonal by Muon\n'
 
 BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "chosen": ("norm", {"Field(1e-5, gt=0)": "Field(gt=0)"}),
