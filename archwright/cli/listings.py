@@ -29,12 +29,12 @@ def index() -> dict[str, dict[str, str]]:
 
     A model has a value if any of its layers has it. Kinds without models have an empty string.
     """
-    users: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    users: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     kinds = (models := listing("chosen")).pop("")
     for name, values in models.items():
         for path, texts in values.items():
             for text in texts:
-                users[path].setdefault(text, []).append(name)
+                users[path][text].append(name)
     for path in kinds.keys() & users.keys():
         users[path] |= {kind: [] for kind in kinds[path] if kind not in users[path]}
     return {

@@ -78,9 +78,8 @@ def roles(model: nn.Module) -> dict[str, Role]:
     embedding: the table of an embedding module, also if a head shares it.
     head: the map to the vocabulary: a module named `head`; without one, the last matrix with the
         shape of the largest embedding. A language model without one shares the table of its embedding.
-    kernel: the weight of a convolution.
-    vector: a parameter with fewer than two axes; a weight of a norm or a bias of a stack, with a row for each head or
-        expert.
+    kernel: the weight of a convolution. vector: a parameter with fewer than two axes, a weight of a norm or a bias
+        of a stack, which may have a row for each head or expert.
     matrix: any other parameter; with more than two axes, a stack of matrices, as in experts.
 
     Raises:

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from archwright.spec.attention import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 Check = Callable[["ModelSpec"], Iterator[str]]
+LayerCheck = Callable[["ModelSpec", "LayerSpec"], Iterator[str]]
 C = TypeVar("C", bound=Choice)
 PATH_HEAD = re.compile(r"[^a-z_]")
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
@@ -100,16 +101,21 @@ def _rule(sentence: str, table: list[Rule] = RULES) -> Callable[[Check], Check]:
 _suspicion = partial(_rule, table=SUSPICIONS)
 
 
+def _of_layers(check: LayerCheck) -> Check:
+    """Return a check that tries every kind of layer, and puts the layer's path before its lines."""
+
+    @wraps(check)
+    def of_all(spec: "ModelSpec") -> Iterator[str]:
+        for at, layer in _layers(spec):
+            yield from (f"{at}{line}" for line in check(spec, layer))
+
+    return of_all
+
+
 def _layers(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec"]]:
     """Yield every kind of layer with the prefix of its paths."""
     for name, layer in spec.layers_by_kind.items():
         yield ("" if name == "default" else f"layer_kinds.{name}."), layer
-
-
-def _attentions(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec", MaskedAttention]]:
-    for at, layer in _layers(spec):
-        if isinstance(layer.attention, MaskedAttention):
-            yield at, layer, layer.attention
 
 
 def _choices(spec: "ModelSpec", cls: type[C]) -> Iterator[tuple[str, C]]:
@@ -230,55 +236,50 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_rule("RoPE rotates pairs of coordinates.")
-def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
-    for at, position, attention in _ropes(spec):
+@_of_layers
+def rope_needs_pairs(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, attention = layer.position, layer.attention
+    if isinstance(position, RoPE) and isinstance(attention, MaskedAttention):
         width = attention.rotary_dim(spec.dim)
         rotary = rotary_dim(position, width)
         if rotary % 2 or width * position.fraction < 2:
             field = "rope_head_dim" if isinstance(attention, LatentAttention) else "head_dim"
             yield (
-                f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
-                f"{width}; expected an even number above 0: change attention.{field} or "
-                "position.fraction"
+                f'position.kind: found "rope" over {rotary} coordinates of heads of {width}; expected an even number '
+                f"above 0: change attention.{field} or position.fraction"
             )
 
 
-def _ropes(spec: "ModelSpec") -> Iterator[tuple[str, RoPE, MaskedAttention]]:
-    """Yield every rotary position with the attention that it acts in."""
-    for at, layer, attention in _attentions(spec):
-        if isinstance(layer.position, RoPE):
-            yield at, layer.position, attention
-
-
 @_rule("LongRoPE has a divisor for each pair of coordinates.")
-def longrope_divides_each_pair(spec: "ModelSpec") -> Iterator[str]:
-    for at, position, attention in _ropes(spec):
-        if isinstance(position.scaling, LongRoPE):
-            pairs = rotary_dim(position, attention.rotary_dim(spec.dim)) // 2
-            for name in ("short", "long"):
-                found = len(getattr(position.scaling, name))
-                if found not in (0, pairs):
-                    yield (
-                        f"{at}position.scaling.{name}: found {found} numbers; expected {pairs}, "
-                        "one for each pair of coordinates, or none"
-                    )
+@_of_layers
+def longrope_divides_each_pair(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, attention = layer.position, layer.attention
+    if not (isinstance(position, RoPE) and isinstance(attention, MaskedAttention)):
+        return
+    pairs = rotary_dim(position, attention.rotary_dim(spec.dim)) // 2
+    for name in ("short", "long") if isinstance(position.scaling, LongRoPE) else ():
+        if (found := len(getattr(position.scaling, name))) not in (0, pairs):
+            yield (
+                f"position.scaling.{name}: found {found} numbers; expected {pairs}, one for each pair of coordinates, "
+                "or none"
+            )
 
 
 @_rule("There are buckets for near distances, and far ones beyond them.")
-def buckets_widen(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer, attention in _attentions(spec):
-        scores = getattr(attention, "distance_scores", None)
-        for path, choice in (("position", layer.position), ("attention.distance_scores", scores)):
-            if not isinstance(choice, T5Bias | BucketScores):
-                continue
-            two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
-            two_way = two_way or attention.further_positions > 0
+@_of_layers
+def buckets_widen(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if not isinstance(attention := layer.attention, MaskedAttention):
+        return
+    two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
+    two_way = two_way or attention.further_positions > 0
+    scores = getattr(attention, "distance_scores", None)
+    for path, choice in (("position", layer.position), ("attention.distance_scores", scores)):
+        if isinstance(choice, T5Bias | BucketScores):
             number = choice.num_buckets // (2 if two_way else 1)
             if number < 2 or choice.max_distance <= number // 2:
                 yield (
-                    f"{at}{path}.max_distance: found {choice.max_distance} with num_buckets = "
-                    f"{choice.num_buckets}; expected more than {max(number // 2, 1)}, and two "
-                    "buckets or more for each direction"
+                    f"{path}.max_distance: found {choice.max_distance} with num_buckets = {choice.num_buckets}; "
+                    f"expected more than {max(number // 2, 1)}, and two buckets or more for each direction"
                 )
 
 
@@ -328,27 +329,28 @@ def grids_fit(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_rule("Positions that act inside attention act in one that computes them.")
-def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer in _layers(spec):
-        position, mixers = layer.position, layer.mixers
-        inside = position.rotates or position.scores
-        if inside and mixers and not any("position" in mixer.takes for mixer in mixers.values()):
-            name, mixer = next(iter(mixers.items()))
-            yield (
-                f'{at}position.kind: found "{position.kind}", which acts inside attention, where {name}.kind '
-                f'"{mixer.kind}" leaves it out; expected "none", or one that is added to the embedding'
-            )
+@_of_layers
+def positions_reach_attention(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, mixers = layer.position, layer.mixers
+    inside = position.rotates or position.scores
+    if inside and mixers and not any("position" in mixer.takes for mixer in mixers.values()):
+        name, mixer = next(iter(mixers.items()))
+        yield (
+            f'position.kind: found "{position.kind}", which acts inside attention, where {name}.kind "{mixer.kind}" '
+            'leaves it out; expected "none", or one that is added to the embedding'
+        )
 
 
 @_rule("A sum of tokens stands in a block, from which distances are counted.")
-def sums_have_distances(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer, attention in _attentions(spec):
-        counts = isinstance(layer.position, T5Bias | ALiBi) or layer.position.absolute
-        if attention.further_positions and not (counts or layer.position.is_none):
-            yield (
-                f'{at}position.kind: found "{layer.position.kind}" with attention.kind "{attention.kind}"; expected '
-                '"t5", "alibi", "none", or one that is added to the embedding'
-            )
+@_of_layers
+def sums_have_distances(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, attention = layer.position, layer.attention
+    counts = isinstance(position, T5Bias | ALiBi) or position.absolute or position.is_none
+    if isinstance(attention, MaskedAttention) and attention.further_positions and not counts:
+        yield (
+            f'position.kind: found "{position.kind}" with attention.kind "{attention.kind}"; expected "t5", "alibi", '
+            '"none", or one that is added to the embedding'
+        )
 
 
 @_rule("Two streams run through all layers, or through none.")
@@ -412,13 +414,13 @@ def shared_layers_are_dense(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_rule("A layer has at least one branch.")
-def layer_has_a_branch(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer in _layers(spec):
-        if not layer.branches:
-            yield (
-                f'{at}attention.kind: found "none" beside recurrence.kind and feedforward.kind "none"; '
-                "expected one branch at least"
-            )
+@_of_layers
+def layer_has_a_branch(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if not layer.branches:
+        yield (
+            'attention.kind: found "none" beside recurrence.kind and feedforward.kind "none"; expected one branch at '
+            "least"
+        )
 
 
 @_rule("Cross-attention reads an encoder, and an encoder is read.")
@@ -498,16 +500,13 @@ def shared_tables_are_as_wide(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_suspicion("Matrix kernels want head_dim to be a multiple of 8.")
-def odd_head_dim(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        width = attention.key_dim(spec.dim)
+@_of_layers
+def odd_head_dim(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    attention = layer.attention
+    if isinstance(attention, MaskedAttention) and (width := attention.key_dim(spec.dim)) % 8:
         latent = isinstance(attention, LatentAttention)
         field = "nope_head_dim + rope_head_dim" if latent else "head_dim"
-        if width % 8:
-            yield (
-                f"{at}attention.{field} is {width}: not a multiple of 8, "
-                "which slows the kernels down"
-            )
+        yield f"attention.{field} is {width}: not a multiple of 8, which slows the kernels down"
 
 
 SMALLEST_PUBLISHED = 256
@@ -525,27 +524,23 @@ def odd_shape(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_suspicion("Hidden width is near 4 dim, or 8/3 dim where gated.")
-def odd_hidden_dim(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer in _layers(spec):
-        if isinstance(layer.feedforward, Hidden):
-            ratio = layer.feedforward.width(spec.dim) / spec.dim
-            usual = layer.feedforward.usual_ratio
-            if not usual / 2 <= ratio <= usual * 2:
-                yield (
-                    f"{at}feedforward.hidden_dim is {ratio:.3g} dim: models lie near {usual:.3g} "
-                    f'with "{layer.feedforward.kind}"'
-                )
+@_of_layers
+def odd_hidden_dim(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if isinstance(branch := layer.feedforward, Hidden):
+        ratio, usual = branch.width(spec.dim) / spec.dim, branch.usual_ratio
+        if not usual / 2 <= ratio <= usual * 2:
+            near = f'models lie near {usual:.3g} with "{branch.kind}"'
+            yield f"feedforward.hidden_dim is {ratio:.3g} dim: {near}"
 
 
 @_suspicion("A router learns from the weights it gives.")
-def constant_weights(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        sums_to_one = experts.normalize_weights or experts.routing.sums_to_one
-        if experts.top_k == 1 and sums_to_one:
-            yield (
-                f"{at}top_k is 1 with weights that add up to 1: the router learns nothing but "
-                "balance"
-            )
+@_of_layers
+def constant_weights(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    experts = layer.feedforward
+    if not isinstance(experts, Experts) or experts.top_k > 1:
+        return
+    if experts.normalize_weights or experts.routing.sums_to_one:
+        yield "feedforward.top_k is 1 with weights that add up to 1: the router learns nothing but balance"
 
 
 @_suspicion("The vocabulary is a multiple of 64.")
@@ -571,33 +566,35 @@ def large_tied_embedding(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_suspicion("muP divides scores by head_dim.")
-def mup_without_inverse_scale(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if isinstance(spec.init, MuP) and not isinstance(attention.scale, InverseScale):
-            yield (
-                f'{at}attention.scale.kind is "{attention.scale.kind}" with init.kind "mup": the best '
-                'learning rate stays as heads grow wider only with "inverse"'
-            )
+@_of_layers
+def mup_without_inverse_scale(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    scale = layer.attention.scale if isinstance(layer.attention, MaskedAttention) else None
+    if isinstance(spec.init, MuP) and scale is not None and not isinstance(scale, InverseScale):
+        yield (
+            f'attention.scale.kind is "{scale.kind}" with init.kind "mup": the best learning rate stays as heads grow '
+            'wider only with "inverse"'
+        )
 
 
 @_suspicion("muP's rates are those of maps whose widths grow with dim.")
-def mup_with_latents(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if isinstance(spec.init, MuP) and isinstance(attention, LatentAttention):
-            yield (
-                f'{at}attention.kind is "latent" with init.kind "mup", whose rates are not derived for '
-                "maps through a latent: the best learning rate may move with dim"
-            )
+@_of_layers
+def mup_with_latents(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if isinstance(spec.init, MuP) and isinstance(layer.attention, LatentAttention):
+        yield (
+            'attention.kind is "latent" with init.kind "mup", whose rates are not derived for maps through a latent: '
+            "the best learning rate may move with dim"
+        )
 
 
 @_suspicion("A window narrows something.")
-def idle_window(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if isinstance(attention.mask, Window) and attention.mask.size >= spec.context_length:
-            yield (
-                f"{at}attention.mask.size is {attention.mask.size}: no shorter than "
-                f"context_length = {spec.context_length}, so the window hides nothing"
-            )
+@_of_layers
+def idle_window(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    mask = layer.attention.mask if isinstance(layer.attention, MaskedAttention) else None
+    if isinstance(mask, Window) and mask.size >= spec.context_length:
+        yield (
+            f"attention.mask.size is {mask.size}: no shorter than context_length = {spec.context_length}, so the "
+            "window hides nothing"
+        )
 
 
 @_suspicion("A stated source is that of a value.")
