@@ -11,58 +11,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from archwright.data.objectives import OBJECTIVES
-from archwright.data.tasks import TASKS
-from archwright.optim.groups import OPTIMIZERS
-from archwright.optim.schedules import SCHEDULES
-from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS
-from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES
-from archwright.parts.init import INITS
-from archwright.parts.masks import MASKS
-from archwright.parts.mixers import (
-    ATTENTIONS,
-    CROSS_ATTENTIONS,
-    DISTANCE_SCORES,
-    QUERY_TEMPERATURES,
-    RECURRENCES,
-    SCORE_SCALES,
-    VALUE_EMBEDDINGS,
+from archwright.data import objectives, tasks
+from archwright.optim import groups, schedules
+from archwright.parts import (
+    embeddings,
+    feedforward,
+    init,
+    masks,
+    mixers,
+    norms,
+    positions,
+    residuals,
+    routing,
 )
-from archwright.parts.norms import NORMS
-from archwright.parts.positions import POSITIONS, SCALINGS
 from archwright.parts.registry import Registry
-from archwright.parts.residuals import RESIDUALS
-from archwright.parts.routing import ROUTINGS
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
 from archwright.spec.files import check_utf8, open_regular
 
-REGISTRIES: tuple[Registry, ...] = (
-    NORMS,
-    RESIDUALS,
-    POSITIONS,
-    SCALINGS,
-    ATTENTIONS,
-    RECURRENCES,
-    CROSS_ATTENTIONS,
-    MASKS,
-    SCORE_SCALES,
-    QUERY_TEMPERATURES,
-    DISTANCE_SCORES,
-    VALUE_EMBEDDINGS,
-    FEEDFORWARDS,
-    ACTIVATIONS,
-    GATES,
-    ROUTINGS,
-    TRANSFORMS,
-    SEQUENCE_HEADS,
-    INITS,
-    TASKS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    SCHEDULES,
+HOMES = (
+    *(norms, residuals, positions, mixers, masks, feedforward, routing, embeddings, init),
+    *(tasks, objectives, groups, schedules),
 )
-"""Registries of all axes; a new axis is added here."""
+"""Modules with the registries of all axes; a module with a new axis is added here."""
+REGISTRIES: dict[str, Registry] = {
+    name: value
+    for home in HOMES
+    for name, value in vars(home).items()
+    if isinstance(value, Registry)
+}
+"""Registries of all axes, by the names of their variables."""
 
 
 def register(choice: type[Choice], part: Any) -> None:
@@ -75,12 +53,16 @@ def register(choice: type[Choice], part: Any) -> None:
         ValueError: `choice` belongs to no axis, lacks a required declaration, or already has another part.
     """
     registry = registry_of(choice)
-    if registry is not None and choice.is_axis() and choice not in (r.base for r in REGISTRIES):
+    if (
+        registry is not None
+        and choice.is_axis()
+        and choice not in (r.base for r in REGISTRIES.values())
+    ):
         raise ValueError(
             f'{choice.__name__}: has no kind, which selects it; declare one: kind: Literal["mine"] = "mine"'
         )
     if registry is None or choice.is_axis():
-        axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES)
+        axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES.values())
         raise ValueError(
             f"{choice.__name__}: expected a subclass of one of the axes {', '.join(axes)}; archwright new writes a "
             "file with one"
@@ -90,7 +72,7 @@ def register(choice: type[Choice], part: Any) -> None:
 
 def registry_of(choice: type) -> Registry | None:
     """Return the registry of the nearest base class with one, or None."""
-    by_base = {registry.base: registry for registry in REGISTRIES}
+    by_base = {registry.base: registry for registry in REGISTRIES.values()}
     return next((by_base[base] for base in choice.__mro__ if base in by_base), None)
 
 

@@ -28,10 +28,14 @@ class Lonely(Norm):
 
 def test_a_choice_goes_to_the_nearest_registry() -> None:
     assert registry_of(RMSNorm) is NORMS
-    assert {registry.base.axis for registry in REGISTRIES} >= {"norm", "optimizer", "schedule"}
-    assert all(registry_of(choice) for registry in REGISTRIES for choice in registry)
+    assert {registry.base.axis for registry in REGISTRIES.values()} >= {
+        "norm",
+        "optimizer",
+        "schedule",
+    }
+    assert all(registry_of(choice) for registry in REGISTRIES.values() for choice in registry)
     assert registry_of(dict) is None
-    assert FEEDFORWARDS in REGISTRIES
+    assert FEEDFORWARDS in REGISTRIES.values()
 
 
 @pytest.mark.parametrize("wrong", [Norm, Choice])
