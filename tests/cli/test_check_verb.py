@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,19 @@ def test_a_line_for_each_law(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (first, empty, last) == ("mine.py: optimizer my_optimizer", "", "mine.py: OK")
     assert len(laws) == 5
     assert all(line.startswith("ok  ") for line in laws)
+
+
+def test_a_package_is_checked_as_a_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (place / "my_package").mkdir()
+    (place / "my_package" / "__init__.py").write_text("from . import inner\n", "utf-8")
+    (place / "my_package" / "inner.py").write_text(OPTIMIZER, "utf-8")
+    assert main(["check", "my_package"]) == 0
+    first, *laws = capsys.readouterr().out.splitlines()
+    assert first == "my_package: optimizer my_optimizer"
+    assert laws[0].startswith("ok  ")
 
 
 def test_a_broken_law(optimizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
