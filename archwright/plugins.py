@@ -1,66 +1,46 @@
-"""Choices from outside the package: registries of all axes, and `--parts` files."""
+"""Choices from outside the package: registries of all axes, and files and packages of `--parts`."""
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from archwright.data.objectives import OBJECTIVES
-from archwright.data.tasks import TASKS
-from archwright.optim.groups import OPTIMIZERS
-from archwright.optim.schedules import SCHEDULES
-from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS
-from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES
-from archwright.parts.init import INITS
-from archwright.parts.masks import MASKS
-from archwright.parts.mixers import (
-    ATTENTIONS,
-    CROSS_ATTENTIONS,
-    DISTANCE_SCORES,
-    QUERY_TEMPERATURES,
-    RECURRENCES,
-    SCORE_SCALES,
-    VALUE_EMBEDDINGS,
+from archwright.data import objectives, tasks
+from archwright.optim import groups, schedules
+from archwright.parts import (
+    embeddings,
+    feedforward,
+    init,
+    masks,
+    mixers,
+    norms,
+    positions,
+    residuals,
+    routing,
 )
-from archwright.parts.norms import NORMS
-from archwright.parts.positions import POSITIONS, SCALINGS
 from archwright.parts.registry import Registry
-from archwright.parts.residuals import RESIDUALS
-from archwright.parts.routing import ROUTINGS
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
 from archwright.spec.files import check_utf8, open_regular
 
-REGISTRIES: tuple[Registry, ...] = (
-    NORMS,
-    RESIDUALS,
-    POSITIONS,
-    SCALINGS,
-    ATTENTIONS,
-    RECURRENCES,
-    CROSS_ATTENTIONS,
-    MASKS,
-    SCORE_SCALES,
-    QUERY_TEMPERATURES,
-    DISTANCE_SCORES,
-    VALUE_EMBEDDINGS,
-    FEEDFORWARDS,
-    ACTIVATIONS,
-    GATES,
-    ROUTINGS,
-    TRANSFORMS,
-    SEQUENCE_HEADS,
-    INITS,
-    TASKS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    SCHEDULES,
+HOMES = (
+    *(norms, residuals, positions, mixers, masks, feedforward, routing, embeddings, init),
+    *(tasks, objectives, groups, schedules),
 )
-"""Registries of all axes; a new axis is added here."""
+"""Modules with the registries of all axes; a module with a new axis is added here."""
+REGISTRIES: dict[str, Registry] = {
+    name: value
+    for home in HOMES
+    for name, value in vars(home).items()
+    if isinstance(value, Registry)
+}
+"""Registries of all axes, by the names of their variables."""
 
 
 def register(choice: type[Choice], part: Any) -> None:
@@ -73,12 +53,16 @@ def register(choice: type[Choice], part: Any) -> None:
         ValueError: `choice` belongs to no axis, lacks a required declaration, or already has another part.
     """
     registry = registry_of(choice)
-    if registry is not None and choice.is_axis() and choice not in (r.base for r in REGISTRIES):
+    if (
+        registry is not None
+        and choice.is_axis()
+        and choice not in (r.base for r in REGISTRIES.values())
+    ):
         raise ValueError(
             f'{choice.__name__}: has no kind, which selects it; declare one: kind: Literal["mine"] = "mine"'
         )
     if registry is None or choice.is_axis():
-        axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES)
+        axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES.values())
         raise ValueError(
             f"{choice.__name__}: expected a subclass of one of the axes {', '.join(axes)}; archwright new writes a "
             "file with one"
@@ -88,39 +72,78 @@ def register(choice: type[Choice], part: Any) -> None:
 
 def registry_of(choice: type) -> Registry | None:
     """Return the registry of the nearest base class with one, or None."""
-    by_base = {registry.base: registry for registry in REGISTRIES}
+    by_base = {registry.base: registry for registry in REGISTRIES.values()}
     return next((by_base[base] for base in choice.__mro__ if base in by_base), None)
 
 
 def load_parts_file(path: Path) -> str:
-    """Run a file that defines choices; return its SHA-256.
+    """Run a file or package that defines choices; return its SHA-256.
 
-    The file becomes a module, because specs resolve annotations in the module that defines them.
+    The SHA-256 of a package covers all its Python files.
+
+    Args:
+        path: A file, a folder with __init__.py, or the dotted name of an installed module.
 
     Raises:
-        UserError: The file is missing, or its code raises an error.
+        UserError: It is missing, or its code raises an error.
     """
+    source, run = _prepared(path)
+    try:
+        run()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = in_one_line(error).replace(f"{_module_of(path)}.", "")
+        raise UserError(f"--parts {path}{line_in(path, error)}: {text}") from error
+    _check_registered(path)
+    if source.name != "__init__.py":
+        return hashlib.sha256(source.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted(source.parent.rglob("*.py")):
+        name, content = file.relative_to(source.parent).as_posix(), file.read_bytes()
+        digest.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\0".encode())
+    return digest.hexdigest()
+
+
+def _prepared(path: Path) -> tuple[Path, Callable[[], object]]:
+    """Return the file of the code, and a function that runs it as a module."""
+    name = _module_of(path)
+    if _is_module(path):
+        return _module_file(path, name), lambda: importlib.import_module(name)
     check_utf8(path)
     try:
         with open_regular(path) as file:
             content = file.read()
     except OSError as error:
         raise UserError(f"--parts {path}: cannot be read: {error.strerror}") from None
-    name = _module_of(path)
+    # A module, because specs resolve annotations in the module that defines them.
     spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
     sys.modules[name] = module
+    return path, lambda: exec(compile(content, str(path), "exec"), module.__dict__)
+
+
+def _module_file(path: Path, name: str) -> Path:
+    """Return the file of an installed module, or of a package in a folder."""
+    if path.is_dir():
+        if not (path / "__init__.py").is_file():
+            raise UserError(f"--parts {path}: no __init__.py is in this folder; expected a package")
+        sys.path.append(str(path.resolve().parent))  # last: installed modules come first
+        importlib.invalidate_caches()
     try:
-        exec(compile(content, str(path), "exec"), module.__dict__)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        text = in_one_line(error).replace(f"{name}.", "")
-        raise UserError(f"--parts {path}{line_in(path, error)}: {text}") from error
-    _check_registered(path)
-    return hashlib.sha256(content).hexdigest()
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # of a package above
+        found = None
+    if found is None or found.origin is None:
+        raise UserError(f"--parts {path}: no such file or folder, and no installed module")
+    file = Path(found.origin)
+    if path.is_dir() and file.parent.resolve() != path.resolve():
+        raise UserError(
+            f"--parts {path}: another module {name} is in {file.parent}; rename the folder"
+        )
+    return file
 
 
 def have_joined() -> bool:
@@ -130,16 +153,23 @@ def have_joined() -> bool:
 
 
 def choices_of(path: Path) -> list[type[Choice]]:
-    """Return the choices defined in a file that `load_parts_file` ran."""
+    """Return the choices defined in a file or package that `load_parts_file` ran."""
     module = _module_of(path)
     joined = (choice for axis in Choice.axes() for choice in axis.kinds.values())
-    return [choice for choice in joined if choice.__module__ == module]
+    return [c for c in joined if f"{c.__module__}.".startswith(f"{module}.")]
 
 
 def _module_of(path: Path) -> str:
-    """Return the module name of a file, unique per path."""
+    """Return the module name: unique per path for a file, the real one for a package."""
+    if _is_module(path):
+        return path.resolve().name if path.is_dir() else str(path)
     place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     return f"{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
+
+
+def _is_module(path: Path) -> bool:
+    """True for a package in a folder, and for the name of an installed module."""
+    return path.is_dir() or not (path.exists() or path.suffix == ".py")
 
 
 def _check_registered(path: Path) -> None:
@@ -159,12 +189,14 @@ def _check_registered(path: Path) -> None:
 
 
 def line_in(path: Path, error: BaseException) -> str:
-    """Return ", line N" for an error raised in the file, else ""."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}" if error.lineno else ""
+    """Return ", line N" for an error raised in the file, ", FILE line N" in a folder, else ""."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""
+    places = [(Path(frame.filename), frame.lineno) for frame in frames]
+    if isinstance(error, SyntaxError):
+        places.append((Path(error.filename or path), error.lineno))
+    inside = [(f, n) for f, n in places if n and (f == path or path.resolve() in f.parents)]
+    file, line = inside[-1] if inside else (path, None)
+    return "" if line is None else f",{'' if file == path else f' {file.name}'} line {line}"
 
 
 def in_one_line(error: BaseException) -> str:

@@ -91,7 +91,7 @@ def _choices_as_they_are() -> Iterator[None]:
     from archwright.plugins import REGISTRIES
     from archwright.spec.choice import Choice
 
-    tables = [axis.kinds for axis in Choice.axes()] + [*REGISTRIES]
+    tables = [axis.kinds for axis in Choice.axes()] + [*REGISTRIES.values()]
     before = [dict(table) for table in tables]
     yield
     for table, contents in zip(tables, before, strict=True):

@@ -75,8 +75,8 @@ def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
 
 def read_count(text: str) -> tuple[float, float]:
     """Return a number such as 65.2B and the size of its last digit."""
-    unit = {"M": 10**6, "B": 10**9}.get(text[-1], 1)
-    number = Decimal(text.rstrip("MB"))
+    unit = {"M": 10**6, "B": 10**9, "T": 10**12}.get(text[-1], 1)
+    number = Decimal(text.rstrip("MBT"))
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
     return float(number) * unit, 10.0**exponent * unit

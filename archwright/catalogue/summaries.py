@@ -130,7 +130,7 @@ def phrases(spec: Spec) -> dict[str, str]:
     fields = [
         field
         for field in type(spec).model_fields
-        if field != "kind"
+        if field not in {"kind", *spec.not_results}
         and getattr(getattr(spec, BELONGS.get(field, ""), None), "kind", "") != "none"
     ]
     texts = {field: _phrase(field, getattr(spec, field)) for field in fields}

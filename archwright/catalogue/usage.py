@@ -5,24 +5,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from archwright.catalogue.axes import Kind, Option, Section
+from archwright.catalogue.table import year
 from archwright.format import listed
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.read import load, load_run, preset_names
 
 MOST_NAMES = 6
-"""Largest number of presets to name; the rest are counted."""
+"""Largest number of presets to name, the oldest. A count of the rest would change with every new preset."""
 
 
 class Usage:
     """Presets by kind and by option, counting only layers in use."""
 
     def __init__(self) -> None:
-        self.presets = preset_names("models")
+        models = {name: load(name) for name in preset_names("models")}
+        self.presets = sorted(models, key=lambda name: (year(models[name].source), name))
         self._kinds: defaultdict[tuple[str, type[Spec]], list[str]] = defaultdict(list)
         self._options: defaultdict[tuple[type[Spec], str], list[str]] = defaultdict(list)
         for name in self.presets:
-            self._add(name, _chosen_by_model(load(name)))
+            self._add(name, _chosen_by_model(models[name]))
         for name in preset_names("runs"):
             run = load_run(name)
             chosen = (_chosen("optimizer", run.optimizer), _chosen("schedule", run.schedule))
@@ -40,7 +42,7 @@ class Usage:
             if issubclass(cls, option.owner) and key == option.name
             for name in names
         ]
-        return sorted(set(names))
+        return [name for name in (*self.presets, *preset_names("runs")) if name in names]
 
     def _add(self, preset: str, chosen: Iterable[tuple[str, Spec]]) -> None:
         choices = [*chosen]
@@ -51,12 +53,12 @@ class Usage:
 
 
 def named(presets: Sequence[str]) -> str:
-    """Name a few presets, preferably of different families, and count the rest."""
+    """Name a few presets, preferably of different families."""
     if len(presets) <= MOST_NAMES:
         return listed([*presets])
     families = {preset.partition("-")[0]: preset for preset in reversed(presets)}
     first = sorted(presets, key=lambda preset: preset not in families.values())[:MOST_NAMES]
-    return f"{', '.join(first)} and {len(presets) - MOST_NAMES} more"
+    return f"{', '.join(first)} and others"
 
 
 def used_by(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:

@@ -50,8 +50,8 @@ def run(words: Sequence[str]) -> int:
         return _check_widths(options, parts)
     records: list[dict[str, Any]] = []
     # Python files first: models among the files may use their choices.
-    for file in sorted(options.files, key=lambda file: Path(file).suffix != ".py"):
-        check = _check_choices if Path(file).suffix == ".py" else _check_spec
+    for file in sorted(options.files, key=_is_code, reverse=True):
+        check = _check_choices if _is_code(file) else _check_spec
         record = check(file)
         records.append(record)
         if not options.json:
@@ -61,6 +61,11 @@ def run(words: Sequence[str]) -> int:
     if lines := [line for record in records for line in record["mistakes"]]:
         raise UserError(*lines)
     return 0 if all(record["good"] for record in records) else 1
+
+
+def _is_code(file: str) -> bool:
+    """True for a Python file, and for a folder with a package."""
+    return Path(file).suffix == ".py" or Path(file, "__init__.py").is_file()
 
 
 def _check_spec(file: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from argcomplete.lexers import split_line
 
 from archwright import presets
 from archwright.cli.list_verb import WHAT
-from archwright.cli.listings import listing
+from archwright.cli.listings import index, listing
 from archwright.cli.main import VERBS
 from archwright.cli.new_verb import KINDS
 from archwright.spec.other_names import CHOICES
@@ -137,7 +137,7 @@ def _of_list(prefix: str, verb: str, options: Namespace) -> Iterator[str]:
             yield section["name"]
             yield from (kind["name"] for kind in section["kinds"])
         return
-    chosen = listing("chosen")
+    chosen = index()
     key, equals, _ = prefix.partition("=")
     if equals:
         values = {**chosen.get(key, {}), **chosen.get(f"{key}.kind", {})}

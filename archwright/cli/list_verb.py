@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from archwright.cli.architectures_table import FORMATS, print_architectures, with_costs
 from archwright.cli.choices_table import print_choices, print_choices_of
-from archwright.cli.listings import listing, published_costs
+from archwright.cli.listings import index, listing, published_costs
 from archwright.cli.model_filter import FILTER, by_year, filtered, named_like
 from archwright.cli.parser import Parser, print_table
 from archwright.spec.absent import refuse_absent
@@ -55,6 +55,10 @@ def run(words: Sequence[str]) -> int:
     rest = [*options.words]
     what = rest.pop(0) if rest[:1] and rest[0] in WHAT else None
     name = rest.pop(0) if what == "choices" and rest else None
+    if what == "choices":
+        from archwright.spec.choice import load_installed
+
+        load_installed()
     filters = [word for word in rest if FILTER.fullmatch(word)]
     names = [word for word in rest if word not in filters]
     if filters and what not in (None, "models"):
@@ -105,7 +109,7 @@ def _print_models(
     """Print the models matching all filters and names."""
     models = listing("models")
     with_all = with_costs(models, published_costs())
-    rows, conditions = filtered(with_all["rows"], listing("chosen"), filters)
+    rows, conditions = filtered(with_all["rows"], index(), filters)
     for name in names:
         rows = named_like(rows, name)
     if options.by_year:

@@ -2,11 +2,14 @@
 
 import json
 import sys
+from collections import defaultdict
 from typing import Any
 
 from archwright import presets
 
 FOLDER = presets.FOLDER / "listings"
+PLAIN = (".kind", "dim", "num_layers", "vocab_size", "context_length")
+"""Suffixes of paths that are in the index even if all models agree."""
 
 
 def listing(name: str) -> Any:
@@ -19,6 +22,26 @@ def listing(name: str) -> Any:
         if name in LISTINGS:
             return LISTINGS[name]()
     return _read(name)
+
+
+def index() -> dict[str, dict[str, str]]:
+    """Return space-separated names of models, by path and value.
+
+    A model has a value if any of its layers has it. Kinds without models have an empty string.
+    """
+    users: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    kinds = (models := listing("chosen")).pop("")
+    for name, values in models.items():
+        for path, texts in values.items():
+            for text in texts:
+                users[path][text].append(name)
+    for path in kinds.keys() & users.keys():
+        users[path] |= {kind: [] for kind in kinds[path] if kind not in users[path]}
+    return {
+        path: {text: " ".join(names) for text, names in texts.items()}
+        for path, texts in sorted(users.items())
+        if path.endswith(PLAIN) or any(len(names) < len(models) for names in texts.values())
+    }
 
 
 def published_costs() -> dict[str, dict[str, int | None]]:

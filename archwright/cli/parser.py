@@ -151,8 +151,9 @@ def add_parts_option(parser: Parser) -> None:
         "--parts",
         action="append",
         default=[],
-        metavar="FILE",
-        help="a Python file of choices to add, such as archwright new writes; it is executed, so trust it",
+        metavar="FILE|PACKAGE",
+        help="choices to add: a Python file, such as archwright new writes, a folder with __init__.py, or an installed "
+        "module; it is executed, so trust it",
     )
 
 

@@ -15,6 +15,7 @@ from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.overrides import flatten, toml_value
+from archwright.spec.read import not_results
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
 """Top-level keys that do not affect logits after `as_computed`. Layers are compared one by one."""
@@ -77,6 +78,8 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
         back = family.with_unsaid(family.spec(family.config(spec)), spec)
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
+    except Exception as error:  # of a pattern of layers
+        return Fit(family, (f"{type(error).__name__}: {error}",) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))
 
 
@@ -120,11 +123,13 @@ def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
 
 
 def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    left_out = not_results(values)
     return {
         path: value
         for path, value in flatten(values.model_dump(by_alias=True)).items()
         if path.split(".")[0] not in {*without, *NO_MATTER}
         and path.split(".")[-1] not in (*ONLY_TRAINING, "dropout")
+        and path not in left_out
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,12 @@ from archwright.spec.model_spec import ModelSpec
 class Role:
     """A layer type: its distinctive values, and lenses for its other values.
 
+    A type with another mixer sets the kinds of all mixers, as in {"attention.kind": "none", "position.kind": "none",
+    "recurrence.kind": "delta"}; the family's lenses describe the layers with attention.
+
     Args:
         values: Spec values by dotted path that distinguish this type from other types of the group.
-        lenses: Mappings for this type only. All roles of a group set the same axes.
+        lenses: Mappings for this type only. All roles of a group set the same axes, or the axes of another mixer.
     """
 
     values: Mapping[str, Any]
@@ -137,9 +141,16 @@ def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None
     """Add all layers to a spec's table, the most frequent as default."""
     default = Counter(names).most_common(1)[0][0]
     kinds: dict[str, Table] = dict(zip(names, tables, strict=True))
+    common = {axis: deepcopy(value) for axis, value in spec.items() if isinstance(value, dict)}
     lay(spec, kinds.pop(default))
     if not kinds:
         return
+    # Where the default layer has another kind, such as no attention, layers without a kind keep the family's values.
+    for axis, value in common.items():
+        for table in kinds.values() if spec[axis].get("kind") != value.get("kind") else ():
+            if "kind" not in (stated := table.get(axis, {})):
+                table[axis] = deepcopy(value)
+                lay(table[axis], stated)
     spec["layer_kinds"] = {name.replace("_attention", ""): table for name, table in kinds.items()}
     order = ["default" if n == default else n.replace("_attention", "") for n in names]
     # Prefix and cycle of the smallest total length.
@@ -161,12 +172,15 @@ def _cycle(names: Sequence[str]) -> int:
 def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:
     """Return a function for looking up spec values by dotted path.
 
-    Values of layers come from the first of `layers` (indices; default: all) that has the path.
+    Values of layers come from the first of `layers` (indices; default: all) that has the path, attention first.
     """
     indices = range(spec.num_layers) if layers is None else layers
     names = spec.layers.names(spec.num_layers)
     kinds = dict.fromkeys(names[i] for i in indices)
-    stacks = [spec.layers_by_kind[kind] for kind in kinds]
+    # Layers with attention first: recurrent ones have neither its options nor its position.
+    stacks = sorted(
+        (spec.layers_by_kind[kind] for kind in kinds), key=lambda s: s.attention.is_none
+    )
 
     def get(path: str) -> Any:
         axis = path.split(".")[0]

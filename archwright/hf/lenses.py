@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -253,10 +254,14 @@ def read_all(lenses: Sequence[Lens], config: Config) -> Table:
 
 
 def write_all(lenses: Sequence[Lens], get: Get) -> dict[str, Any]:
-    """Write a config with several lenses; later lenses override earlier ones."""
+    """Write a config with several lenses; later lenses override earlier ones.
+
+    A lens that raises an exception writes nothing: it has no keys for the values of such a model.
+    """
     keys: dict[str, Any] = {}
     for lens in lenses:
-        keys = joined(keys, lens.write(get))
+        with suppress(Exception):
+            keys = joined(keys, lens.write(get))
     return keys
 
 

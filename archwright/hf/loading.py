@@ -38,11 +38,7 @@ NAMED = 3
 COPY = re.compile(r".*(?:decoder|generator_lm_head|vocab_projector|embed_tokens)\.(weight|bias)")
 COPIES = {"weight": ("embedding.weight",), "bias": ("head.bias",)}
 """Tensors with duplicates in some files. `COPY` matches the names of duplicates; its group is the key."""
-SIZES = (
-    *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
-    *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),
-    *("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim"),
-)
+SIZES = re.compile(r"(\w+_)?(dim|rank)|vocab_size|num_(\w+_)?(heads|experts)")
 """Spec options limited by the size of the largest tensor."""
 
 
@@ -137,7 +133,7 @@ def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) ->
     for path, size in {k: v for t in tables for k, v in flatten(t.model_dump()).items()}.items():
         name = path.rpartition(".")[2]
         limit = min(most, count) if name == "num_experts" and one_each else most
-        if name in SIZES and isinstance(size, int) and size > limit:
+        if SIZES.fullmatch(name) and isinstance(size, int) and size > limit:
             raise UserError(
                 f"{file}: found {path} = {size:,}, but only {count:,} tensors with up to {most:,} numbers"
             )

@@ -66,7 +66,8 @@ def filled(
 Mapped = str | Fused | When | Constant | tuple[str | When, ...]
 """Contents of a checkpoint module or tensor: a name in the model, several fused names, a constant, or alternatives.
 
-A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each matrix of a stack.
+A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each matrix of a stack. In names
+of the model, `{mixer}` is "attention" or "recurrence", the branch that gives a layer's first norm its name.
 """
 
 
@@ -198,7 +199,8 @@ def _slots(
         return {foreign: Fixed((), Same(), held.values(spec), held.read)}
     if isinstance(held, str):
         held = Fused((held,), Same())
-    names = held.ours
+    mixer = next(iter(layer.groups), "")
+    names = [name.replace("{mixer}", mixer) for name in held.ours]
     for suffix in _suffixes([prefix + name for name in names], tensors):
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:

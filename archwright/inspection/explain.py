@@ -56,7 +56,7 @@ Words = Sequence[str]
 
 def formula(choice: type[Choice]) -> str:
     """Return the docstring of what computes a choice, less its list of arguments; empty where it has no part."""
-    for registry in REGISTRIES:
+    for registry in REGISTRIES.values():
         for base in choice.__mro__:
             if base in registry and issubclass(choice, registry.base):
                 part = registry[base]

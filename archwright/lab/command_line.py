@@ -155,6 +155,12 @@ def _goes_on_from(study: StudySpec, shipped: StudySpec) -> bool:
     return kept and study.model_dump(exclude=free) == shipped.model_dump(exclude=free)
 
 
+def absolute(part: str | Path) -> Path:
+    """Return the absolute path of a file or folder of choices; the name of an installed module as it is."""
+    path = Path(part)
+    return path.resolve() if path.exists() or path.suffix == ".py" else path
+
+
 def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:
     """Let choices in files join the package's; return what a study records of the files."""
     if not files:

@@ -12,7 +12,7 @@ from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, check_folders, sweep
 from archwright.lab import plan as plans
 from archwright.lab.baseline_runs import Tuner, tune
-from archwright.lab.command_line import Command, load, study_of
+from archwright.lab.command_line import Command, absolute, load, study_of
 from archwright.lab.ngrams import counted
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import STUDY, Plan, slug
@@ -93,7 +93,7 @@ def compare(
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
     started, where = time.monotonic() - waited, Where(on, workers, slurm)
-    files = [Path(file).resolve() for file in parts]
+    files = [*map(absolute, parts)]
     command = _asked(words, options, files, out, parts, where, runs, add_seeds)
     study, path = command.study, command.folder
     with open_study(path, study) as folder:
@@ -152,7 +152,7 @@ def plan(
     import tempfile
 
     where = Where(on, workers, slurm)
-    files = [Path(file).resolve() for file in parts]
+    files = [*map(absolute, parts)]
     command = _asked(words, options, files, out, parts, where, runs, add_seeds)
     study, path = command.study, command.folder
     _check_place(path, study)

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -12,15 +12,16 @@ from torch.nn.modules.conv import _ConvNd
 from archwright.model.language_model import LanguageModel
 from archwright.optim.eager import AdamW
 from archwright.optim.muon import Muon
-from archwright.parts.linear import Embedding, GroupedLinear
+from archwright.parts import branch
+from archwright.parts.linear import Embedding, GroupedLinear, Linear
 from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
-from archwright.spec.errors import UserError
+from archwright.spec.errors import UserError, nearest
 from archwright.spec.run_spec import AdamW as AdamWSpec
 from archwright.spec.run_spec import Muon as MuonSpec
 from archwright.spec.run_spec import Optimizer as OptimizerSpec
 
-Role = Literal["matrix", "embedding", "head", "kernel", "vector"]
+Role = Literal["embedding", "head"] | branch.Role
 Parameters = list[tuple[str, nn.Parameter]]
 Optimizers = dict[str, torch.optim.Optimizer]
 
@@ -73,30 +74,65 @@ def set_learning_rates(optimizers: Mapping[str, torch.optim.Optimizer], share: f
 def roles(model: nn.Module) -> dict[str, Role]:
     """Return the role of each parameter by its name, as in `model.named_parameters()`.
 
-    embedding: the table of an embedding module, also where a head shares it.
+    Roles that a module states in `roles` come first. For the rest:
+    embedding: the table of an embedding module, also if a head shares it.
     head: the map to the vocabulary: a module named `head`; without one, the last matrix with the
         shape of the largest embedding. A language model without one shares the table of its embedding.
-    kernel: the weight of a convolution. vector: what has one dimension or none, and all weights of
-        norms and biases of stacks, which may have a row for each head or expert.
-    matrix: all else; more than two dimensions are stacks of matrices, as in experts.
+    kernel: the weight of a convolution. vector: a parameter with fewer than two axes, a weight of a norm or a bias
+        of a stack, which may have a row for each head or expert.
+    matrix: any other parameter; with more than two axes, a stack of matrices, as in experts.
+
+    Raises:
+        UserError: `roles` of a module names no parameter, or an unknown role.
     """
-    modules = dict(model.named_modules())
+    by_name, stated = dict[str, Role](), _stated(model)
+    for name, role in _usual_roles(model).items():
+        matrix: Role = "head" if "head" in name.split(".")[-2:-1] else "matrix"
+        by_name[name] = stated.get(name, matrix if role in (None, "matrix") else role)
+    if "head" not in by_name.values() and not isinstance(model, LanguageModel):
+        by_name.update(_head_by_shape(model, by_name))
+    return by_name
+
+
+def without_role(model: nn.Module) -> list[str]:
+    """Return the parameters that are matrices only because no module states their role."""
+    return [
+        n for n, role in _usual_roles(model).items() if role is None and n not in _stated(model)
+    ]
+
+
+def _usual_roles(model: nn.Module) -> dict[str, Role | None]:
+    """Return the role that follows from a parameter's module and shape; None if the module is of no known kind."""
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    by_name: dict[str, Role | None] = {}
     norms = tuple(part for part in NORMS.values() if isinstance(part, type))
-    found: dict[str, Role] = {}
     for name, parameter in model.named_parameters():
         owner = modules[name.rpartition(".")[0]]
         biases = isinstance(owner, GroupedLinear) and name.endswith(".bias")
         if parameter.ndim < 2 or isinstance(owner, norms) or biases:
-            found[name] = "vector"
+            by_name[name] = "vector"
         elif isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
-            found[name] = "embedding"
+            by_name[name] = "embedding"
         elif isinstance(owner, _ConvNd):
-            found[name] = "kernel"
+            by_name[name] = "kernel"
         else:
-            found[name] = "head" if "head" in name.split(".")[-2:-1] else "matrix"
-    if "head" not in found.values() and not isinstance(model, LanguageModel):
-        found.update(_head_by_shape(model, found))
-    return found
+            by_name[name] = "matrix" if isinstance(owner, nn.Linear | Linear) else None
+    return by_name
+
+
+def _stated(model: nn.Module) -> dict[str, Role]:
+    """Return the roles that modules state, by full name of the parameter."""
+    by_name: dict[str, Role] = {}
+    for prefix, module in model.named_modules():
+        for name, role in module.roles.items() if isinstance(module, branch.HasRoles) else ():
+            names = [n for n, _ in module.named_parameters()]
+            if name not in names or role not in get_args(branch.Role):
+                raise UserError(
+                    f'{type(module).__name__}.roles: found "{name}": "{role}"; expected parameters of the module with '
+                    f"one of the roles {', '.join(get_args(branch.Role))}.{nearest(name, names)}"
+                )
+            by_name[f"{prefix}.{name}".removeprefix(".")] = role
+    return by_name
 
 
 def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Role]:

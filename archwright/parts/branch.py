@@ -1,11 +1,22 @@
 """The contract of branches: what stands between two points of the residual stream."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import nn
 
 from archwright.parts.linear import Linear
 from archwright.parts.tensor_parallel import TensorParallel
+
+Role = Literal["vector", "matrix", "kernel"]
+
+
+@runtime_checkable
+class HasRoles(Protocol):
+    """A module that states the roles of its parameters, as every `Branch` does."""
+
+    roles: Mapping[str, Role]
 
 
 class Branch(nn.Module):
@@ -16,10 +27,14 @@ class Branch(nn.Module):
             computed again for its backward pass.
         counts: the names of tensors in which a branch counts what it sees in a step, of which a larger batch has the
             sum; None where it has seen nothing.
+        roles: role in optimization of a parameter, by its name in this module: Muon makes a "matrix" orthogonal, weight
+            decay shrinks a "matrix" or a "kernel", neither applies to a "vector". Required for parameters with two axes
+            in no Linear, embedding, convolution or expert stack, as in `{"A_log": "vector"}`.
     """
 
     first_pass: bool = True
     counts: Sequence[str] = ()
+    roles: Mapping[str, Role] = MappingProxyType({})
 
     @property
     def inputs(self) -> Sequence[Linear]:

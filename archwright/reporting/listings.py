@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, get_args
 
 from archwright.catalogue.axes import Option, Section, command, refusal, sections
-from archwright.catalogue.chosen import index
+from archwright.catalogue.chosen import chosen
 from archwright.catalogue.table import COLUMNS, rows
 from archwright.catalogue.usage import Usage, named, used_by
 from archwright.hf.families import FAMILIES
@@ -117,7 +117,7 @@ def _as_typed(value: object) -> str:
 
 LISTINGS: dict[str, Callable[[], Any]] = {
     "models": _models,
-    "chosen": index,
+    "chosen": chosen,
     "recipes": _recipes,
     "studies": _studies,
     "families": lambda: [[name, FAMILIES[name].architecture] for name in sorted(FAMILIES)],

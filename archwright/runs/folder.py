@@ -382,7 +382,7 @@ class RunFolder:
         lines = [
             line
             for line in diff(asked, spec)
-            if line.partition(":")[0].partition(".")[0] not in spec.not_identity
+            if line.partition(":")[0].partition(".")[0] not in spec.not_results
         ]
         rest = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise UserError(

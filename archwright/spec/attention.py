@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -24,6 +24,9 @@ from archwright.spec.choice import (
 from archwright.spec.masks import Causal, Full, Longformer, Mask, SymmetricWindow
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
+
+if TYPE_CHECKING:
+    from archwright.spec.cross_attention import SoftmaxCrossAttention
 
 Buckets = Annotated[int, Field(ge=2, le=2**16, multiple_of=2)]
 """A number of buckets: each direction of a hash and its opposite have one."""
@@ -167,6 +170,10 @@ class GatedValueEmbedding(ValueEmbedding):
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {"channels": self.width(sizes.dim)}
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        if self.width(sizes.dim) > sizes.dim:
+            yield f"channels: found {self.channels}; expected at most dim = {sizes.dim}"
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         return {"channels": "auto"}
@@ -329,6 +336,9 @@ class SoftmaxAttention(MaskedAttention):
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return super().numbers(sizes) | {"value_embedding": self.value_embedding.numbers(sizes)}
 
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        return unequal_heads(self, sizes.dim)
+
     @property
     def one_line(self) -> str:
         line = f"{self.mask.kind} attention in {self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}"
@@ -487,6 +497,15 @@ class LongformerAttention(EqualHeads):
     mask: Mask = Field(Longformer(), examples=[{"kind": "longformer", "radius": 32}])
     """Which keys a query may see: "longformer", with one global token or more."""
 
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        if not isinstance(self.mask, Longformer):
+            yield f'mask.kind: found "{self.mask.kind}" with attention.kind "longformer"; expected "longformer"'
+        elif not self.mask.num_global:
+            yield (
+                "mask.num_global: found 0, which leaves the projections of global tokens unused; "
+                'expected 1 or more, or attention.kind "softmax"'
+            )
+
     def num_parameters(self, dim: int) -> int:
         width = int(self.num_heads) * int(self.head_dim)
         biases = self.bias.query + self.bias.key + self.bias.value
@@ -595,6 +614,15 @@ class DisentangledAttention(EqualHeads):
         far = {"max_distance": sizes.context_length} if self.max_distance == "auto" else {}
         return {**found, **far}
 
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        number = self.num_buckets
+        far = sizes.context_length if self.max_distance == "auto" else self.max_distance
+        if number != "none" and (number < 4 or far - 1 <= number // 2):
+            yield (
+                f"num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
+                f"{max(4, 2 * (far - 2))}, or num_buckets=none"
+            )
+
     @property
     def side(self) -> int:
         """Rows of the table for distances of one sign, of resolved values."""
@@ -665,3 +693,16 @@ def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:
 def given_or_auto(value: AutoWidth, auto: int) -> int:
     """Return a width that is given, or what "auto" stands for."""
     return auto if value == "auto" else value
+
+
+def unequal_heads(choice: "SoftmaxAttention | SoftmaxCrossAttention", dim: int) -> Iterator[str]:
+    """Yield a line for each number of heads that does not divide the heads or the width."""
+    sizes = choice.heads(dim)
+    num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+    if num_heads % num_kv_heads:
+        yield f"num_kv_heads: found {num_kv_heads}; expected a divisor of num_heads = {num_heads}"
+    if choice.head_dim == "auto" and dim % num_heads:
+        yield (
+            f"num_heads: found {num_heads}; expected a divisor of dim = {dim}, or a given "
+            f"{choice.axis}.head_dim"
+        )

@@ -1,5 +1,7 @@
 """The ground of all specs: frozen, strict data, and axes whose choices are named by `kind`."""
 
+from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -51,8 +53,9 @@ class Spec(BaseModel):
         defer_build=True,
     )
 
-    not_identity: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are no part of the hash: what something is called, or what a machine decides."""
+    not_results: ClassVar[frozenset[str]] = frozenset()
+    """Fields that change no result: names, decisions of a machine, the number of tokens computed together. Hashes leave
+    them out; differences between models and exports leave out the fields of choices."""
     table: ClassVar[str] = ""
     """Field of a run that holds this spec, whose keys may be given with or without that name before them."""
 
@@ -76,8 +79,14 @@ class Spec(BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that the hash is made of."""
-        names = (name for name in type(self).model_fields if name not in self.not_identity)
+        names = (name for name in type(self).model_fields if name not in self.not_results)
         return {name: getattr(self, name) for name in names}
+
+    def contradicted(self, sizes: "ModelSizes") -> Iterator[str]:
+        """Yield the contradictions of all choices in this table, with their paths."""
+        for name, value in self:
+            if isinstance(value, Spec):
+                yield from (f"{name}.{line}" for line in value.contradicted(sizes))
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -208,6 +217,18 @@ class Choice(Spec):
         """Return what stands in place of each "auto", by field, tables within tables."""
         return {}
 
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        """Yield a line for each option that contradicts another option or the model's sizes.
+
+        A line starts with the option: "top_k: found 9; expected at most num_experts = 8". Its path is put before it.
+        Choices in this one have contradictions of their own.
+        """
+        yield from ()
+
+    def contradicted(self, sizes: ModelSizes) -> Iterator[str]:
+        yield from self.contradictions(sizes)
+        yield from super().contradicted(sizes)
+
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         """Return what another value stands for in a smaller model, by field, tables within tables."""
         inner = {name: value.scaled_down(to) for name, value in self if isinstance(value, Choice)}
@@ -256,12 +277,14 @@ class Choice(Spec):
     def _pick(cls, value: object) -> Self:
         if isinstance(value, cls):
             return value
+        kind = value.get("kind") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in cls.choices():
+            load_installed("kind: ")
         expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.choices()))
         if not isinstance(value, dict):
             raise PydanticCustomError(
                 "no_table", "expected a table with kind = {expected}", {"expected": expected}
             )
-        kind = value.get("kind")
         if not isinstance(kind, str) or kind not in cls.choices():
             elsewhere = CHOICES.get(str(kind).lower(), "").rpartition(".")[2]
             wanted = elsewhere if elsewhere in cls.choices() else str(kind)
@@ -274,6 +297,29 @@ class Choice(Spec):
         picked = cls.kinds[kind].model_validate(value)
         assert isinstance(picked, cls)
         return picked
+
+
+@cache
+def load_installed(path: str = "") -> None:
+    """Import the modules that installed packages name in the entry point group "archwright.parts".
+
+    Args:
+        path: Path of the value that needs them, for errors.
+
+    Raises:
+        UserError: A module raises an error.
+    """
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="archwright.parts"):
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist else entry.name
+            raise UserError(
+                f"{path}the installed package {package} cannot add its choices, {entry.value}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _place(cls: type[Choice]) -> tuple[str, str]:

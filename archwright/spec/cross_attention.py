@@ -1,5 +1,6 @@
 """Cross-attention: how the tokens of a decoder read what its encoder made of another text."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -10,6 +11,7 @@ from archwright.spec.attention import (
     SqrtScale,
     given_or_auto,
     num_heads_of,
+    unequal_heads,
 )
 from archwright.spec.choice import AutoCount, AutoWidth, ModelSizes, OptionalFloat, Probability
 from archwright.spec.mixers import ALL_INPUTS, Mixer
@@ -69,6 +71,9 @@ class SoftmaxCrossAttention(CrossAttention):
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         heads = self.heads(sizes.dim)
         return {**heads, "scale": self.scale.numbers_of_heads(heads["head_dim"])}
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        return unequal_heads(self, sizes.dim)
 
     @property
     def one_line(self) -> str:

@@ -1,5 +1,6 @@
 """Feed-forward: the per-token MLP."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -106,6 +107,13 @@ class Hidden(FeedForward):
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {"hidden_dim": self.width(sizes.dim), "ratio": "none"}
 
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        if self.ratio != "none" and self.hidden_dim != "auto":
+            yield (
+                f"ratio: found {self.ratio:g} beside hidden_dim = {self.hidden_dim}; expected one of the two: set "
+                "hidden_dim=auto or ratio=none"
+            )
+
     @property
     def one_line(self) -> str:
         return f"{self.kind} {self.hidden_dim}"
@@ -178,6 +186,11 @@ class XIELU(Plain):
     """Initial a_n = beta + softplus(n); above beta."""
     beta: float = Field(0.5, gt=0)
     """The slope b at 0."""
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        yield from super().contradictions(sizes)
+        if self.alpha_negative <= self.beta:
+            yield f"alpha_negative: found {self.alpha_negative:g}; expected more than beta = {self.beta:g}"
 
     def num_parameters_of(self, number: int, dim: int, hidden_dim: int) -> int:
         return super().num_parameters_of(number, dim, hidden_dim) + 2
@@ -348,6 +361,33 @@ class Experts(FeedForward):
     @property
     def hidden_layer(self) -> Hidden:
         return self.expert
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        experts, groups, size = (
+            self.num_experts,
+            self.num_groups,
+            self.num_experts // self.num_groups,
+        )
+        if self.top_k > experts:
+            yield f"top_k: found {self.top_k}; expected at most num_experts = {experts}"
+        if experts % groups:
+            yield f"num_groups: found {groups}; expected a divisor of num_experts = {experts}"
+        if size and not groups == 1 == self.top_groups:
+            least = -(-min(self.top_k, experts) // size)
+            if not least <= self.top_groups <= groups:
+                yield (
+                    f"top_groups: found {self.top_groups}; expected {least} to num_groups = {groups}, "
+                    f"for top_k = {self.top_k} experts out of groups of {size}"
+                )
+        if self.group_score == "top_two" and size == 1 != groups:
+            yield 'group_score: found "top_two" of groups of one expert; expected "max", or fewer num_groups'
+        idle = {"selection_bias": False, "selection_bias_update_rate": 0, "num_groups": 1}
+        for name, value in idle.items() if self.routing.chooses_alone else ():
+            if (found := getattr(self, name)) != value:
+                yield (
+                    f"{name}: found {str(found).lower()} with routing.kind "
+                    f'"{self.routing.kind}"; expected {str(value).lower()}'
+                )
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         """Of fewer experts a token chooses two at most, and groups of them hold two at least."""

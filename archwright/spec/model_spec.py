@@ -280,7 +280,7 @@ class ModelSpec(StackSpec, Shown):
     part out. `resolved()` has only numbers.
     """
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "source", "sources"})
+    not_results: ClassVar[frozenset[str]] = frozenset({"name", "source", "sources"})
     table: ClassVar[str] = "model"
     name: str = ""
     """Name of the model; no part of its identity."""
@@ -335,6 +335,11 @@ class ModelSpec(StackSpec, Shown):
         return validated(ModelSpec, values)
 
     @property
+    def sizes(self) -> ModelSizes:
+        """Sizes from which open numbers of choices follow."""
+        return ModelSizes(self.dim, self.num_layers, self.context_length)
+
+    @property
     def is_bidirectional(self) -> bool:
         """Whether tokens of some layer see what follows them, as those of BERT do."""
         masks = (getattr(kind.attention, "mask", None) for kind in self.layers_by_kind.values())
@@ -383,10 +388,9 @@ class ModelSpec(StackSpec, Shown):
         """
         enforce(self)
         values, layers = self.model_dump(), self.layers_by_kind
-        sizes = ModelSizes(self.dim, self.num_layers, self.context_length)
-        values.update(_resolved_layer(layers["default"], sizes))
+        values.update(_resolved_layer(layers["default"], self.sizes))
         values["layer_kinds"] = {
-            name: _resolved_layer(layers[name], sizes) for name in self.layer_kinds
+            name: _resolved_layer(layers[name], self.sizes) for name in self.layer_kinds
         }
         if self.vocab_size == "auto":
             values["vocab_size"] = round_up(vocab_size or DEFAULT_VOCAB_SIZE, 64)

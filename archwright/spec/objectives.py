@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import Choice, Count, Spec
+from archwright.spec.choice import Choice, Count, ModelSizes, Spec
 
 
 class Objective(Choice):
@@ -63,10 +63,6 @@ class Objective(Choice):
         """Unit of the mean of -ln p over all targets."""
         return "nats per token" if self.defines_bits_per_byte else "nats per predicted token"
 
-    def contradictions(self) -> Iterator[str]:
-        """Yield a line for each option that another one does not allow."""
-        yield from ()
-
     def window_length(self, context_length: int) -> int:
         """Return how many tokens of a text become one row of at most `context_length` inputs."""
         return context_length + self.overlap
@@ -114,7 +110,7 @@ class PrefixLM(Objective):
     longest: float = Field(1.0, ge=0, le=1)
     """Largest share of a row that is its prefix; shares are drawn uniformly."""
 
-    def contradictions(self) -> Iterator[str]:
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if self.shortest > self.longest:
             yield f"shortest: found {self.shortest}; expected at most longest = {self.longest}"
 
@@ -167,7 +163,7 @@ class MaskedTokens(Objective):
         # Two tokens, and the three special ones around them.
         return 5 if self.judges_rows else 1
 
-    def contradictions(self) -> Iterator[str]:
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if self.kept + self.random > 1:
             yield f"kept: found {self.kept}; expected at most 1 - random = {1 - self.random:g}"
         if self.judges_rows and len({*self.special_tokens}) < 3:
@@ -276,7 +272,7 @@ class SpanCorruption(FromText):
         # One token is kept, a sentinel stands for another, and one ends the text.
         return 3
 
-    def contradictions(self) -> Iterator[str]:
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         yield from _unnumbered(self.sentinel, self.num_sentinels)
 
 
@@ -360,7 +356,7 @@ class Denoising(FromText):
         # The mode, a token that is kept, a sentinel for another, and one that ends the text.
         return 4
 
-    def contradictions(self) -> Iterator[str]:
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         yield from _unnumbered(self.sentinel, self.num_sentinels)
         if shared := {d.mode for d in self.denoisers} & {*self.sentinels}:
             yield f'denoisers: found the mode "{min(shared)}", which is a sentinel; expected another'

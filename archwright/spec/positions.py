@@ -1,6 +1,7 @@
 """Positions: how a token knows where it stands."""
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -110,6 +111,11 @@ class Llama3Scaling(Scaling):
     """Wavelengths above original_length / low_freq_factor are divided."""
     high_freq_factor: float = Field(4.0, gt=0)
     """Wavelengths below original_length / high_freq_factor are kept."""
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if high < low:
+            yield f"high_freq_factor: found {high:g}; expected at least low_freq_factor = {low:g}"
 
 
 class LongRoPE(Scaling):

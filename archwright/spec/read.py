@@ -1,7 +1,7 @@
 """Reading and writing specs: TOML files, chains of bases, dotted overrides, differences."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +10,7 @@ import tomli_w
 
 from archwright import presets
 from archwright.spec.absent import refuse_absent
-from archwright.spec.choice import Spec, Uniform
+from archwright.spec.choice import Choice, Spec, Uniform
 from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
@@ -216,10 +216,10 @@ def differing(specs: Sequence[Spec]) -> dict[str, tuple[str, ...]]:
     even = [even_tables(spec) for spec in specs]
     tables = {path for each in even for path in each if all(e.get(path, True) for e in even)}
     sides = [collapse_uniform(flatten(dump(spec)), tables) for spec in specs]
-    found = {}
+    found, left_out = {}, set[str]().union(*map(not_results, specs))
     for path in dict.fromkeys(path for side in sides for path in side):
         values = tuple(toml_value(side[path]) if path in side else "-" for side in sides)
-        if len({*values}) > 1 and not NAMING & set(path.split(".")):
+        if len({*values}) > 1 and path not in left_out and not NAMING & set(path.split(".")):
             found[path] = values
     return found
 
@@ -232,19 +232,29 @@ def preset_names(room: str) -> list[str]:
     )
 
 
-def even_tables(spec: Spec, prefix: str = "") -> dict[str, bool]:
-    """Return the path of each table that one value may stand for, and whether one does."""
-    found = {}
+def even_tables(spec: Spec) -> dict[str, bool]:
+    """Return True for each path of a `Uniform` table with equal values, False for the others."""
+    return {
+        path: table.one is not None for path, table in _tables(spec) if isinstance(table, Uniform)
+    }
+
+
+def not_results(spec: Spec) -> set[str]:
+    """Return the paths of the options of choices that change no result."""
+    choices = ((path, table) for path, table in _tables(spec) if isinstance(table, Choice))
+    return {f"{path}.{name}" for path, choice in choices for name in choice.not_results}
+
+
+def _tables(spec: Spec, prefix: str = "") -> Iterator[tuple[str, Spec]]:
+    """Yield all tables in a spec, with their paths."""
     for name, field in type(spec).model_fields.items():
         value, path = getattr(spec, name), prefix + (field.alias or name)
-        if isinstance(value, Uniform):
-            found[path] = value.one is not None
-        elif isinstance(value, Spec):
-            found |= even_tables(value, f"{path}.")
+        if isinstance(value, Spec):
+            yield path, value
+            yield from _tables(value, f"{path}.")
     if isinstance(spec, ModelSpec):
         for name in spec.layer_kinds:
-            found |= even_tables(spec.layers_by_kind[name], f"{prefix}layer_kinds.{name}.")
-    return found
+            yield from _tables(spec.layers_by_kind[name], f"{prefix}layer_kinds.{name}.")
 
 
 def collapse_uniform(flat: Values, tables: Collection[str]) -> Values:

@@ -5,32 +5,27 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from archwright.spec.attention import (
     Attention,
     BucketScores,
-    DisentangledAttention,
-    GatedValueEmbedding,
     InverseScale,
     LatentAttention,
-    LongformerAttention,
     MaskedAttention,
     SoftmaxAttention,
 )
-from archwright.spec.choice import Choice
-from archwright.spec.cross_attention import SoftmaxCrossAttention
+from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
+from archwright.spec.feedforward import Experts, Hidden
 from archwright.spec.init import Glorot, MuP
-from archwright.spec.masks import Longformer, Prefix, Window
+from archwright.spec.masks import Prefix, Window
 from archwright.spec.overrides import flatten, prefixes
 from archwright.spec.positions import (
     ALiBi,
     Axial,
     Learned,
-    Llama3Scaling,
     LongRoPE,
     RoPE,
     T5Bias,
@@ -42,6 +37,7 @@ if TYPE_CHECKING:
     from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 Check = Callable[["ModelSpec"], Iterator[str]]
+LayerCheck = Callable[["ModelSpec", "LayerSpec"], Iterator[str]]
 C = TypeVar("C", bound=Choice)
 PATH_HEAD = re.compile(r"[^a-z_]")
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
@@ -105,25 +101,21 @@ def _rule(sentence: str, table: list[Rule] = RULES) -> Callable[[Check], Check]:
 _suspicion = partial(_rule, table=SUSPICIONS)
 
 
+def _of_layers(check: LayerCheck) -> Check:
+    """Return a check that tries every kind of layer, and puts the layer's path before its lines."""
+
+    @wraps(check)
+    def of_all(spec: "ModelSpec") -> Iterator[str]:
+        for at, layer in _layers(spec):
+            yield from (f"{at}{line}" for line in check(spec, layer))
+
+    return of_all
+
+
 def _layers(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec"]]:
     """Yield every kind of layer with the prefix of its paths."""
     for name, layer in spec.layers_by_kind.items():
         yield ("" if name == "default" else f"layer_kinds.{name}."), layer
-
-
-def _attentions(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec", MaskedAttention]]:
-    for at, layer in _layers(spec):
-        if isinstance(layer.attention, MaskedAttention):
-            yield at, layer, layer.attention
-
-
-def _dense(spec: "ModelSpec") -> Iterator[tuple[str, FeedForward]]:
-    """Yield each layer kind's MLP with its path: the feed-forward itself, or its experts' where it is a mixture."""
-    for at, layer in _layers(spec):
-        if isinstance(layer.feedforward, Experts):
-            yield f"{at}feedforward.expert.", layer.feedforward.expert
-        else:
-            yield f"{at}feedforward.", layer.feedforward
 
 
 def _choices(spec: "ModelSpec", cls: type[C]) -> Iterator[tuple[str, C]]:
@@ -132,6 +124,13 @@ def _choices(spec: "ModelSpec", cls: type[C]) -> Iterator[tuple[str, C]]:
         for axis, choice in layer:
             if isinstance(choice, cls):
                 yield f"{at}{axis}.", choice
+
+
+def _without(spec: "ModelSpec", axes: Iterable[str], beside: str) -> Iterator[str]:
+    """Yield a line for each axis with a choice other than "none"."""
+    for axis in axes:
+        if not (choice := getattr(spec, axis)).is_none:
+            yield f'{axis}.kind: found "{choice.kind}" beside {beside}; expected "none"'
 
 
 MOST_PARAMETERS = 10**15
@@ -168,60 +167,15 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
         yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
 
 
-def _in_heads(spec: "ModelSpec") -> Iterator[tuple[str, SoftmaxAttention | SoftmaxCrossAttention]]:
-    """Yield each branch of softmax attention with its path."""
-    for at, layer in _layers(spec):
-        for name, branch in layer.mixers.items():
-            if isinstance(branch, SoftmaxAttention | SoftmaxCrossAttention):
-                yield f"{at}{name}", branch
-
-
-@_rule("Query heads are shared out evenly over key-value heads.")
-def kv_heads_divide_heads(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _in_heads(spec):
-        sizes = attention.heads(spec.dim)
-        if sizes["num_heads"] % sizes["num_kv_heads"]:
-            yield (
-                f"{at}.num_kv_heads: found {sizes['num_kv_heads']}; expected a divisor of "
-                f"num_heads = {sizes['num_heads']}"
-            )
-
-
-@_rule("Without a head_dim of its own, the heads share out dim evenly.")
-def heads_divide_dim(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _in_heads(spec):
-        num_heads = attention.heads(spec.dim)["num_heads"]
-        if attention.head_dim == "auto" and spec.dim % num_heads:
-            yield (
-                f"{at}.num_heads: found {num_heads}; expected a divisor of "
-                f"dim = {spec.dim}, or a given {at.rpartition('.')[2]}.head_dim"
-            )
-
-
-@_rule("The gate of a value embedding reads coordinates that there are.")
-def value_gate_reads_x(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _choices(spec, SoftmaxAttention):
-        choice = attention.value_embedding
-        if isinstance(choice, GatedValueEmbedding) and choice.width(spec.dim) > spec.dim:
-            yield (
-                f"{at}value_embedding.channels: found {choice.channels}; expected at most "
-                f"dim = {spec.dim}"
-            )
-
-
-@_rule("Projections of global tokens are used by some.")
-def global_tokens_exist(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _choices(spec, LongformerAttention):
-        if not isinstance(attention.mask, Longformer):
-            yield (
-                f'{at}mask.kind: found "{attention.mask.kind}" with attention.kind "longformer"; '
-                'expected "longformer"'
-            )
-        elif not attention.mask.num_global:
-            yield (
-                f"{at}mask.num_global: found 0, which leaves the projections of global tokens unused; "
-                'expected 1 or more, or attention.kind "softmax"'
-            )
+@_rule("Options of a choice fit each other and the sizes of the model.")
+def options_fit(spec: "ModelSpec") -> Iterator[str]:
+    # Those around the layers and of the default layer; other stacks are checked as models.
+    for name, value in spec:
+        if isinstance(value, Spec) and name not in ("encoder", "generator"):
+            yield from (f"{name}.{line}" for line in value.contradicted(spec.sizes))
+    for name in spec.layer_kinds:
+        layer = spec.layers_by_kind[name]
+        yield from (f"layer_kinds.{name}.{line}" for line in layer.contradicted(spec.sizes))
 
 
 @_rule("Global tokens before a text are none of the vocabulary.")
@@ -238,7 +192,9 @@ def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
 def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
     if not (number := spec.predicting_streams):
         return
-    beside = f"beside predicting_streams = {number}"
+    beside = f"predicting_streams = {number}"
+    yield from _without(spec, ("sequence_head", "generator"), beside)
+    beside = f"beside {beside}"
     for at, layer in _layers(spec):
         attention, mask = layer.attention, getattr(layer.attention, "mask", None)
         if not attention.has_streams:
@@ -275,175 +231,55 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
         yield f'attention.kind: found "none" {beside}, which read the text by it; expected "softmax" in some layer'
     if spec.global_tokens:
         yield f"global_tokens: found {spec.global_tokens} {beside}; expected 0"
-    for axis in ("sequence_head", "generator"):
-        if not (choice := getattr(spec, axis)).is_none:
-            yield f'{axis}.kind: found "{choice.kind}" {beside}; expected "none"'
     if spec.head.predicts != "tokens":
         yield f'head.predicts: found "{spec.head.predicts}" {beside}; expected "tokens"'
 
 
 @_rule("RoPE rotates pairs of coordinates.")
-def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
-    for at, position, attention in _ropes(spec):
+@_of_layers
+def rope_needs_pairs(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, attention = layer.position, layer.attention
+    if isinstance(position, RoPE) and isinstance(attention, MaskedAttention):
         width = attention.rotary_dim(spec.dim)
         rotary = rotary_dim(position, width)
         if rotary % 2 or width * position.fraction < 2:
             field = "rope_head_dim" if isinstance(attention, LatentAttention) else "head_dim"
             yield (
-                f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
-                f"{width}; expected an even number above 0: change attention.{field} or "
-                "position.fraction"
+                f'position.kind: found "rope" over {rotary} coordinates of heads of {width}; expected an even number '
+                f"above 0: change attention.{field} or position.fraction"
             )
-
-
-def _ropes(spec: "ModelSpec") -> Iterator[tuple[str, RoPE, MaskedAttention]]:
-    """Yield every rotary position with the attention that it acts in."""
-    for at, layer, attention in _attentions(spec):
-        if isinstance(layer.position, RoPE):
-            yield at, layer.position, attention
 
 
 @_rule("LongRoPE has a divisor for each pair of coordinates.")
-def longrope_divides_each_pair(spec: "ModelSpec") -> Iterator[str]:
-    for at, position, attention in _ropes(spec):
-        if isinstance(position.scaling, LongRoPE):
-            pairs = rotary_dim(position, attention.rotary_dim(spec.dim)) // 2
-            for name in ("short", "long"):
-                found = len(getattr(position.scaling, name))
-                if found not in (0, pairs):
-                    yield (
-                        f"{at}position.scaling.{name}: found {found} numbers; expected {pairs}, "
-                        "one for each pair of coordinates, or none"
-                    )
-
-
-@_rule("Llama 3's scaling blends between two wavelengths, or steps at one.")
-def llama3_has_a_stretch(spec: "ModelSpec") -> Iterator[str]:
-    for at, position, _ in _ropes(spec):
-        scaling = position.scaling
-        if isinstance(scaling, Llama3Scaling):
-            low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            if high < low:
-                yield (
-                    f"{at}position.scaling.high_freq_factor: found {high:g}; "
-                    f"expected at least low_freq_factor = {low:g}"
-                )
+@_of_layers
+def longrope_divides_each_pair(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, attention = layer.position, layer.attention
+    if not (isinstance(position, RoPE) and isinstance(attention, MaskedAttention)):
+        return
+    pairs = rotary_dim(position, attention.rotary_dim(spec.dim)) // 2
+    for name in ("short", "long") if isinstance(position.scaling, LongRoPE) else ():
+        if (found := len(getattr(position.scaling, name))) not in (0, pairs):
+            yield (
+                f"position.scaling.{name}: found {found} numbers; expected {pairs}, one for each pair of coordinates, "
+                "or none"
+            )
 
 
 @_rule("There are buckets for near distances, and far ones beyond them.")
-def buckets_widen(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer, attention in _attentions(spec):
-        scores = getattr(attention, "distance_scores", None)
-        for path, choice in (("position", layer.position), ("attention.distance_scores", scores)):
-            if not isinstance(choice, T5Bias | BucketScores):
-                continue
-            two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
-            two_way = two_way or attention.further_positions > 0
+@_of_layers
+def buckets_widen(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if not isinstance(attention := layer.attention, MaskedAttention):
+        return
+    two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
+    two_way = two_way or attention.further_positions > 0
+    scores = getattr(attention, "distance_scores", None)
+    for path, choice in (("position", layer.position), ("attention.distance_scores", scores)):
+        if isinstance(choice, T5Bias | BucketScores):
             number = choice.num_buckets // (2 if two_way else 1)
             if number < 2 or choice.max_distance <= number // 2:
                 yield (
-                    f"{at}{path}.max_distance: found {choice.max_distance} with num_buckets = "
-                    f"{choice.num_buckets}; expected more than {max(number // 2, 1)}, and two "
-                    "buckets or more for each direction"
-                )
-
-
-@_rule("Distances have rows of their own near by, and share those of a log scale beyond.")
-def distances_widen(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _choices(spec, DisentangledAttention):
-        if attention.num_buckets == "none":
-            continue
-        far, number = attention.max_distance, attention.num_buckets
-        far = spec.context_length if far == "auto" else far
-        if number < 4 or far - 1 <= number // 2:
-            yield (
-                f"{at}num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
-                f"{max(4, 2 * (far - 2))}, or num_buckets=none"
-            )
-
-
-@_rule("xIELU's negative side is steeper than its slope at 0.")
-def xielu_starts_above_beta(spec: "ModelSpec") -> Iterator[str]:
-    for at, f in _dense(spec):
-        if isinstance(f, XIELU) and f.alpha_negative <= f.beta:
-            yield (
-                f"{at}alpha_negative: found {f.alpha_negative:g}; expected more than "
-                f"beta = {f.beta:g}"
-            )
-
-
-@_rule("A hidden width is given once: by itself, or as a ratio.")
-def one_hidden_width(spec: "ModelSpec") -> Iterator[str]:
-    for at, f in _dense(spec):
-        if isinstance(f, Hidden) and f.ratio != "none" and f.hidden_dim != "auto":
-            yield (
-                f"{at}ratio: found {f.ratio:g} beside hidden_dim = {f.hidden_dim}; expected one of the two: set "
-                f"{at}hidden_dim=auto or {at}ratio=none"
-            )
-
-
-@_rule("A token goes through no more experts than it may choose from.")
-def enough_experts(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if experts.top_k > experts.num_experts:
-            yield (
-                f"{at}top_k: found {experts.top_k}; expected at most num_experts = "
-                f"{experts.num_experts}"
-            )
-
-
-@_rule("Experts are shared out evenly over groups.")
-def groups_divide_experts(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if experts.num_experts % experts.num_groups:
-            yield (
-                f"{at}num_groups: found {experts.num_groups}; expected a divisor of "
-                f"num_experts = {experts.num_experts}"
-            )
-
-
-@_rule("The chosen groups are among those there are, and hold experts enough.")
-def groups_hold_enough(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        each = experts.num_experts // experts.num_groups
-        if not each or experts.num_groups == 1 == experts.top_groups:
-            continue
-        least = -(-min(experts.top_k, experts.num_experts) // each)
-        if not least <= experts.top_groups <= experts.num_groups:
-            yield (
-                f"{at}top_groups: found {experts.top_groups}; expected {least} to "
-                f"num_groups = {experts.num_groups}, for top_k = {experts.top_k} experts out of groups of {each}"
-            )
-
-
-@_rule("The best two of a group are two.")
-def groups_have_two(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if (
-            experts.group_score == "top_two"
-            and experts.num_experts // experts.num_groups == 1 != experts.num_groups
-        ):
-            yield (
-                f'{at}group_score: found "top_two" of groups of one expert; expected "max", or '
-                "fewer num_groups"
-            )
-
-
-@_rule("What chooses by the router's numbers alone has no other say in it.")
-def routing_chooses_alone(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        if not experts.routing.chooses_alone:
-            continue
-        for name, idle in (
-            ("selection_bias", False),
-            ("selection_bias_update_rate", 0),
-            ("num_groups", 1),
-        ):
-            found = getattr(experts, name)
-            if found != idle:
-                yield (
-                    f"{at}{name}: found {str(found).lower()} with routing.kind "
-                    f'"{experts.routing.kind}"; expected {str(idle).lower()}'
+                    f"{path}.max_distance: found {choice.max_distance} with num_buckets = {choice.num_buckets}; "
+                    f"expected more than {max(number // 2, 1)}, and two buckets or more for each direction"
                 )
 
 
@@ -493,27 +329,28 @@ def grids_fit(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_rule("Positions that act inside attention act in one that computes them.")
-def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer in _layers(spec):
-        position, mixers = layer.position, layer.mixers
-        inside = position.rotates or position.scores
-        if inside and mixers and not any("position" in mixer.takes for mixer in mixers.values()):
-            name, mixer = next(iter(mixers.items()))
-            yield (
-                f'{at}position.kind: found "{position.kind}", which acts inside attention, where {name}.kind '
-                f'"{mixer.kind}" leaves it out; expected "none", or one that is added to the embedding'
-            )
+@_of_layers
+def positions_reach_attention(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, mixers = layer.position, layer.mixers
+    inside = position.rotates or position.scores
+    if inside and mixers and not any("position" in mixer.takes for mixer in mixers.values()):
+        name, mixer = next(iter(mixers.items()))
+        yield (
+            f'position.kind: found "{position.kind}", which acts inside attention, where {name}.kind "{mixer.kind}" '
+            'leaves it out; expected "none", or one that is added to the embedding'
+        )
 
 
 @_rule("A sum of tokens stands in a block, from which distances are counted.")
-def sums_have_distances(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer, attention in _attentions(spec):
-        counts = isinstance(layer.position, T5Bias | ALiBi) or layer.position.absolute
-        if attention.further_positions and not (counts or layer.position.is_none):
-            yield (
-                f'{at}position.kind: found "{layer.position.kind}" with attention.kind "{attention.kind}"; expected '
-                '"t5", "alibi", "none", or one that is added to the embedding'
-            )
+@_of_layers
+def sums_have_distances(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    position, attention = layer.position, layer.attention
+    counts = isinstance(position, T5Bias | ALiBi) or position.absolute or position.is_none
+    if isinstance(attention, MaskedAttention) and attention.further_positions and not counts:
+        yield (
+            f'position.kind: found "{position.kind}" with attention.kind "{attention.kind}"; expected "t5", "alibi", '
+            '"none", or one that is added to the embedding'
+        )
 
 
 @_rule("Two streams run through all layers, or through none.")
@@ -577,13 +414,13 @@ def shared_layers_are_dense(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_rule("A layer has at least one branch.")
-def layer_has_a_branch(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer in _layers(spec):
-        if not layer.branches:
-            yield (
-                f'{at}attention.kind: found "none" beside recurrence.kind and feedforward.kind "none"; '
-                "expected one branch at least"
-            )
+@_of_layers
+def layer_has_a_branch(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if not layer.branches:
+        yield (
+            'attention.kind: found "none" beside recurrence.kind and feedforward.kind "none"; expected one branch at '
+            "least"
+        )
 
 
 @_rule("Cross-attention reads an encoder, and an encoder is read.")
@@ -619,9 +456,7 @@ def a_head_of_replaced_tokens_stands_alone(spec: "ModelSpec") -> Iterator[str]:
         return
     if spec.head.tied:
         yield 'head.tied: found true beside head.predicts = "replaced", which reads no table; expected false'
-    for axis in ("encoder", "sequence_head"):
-        if not (choice := getattr(spec, axis)).is_none:
-            yield f'{axis}.kind: found "{choice.kind}" beside head.predicts = "replaced"; expected "none"'
+    yield from _without(spec, ("encoder", "sequence_head"), 'head.predicts = "replaced"')
 
 
 @_rule("A generator's tokens are found, in texts that both stacks read by one embedding.")
@@ -665,16 +500,13 @@ def shared_tables_are_as_wide(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_suspicion("Matrix kernels want head_dim to be a multiple of 8.")
-def odd_head_dim(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        width = attention.key_dim(spec.dim)
+@_of_layers
+def odd_head_dim(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    attention = layer.attention
+    if isinstance(attention, MaskedAttention) and (width := attention.key_dim(spec.dim)) % 8:
         latent = isinstance(attention, LatentAttention)
         field = "nope_head_dim + rope_head_dim" if latent else "head_dim"
-        if width % 8:
-            yield (
-                f"{at}attention.{field} is {width}: not a multiple of 8, "
-                "which slows the kernels down"
-            )
+        yield f"attention.{field} is {width}: not a multiple of 8, which slows the kernels down"
 
 
 SMALLEST_PUBLISHED = 256
@@ -692,27 +524,23 @@ def odd_shape(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_suspicion("Hidden width is near 4 dim, or 8/3 dim where gated.")
-def odd_hidden_dim(spec: "ModelSpec") -> Iterator[str]:
-    for at, layer in _layers(spec):
-        if isinstance(layer.feedforward, Hidden):
-            ratio = layer.feedforward.width(spec.dim) / spec.dim
-            usual = layer.feedforward.usual_ratio
-            if not usual / 2 <= ratio <= usual * 2:
-                yield (
-                    f"{at}feedforward.hidden_dim is {ratio:.3g} dim: models lie near {usual:.3g} "
-                    f'with "{layer.feedforward.kind}"'
-                )
+@_of_layers
+def odd_hidden_dim(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if isinstance(branch := layer.feedforward, Hidden):
+        ratio, usual = branch.width(spec.dim) / spec.dim, branch.usual_ratio
+        if not usual / 2 <= ratio <= usual * 2:
+            near = f'models lie near {usual:.3g} with "{branch.kind}"'
+            yield f"feedforward.hidden_dim is {ratio:.3g} dim: {near}"
 
 
 @_suspicion("A router learns from the weights it gives.")
-def constant_weights(spec: "ModelSpec") -> Iterator[str]:
-    for at, experts in _choices(spec, Experts):
-        sums_to_one = experts.normalize_weights or experts.routing.sums_to_one
-        if experts.top_k == 1 and sums_to_one:
-            yield (
-                f"{at}top_k is 1 with weights that add up to 1: the router learns nothing but "
-                "balance"
-            )
+@_of_layers
+def constant_weights(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    experts = layer.feedforward
+    if not isinstance(experts, Experts) or experts.top_k > 1:
+        return
+    if experts.normalize_weights or experts.routing.sums_to_one:
+        yield "feedforward.top_k is 1 with weights that add up to 1: the router learns nothing but balance"
 
 
 @_suspicion("The vocabulary is a multiple of 64.")
@@ -738,33 +566,35 @@ def large_tied_embedding(spec: "ModelSpec") -> Iterator[str]:
 
 
 @_suspicion("muP divides scores by head_dim.")
-def mup_without_inverse_scale(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if isinstance(spec.init, MuP) and not isinstance(attention.scale, InverseScale):
-            yield (
-                f'{at}attention.scale.kind is "{attention.scale.kind}" with init.kind "mup": the best '
-                'learning rate stays as heads grow wider only with "inverse"'
-            )
+@_of_layers
+def mup_without_inverse_scale(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    scale = layer.attention.scale if isinstance(layer.attention, MaskedAttention) else None
+    if isinstance(spec.init, MuP) and scale is not None and not isinstance(scale, InverseScale):
+        yield (
+            f'attention.scale.kind is "{scale.kind}" with init.kind "mup": the best learning rate stays as heads grow '
+            'wider only with "inverse"'
+        )
 
 
 @_suspicion("muP's rates are those of maps whose widths grow with dim.")
-def mup_with_latents(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if isinstance(spec.init, MuP) and isinstance(attention, LatentAttention):
-            yield (
-                f'{at}attention.kind is "latent" with init.kind "mup", whose rates are not derived for '
-                "maps through a latent: the best learning rate may move with dim"
-            )
+@_of_layers
+def mup_with_latents(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    if isinstance(spec.init, MuP) and isinstance(layer.attention, LatentAttention):
+        yield (
+            'attention.kind is "latent" with init.kind "mup", whose rates are not derived for maps through a latent: '
+            "the best learning rate may move with dim"
+        )
 
 
 @_suspicion("A window narrows something.")
-def idle_window(spec: "ModelSpec") -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
-        if isinstance(attention.mask, Window) and attention.mask.size >= spec.context_length:
-            yield (
-                f"{at}attention.mask.size is {attention.mask.size}: no shorter than "
-                f"context_length = {spec.context_length}, so the window hides nothing"
-            )
+@_of_layers
+def idle_window(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
+    mask = layer.attention.mask if isinstance(layer.attention, MaskedAttention) else None
+    if isinstance(mask, Window) and mask.size >= spec.context_length:
+        yield (
+            f"attention.mask.size is {mask.size}: no shorter than context_length = {spec.context_length}, so the "
+            "window hides nothing"
+        )
 
 
 @_suspicion("A stated source is that of a value.")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import cast
 
+from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
 from archwright.spec.mixers import Mixer
@@ -17,7 +18,7 @@ from archwright.spec.validation_errors import show
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
     rules = (
-        *(_name, _rows, _stride, _early_stop, _tokenizer, _task, _pairs, _objective),
+        *(_choices, _name, _rows, _stride, _early_stop, _tokenizer, _task, _pairs, _objective),
         *(_visible_future, _ignored_inputs),
     )
     lines = [line for rule in rules for line in rule(run)]
@@ -27,6 +28,13 @@ def enforce_run(run: RunSpec) -> None:
         lines += [f"model.{line}" for line in error.lines]
     if lines:
         raise UserError(*lines)
+
+
+def _choices(run: RunSpec) -> Iterator[str]:
+    """Options of a choice fit each other; those of the model have a rule."""
+    for name, value in run:
+        if name != "model" and isinstance(value, Spec):
+            yield from (f"{name}.{line}" for line in value.contradicted(run.model.sizes))
 
 
 def _name(run: RunSpec) -> Iterator[str]:
@@ -85,7 +93,6 @@ def _task(run: RunSpec) -> Iterator[str]:
             f'data.task.kind: found "{task.kind}" beside data.text = {show(text)}; the text is the task or documents: '
             f"give data.text={task.kind}, or data.task.kind=none"
         )
-    yield from (f"data.task.{line}" for line in task.contradictions())
     found = f'data.text: found the task "{task.kind}", which '
     places = [
         ("model.context_length", length),
@@ -133,7 +140,6 @@ def _pairs(run: RunSpec) -> Iterator[str]:
 def _objective(run: RunSpec) -> Iterator[str]:
     """The options of the objective fit together."""
     objective, encoder = run.objective, run.model.encoder
-    yield from (f"objective.{line}" for line in objective.contradictions())
     if objective.has_source and encoder.is_none:
         yield (
             f'objective.kind: found "{objective.kind}", which makes a source and a target of a text; expected a model '

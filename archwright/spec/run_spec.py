@@ -409,7 +409,7 @@ class PartsFile(Spec):
 class RunSpec(Shown):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset(
+    not_results: ClassVar[frozenset[str]] = frozenset(
         {"name", "machine", "scale", "loggers", "probes"}
     )
     name: str = ""

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from archwright.spec.choice import Choice, ModelSizes, ScaleDown
+from archwright.spec.choice import Choice, ScaleDown
 from archwright.spec.merge import validated
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def scaled_down(
     are at most `num_experts` to choose from, of which a token chooses at most 2. An encoder keeps its share of the
     decoder's layers, width and length, and so does a generator.
     """
-    old = ModelSizes(spec.dim, spec.num_layers, spec.context_length)
+    old = spec.sizes
     to = ScaleDown(old, dim, min(head_dim, dim), context_length, num_experts)
     values = spec.model_dump()
     for name, layer in spec.layers_by_kind.items():

@@ -40,10 +40,6 @@ class Task(Choice):
             else "an example"
         )
 
-    def contradictions(self) -> Iterator[str]:
-        """Yield a line for each option that another one does not allow."""
-        yield from ()
-
 
 class Documents(Task):
     """No task: data.text names documents, of which every token is scored."""
@@ -85,7 +81,7 @@ class MQAR(Task):
         fewest = min(4, pairs) if self.fewest_pairs == "auto" else self.fewest_pairs
         return {"pairs": pairs, "fewest_pairs": fewest}
 
-    def contradictions(self) -> Iterator[str]:
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         for name, number in (("keys", self.keys), ("values", self.values)):
             if self.pairs != "auto" and self.pairs > number:
                 yield (f"{name}: found {number}; expected at least pairs = {self.pairs}")
@@ -109,7 +105,7 @@ class Markov(Task):
     table_seed: int = Field(0, ge=0, lt=2**63)
     """Of the table, which is the same for all seeds of a run."""
 
-    def contradictions(self) -> Iterator[str]:
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if self.symbols ** (self.order + 1) > MOST_TRANSITIONS:
             most = max(s for s in range(2, 257) if s ** (self.order + 1) <= MOST_TRANSITIONS)
             yield (
@@ -141,7 +137,7 @@ class Needle(Task):
     fillers: Symbols = 32
     """Different tokens of filler."""
 
-    def contradictions(self) -> Iterator[str]:
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if self.pairs > self.keys:
             yield (f"keys: found {self.keys}; expected at least pairs = {self.pairs}")
 

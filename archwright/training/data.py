@@ -9,7 +9,6 @@ from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
 from archwright.data.task_text import NUM_HELD_OUT, SIDES, TaskText
 from archwright.runs import RunFolder
-from archwright.spec.choice import ModelSizes
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec, TokenizerSpec
@@ -154,7 +153,7 @@ def pair_material(run: RunSpec, tokenizer: Tokenizer) -> Material:
 
 def settled_task(task: Task, model: ModelSpec) -> Task:
     """Return a task with a number in place of each "auto"."""
-    sizes = ModelSizes(model.dim, model.num_layers, model.context_length)
+    sizes = model.sizes
     return task.model_copy(update=task.numbers(sizes))
 
 

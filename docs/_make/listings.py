@@ -15,7 +15,14 @@ from archwright.spec.read import load_with_blame, preset_names
 def write() -> None:
     """Write all listings into the package, a file for each."""
     for name, resolve in {**LISTINGS, "costs": _costs, "glossary": _glossary}.items():
-        text = json.dumps(resolve(), indent=1, ensure_ascii=False)
+        # One line for each model's values: a new preset adds lines, and changes none.
+        indent = None if name == "chosen" else 1
+        text = json.dumps(content := resolve(), indent=indent, ensure_ascii=False)
+        if indent is None:
+            lines = (
+                f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in content.items()
+            )
+            text = "{\n" + ",\n".join(lines) + "\n}"
         (FOLDER / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
 """The values of published models, by path."""
 
 from archwright.catalogue.chosen import values
-from archwright.cli.listings import listing
-from archwright.spec.read import load
+from archwright.cli.listings import FOLDER, index
+from archwright.spec.read import load, preset_names
 
 
 def test_a_model_has_what_any_layer_has() -> None:
@@ -17,10 +17,17 @@ def test_a_model_has_what_any_layer_has() -> None:
 
 def test_the_listing_has_the_values_of_each_model() -> None:
     """Of an encoder-decoder, a mixture and a model with layers of two kinds."""
-    chosen = listing("chosen")
+    chosen = index()
     for name in ("t5-small", "mixtral-8x7b", "gemma-2-2b"):
         for path, texts in values(load(name)).items():
             if path in chosen:
                 having = [text for text, names in chosen[path].items() if name in names.split()]
                 assert sorted(having) == sorted(texts), path
     assert chosen["feedforward.kind"]["bilinear"] == ""
+
+
+def test_a_new_model_adds_a_line_and_changes_none() -> None:
+    """Two branches with a new model each can then be merged."""
+    first, *lines, last = (FOLDER / "chosen.json").read_text("utf-8").splitlines()
+    assert (first, last) == ("{", "}")
+    assert [line.split('"')[1] for line in lines] == ["", *preset_names("models")]

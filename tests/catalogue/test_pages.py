@@ -138,8 +138,8 @@ def test_the_file_and_the_python_on_the_page_say_the_same() -> None:
 def test_many_presets_are_counted() -> None:
     assert named(["a"]) == "a"
     assert named(["a", "b", "c"]) == "a, b and c"
-    assert named([*"abcdefgh"]) == "a, b, c, d, e, f and 2 more"
-    assert named(["a-1", "a-2", "a-3", *"bcdef"]) == "a-1, b, c, d, e, f and 2 more"
+    assert named([*"abcdefgh"]) == "a, b, c, d, e, f and others"
+    assert named(["a-1", "a-2", "a-3", *"bcdef"]) == "a-1, b, c, d, e, f and others"
 
 
 def _written(values: object, path: str, value: str) -> bool:

@@ -49,6 +49,7 @@ def test_conditions_hold_together(capsys: pytest.CaptureFixture[str]) -> None:
         (["num_kv_heads=1", "year=2022"], {"palm-540b"}),
         (["qk norm=RMSNorm", "dim=1152"], {"gemma-3-1b"}),
         (["feedforward=bilinear"], set()),
+        (["parameters>=1.5T"], {"switch-c"}),
         (["olmo-3"], {"olmo-3-7b", "olmo-3-32b"}),
         (["LLAMA-4", "maverick"], {"llama-4-maverick"}),
     ],

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,45 @@ def test_without_its_file_a_run_says_what_it_needs(
     (line,) = caught.value.lines
     assert line.startswith("runs/modern was made with choices of centered_norm.py, which are not")
     assert 'found "centered"' in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["my_parts", "my_parts.norms"], ids=["folder", "module"])
+def test_a_package_is_found_again_by_resumed_runs_and_workers(
+    part: str,
+    words: list[str],
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (place / "my_parts").mkdir()
+    (place / "centered_norm.py").rename(place / "my_parts" / "norms.py")
+    (place / "my_parts" / "__init__.py").write_text("from . import norms\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{place}")
+    try:
+        assert typed(capsys, *words, "--parts", part, "--quiet") == (0, "", "")
+        assert set(RunFolder("runs/modern").parts) == {part}
+        said = f"archwright: runs/modern was made with choices of {part}; add --parts {part}\n"
+        assert typed(capsys, "train", "--resume", "runs/modern") == (2, "", said)
+        assert typed(capsys, "train", "--resume", "runs/modern", "--parts", part)[0] == 0
+        few = [
+            "--seeds",
+            "2",
+            "--budget",
+            "2steps",
+            "--no-tune-lr",
+            "--match",
+            "none",
+            "--quiet",
+            "--parts",
+        ]
+        write_text(place / "long.txt", 2500)
+        study = ["compare", "modern", ":norm.kind=centered", *tiny_words("long.txt")[2:]]
+        assert main([*study, *few, part]) == 0, capsys.readouterr().err
+    finally:
+        for name in [name for name in sys.modules if name.startswith("my_parts")]:
+            del sys.modules[name]
 
 
 def test_postponed_annotations_are_understood(visitors: None, place: Path) -> None:

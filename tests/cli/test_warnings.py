@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from archwright.cli import main
-from archwright.cli.listings import listing
+from archwright.cli.listings import index
 from archwright.spec.read import given_model, load
 from archwright.spec.rules import SMALLEST_PUBLISHED, suspicions
 
@@ -31,7 +31,7 @@ def test_a_changed_value(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_small_models_have_no_published_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    assert min(map(int, listing("chosen")["dim"])) == SMALLEST_PUBLISHED
+    assert min(map(int, index()["dim"])) == SMALLEST_PUBLISHED
     assert printed(capsys, "show", "modern", "dim=128") == []
 
 

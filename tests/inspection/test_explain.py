@@ -10,7 +10,7 @@ from archwright.spec.choice import Choice
 
 KINDS = {
     (registry.base.axis, kind): choice
-    for registry in REGISTRIES
+    for registry in REGISTRIES.values()
     for kind, choice in registry.base.kinds.items()
     if registry.base.axis in AXES
 }

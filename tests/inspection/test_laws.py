@@ -80,6 +80,8 @@ TEXTS = (
     | {"schedule": SCHEDULE, "task": TASK}
 )
 
+ROLES = '        self.roles = {"lambdas": "vector"}  # not to be made orthogonal by Muon\n'
+
 BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "chosen": ("norm", {"Field(1e-5, gt=0)": "Field(gt=0)"}),
     "builds": ("feedforward", {"def reset_parameters": "def first_values"}),
@@ -108,6 +110,7 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
             "nn.init.ones_(self.weight)": "nn.init.zeros_(self.steps), nn.init.ones_(self.weight)",
         },
     ),
+    "roles_are_stated": ("attention", {ROLES: ""}),
     "nothing_is_drawn_outside_training": (
         "norm",
         {"return y.to": "return nn.functional.dropout(y, 0.1).to"},
@@ -246,7 +249,7 @@ def test_weights_offered_in_comments_keep_every_law(weights: str, tmp_path: Path
     lambdas = "        self.lambdas = nn.Parameter(torch.empty(4, self.d))  # q1, k1, q2, k2\n"
     changes = {
         "maps = 2": "maps = 1",
-        lambdas: "",
+        lambdas + ROLES: "",
         body: f"        return {VARIANTS[weights]}\n\n",
         reset: "",
     }

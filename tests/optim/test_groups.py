@@ -5,9 +5,17 @@ import torch
 from torch import nn
 
 from archwright.model.build import build
-from archwright.optim.groups import OPTIMIZERS, build_optimizers, roles, set_learning_rates
+from archwright.optim.groups import (
+    OPTIMIZERS,
+    build_optimizers,
+    roles,
+    set_learning_rates,
+    without_role,
+)
 from archwright.optim.muon import Muon
+from archwright.parts.branch import Branch
 from archwright.parts.norms import RMSNorm
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import RMSNorm as RMSNormSpec
 from archwright.spec.overrides import override
@@ -108,6 +116,49 @@ def test_roles_of_a_foreign_module():
     tied = roles(Foreign(tied=True))
     assert tied["mlp.0.weight"] == "matrix"  # though it has the shape of the embedding
     assert "head" not in tied.values()
+
+
+class Stated(Branch):
+    """A branch with parameters of three roles, one of them in a module inside."""
+
+    def __init__(self, **roles: str) -> None:
+        super().__init__()
+        self.A_log, self.factor = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+        self.inner = nn.Linear(4, 4, bias=False)
+        self.roles = roles
+
+
+def test_roles_that_a_branch_states_come_first() -> None:
+    model = nn.Sequential(Stated(**{"A_log": "vector", "inner.weight": "kernel"}))
+    assert roles(model) == {"0.A_log": "vector", "0.factor": "matrix", "0.inner.weight": "kernel"}
+    assert without_role(model) == ["0.factor"]
+    muon = build_optimizers(model, MuonSpec())["muon"].param_groups
+    assert [name for group in muon for name in group["param_names"]] == ["0.factor"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"A_lgo": "vector"}, 'Stated.roles: found "A_lgo": "vector"; .* Did you mean "A_log"?'),
+        (
+            {"A_log": "scalar"},
+            'found "A_log": "scalar"; .* one of the roles vector, matrix, kernel',
+        ),
+    ],
+)
+def test_wrong_roles_are_one_line(wrong: dict[str, str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        roles(Stated(**wrong))
+
+
+def test_parameters_of_the_package_need_no_role() -> None:
+    every = (
+        "position.kind=transformer_xl",
+        "attention.qk_norm.kind=rms",
+        "attention.qk_norm_over=per_head",
+    )
+    assert without_role(small(*every)) == []
+    assert without_role(small("feedforward.kind=experts", "feedforward.expert.bias=true")) == []
 
 
 @pytest.mark.parametrize("spec", [AdamWSpec(), MuonSpec()], ids=lambda spec: spec.kind)

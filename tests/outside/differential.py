@@ -53,6 +53,7 @@ class DifferentialAttention(AttentionMixer):
         self.out = Linear(width, dim, is_residual_output=True)
         self.norm: nn.Module = NORMS.make(spec.norm, 2 * self.head_dim)
         self.lambdas = nn.Parameter(torch.empty(4, self.head_dim))  # q1, k1, q2, k2
+        self.roles = {"lambdas": "vector"}  # not to be made orthogonal by Muon
         self.first_lambda = 0.8 - 0.6 * math.exp(-0.3 * (layer.number - 1))
         self.position = self.own_position
 

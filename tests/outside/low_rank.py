@@ -32,6 +32,7 @@ class Factors(Branch):
         super().__init__()
         self.first = nn.Parameter(torch.empty(dim, spec.rank))
         self.second = nn.Parameter(torch.empty(spec.rank, dim))
+        self.roles = {"first": "matrix", "second": "matrix"}
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.first.to(x.dtype) @ self.second.to(x.dtype)

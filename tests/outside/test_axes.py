@@ -70,7 +70,7 @@ def flags(choice: type[Choice]) -> dict[str, Any]:
 def cases() -> list[Any]:
     """Return of each registry one choice for each combination of flags, the one of the base aside."""
     found: dict[tuple[Any, ...], Any] = {}
-    for registry in (r for r in REGISTRIES if r.base.axis not in FILES):
+    for registry in (r for r in REGISTRIES.values() if r.base.axis not in FILES):
         section = next(s for cls, s in SECTIONS.items() if issubclass(registry.base, cls))
         for choice in (c for c in registry if not c.is_axis()):
             if kind_of(choice) not in (section.default, "none"):
@@ -83,7 +83,7 @@ def cases() -> list[Any]:
 
 def twin(choice: type[Choice], kind: str) -> type[Choice]:
     """Return a class like a choice of the package, but of another kind, and related to it only by its axis."""
-    axes = {registry.base for registry in REGISTRIES}
+    axes = {registry.base for registry in REGISTRIES.values()}
     base = next(above for above in choice.__mro__ if above in axes)
     own = {n: f for n, f in choice.model_fields.items() if n not in {"kind", *base.model_fields}}
     widths = {name: vars(choice)[name] for name in ("output_dim",) if name in vars(choice)}
@@ -169,7 +169,7 @@ def test_a_choice_from_outside_is_computed(
 @pytest.mark.usefixtures("visitors")
 def test_choices_from_outside_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = []
-    for registry in REGISTRIES:
+    for registry in REGISTRIES.values():
         base = registry.base
         ours = (c for c in registry if issubclass(c, base) and not c.is_axis())
         choice = next(ours, base.kinds.get("none"))  # no recurrence is the package's
@@ -185,7 +185,7 @@ def test_choices_from_outside_are_listed(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_every_axis_has_a_case() -> None:
     tested = {case.values[0].base.axis for case in cases()} | FILES.keys()
-    assert tested == {registry.base.axis for registry in REGISTRIES}
+    assert tested == {registry.base.axis for registry in REGISTRIES.values()}
 
 
 @pytest.mark.usefixtures("visitors")

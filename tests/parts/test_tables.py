@@ -37,7 +37,7 @@ PATHS = {
 
 ENTRIES = [
     pytest.param(choice.axis, choice, id=f"{choice.axis}-{choice.model_fields['kind'].default}")
-    for registry in REGISTRIES
+    for registry in REGISTRIES.values()
     for choice in registry
     if registry.base.axis in PATHS and not choice.is_axis() and choice is not SparseMixer
 ]
@@ -88,8 +88,8 @@ def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
 
 
 def test_every_choice_has_its_part() -> None:
-    parts = {choice for registry in REGISTRIES for choice in registry}
-    for axis in {registry.base.axis: registry.base for registry in REGISTRIES}.values():
+    parts = {choice for registry in REGISTRIES.values() for choice in registry}
+    for axis in {registry.base.axis: registry.base for registry in REGISTRIES.values()}.values():
         assert {kind for kind, choice in axis.kinds.items() if choice not in parts} <= {"none"}
 
 

@@ -1,12 +1,15 @@
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 from hypothesis import given, settings
 
+from archwright.catalogue import summaries
+from archwright.hf import exporting
 from archwright.spec.fingerprint import differing, fingerprint
+from archwright.spec.mixers import Recurrence
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
-from archwright.spec.read import load, load_run
+from archwright.spec.read import diff, load, load_run
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from tests.strategies import model_specs
 
@@ -32,6 +35,32 @@ def test_names_and_sources_are_no_part_of_it() -> None:
     assert renamed.hash() == spec.hash()
     run = load_run("demo")
     assert run.override("name=other", "model.name=other", "model.source=x").hash() == run.hash()
+
+
+def test_options_that_change_no_result_are_no_difference(visitors: None) -> None:
+    class Chunked(Recurrence):
+        kind: Literal["chunked"] = "chunked"
+        not_results: ClassVar[frozenset[str]] = frozenset({"chunk_size"})
+        chunk_size: int = 64
+        decay: float = 0.5
+
+    base = load("modern").override(
+        "recurrence.kind=chunked", "layer_kinds.far.recurrence.decay=0.6"
+    )
+    words = ["recurrence.chunk_size=16", "layer_kinds.far.recurrence.chunk_size=8"]
+    other = base.override(*words)
+    assert other.recurrence != base.recurrence
+    assert other.hash() == base.hash()
+    assert diff(base, other) == []
+    assert summaries.differences(base, other) == []
+    assert [*exporting.differences(base, other)] == []
+    changed = other.override("recurrence.decay=0.7", "layer_kinds.far.recurrence.decay=0.8")
+    assert changed.hash() != base.hash()
+    assert [line.partition(":")[0] for line in diff(base, changed)] == [
+        "recurrence.decay",
+        "layer_kinds.far.recurrence.decay",
+    ]
+    assert len([*exporting.differences(base, changed)]) == 1  # the layers in use
 
 
 def test_what_the_machine_decides_is_no_part_of_it() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.norms import LayerNorm, RMSNorm
+from archwright.spec.norms import LayerNorm, Norm, RMSNorm
 from archwright.spec.objectives import MaskedTokens, NextToken
 from archwright.spec.read import (
     diff,
@@ -23,6 +23,7 @@ from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import FORMAT
+from tests.spec.test_validation_errors import kinds
 from tests.strategies import model_specs, run_specs
 
 
@@ -322,7 +323,7 @@ class TestOverride:
             '"dim": expected key=value, such as dim=256',
             '"=3": expected key=value, such as dim=256',
             "qqq: unknown key.",
-            'norm.kind: found "lyer"; expected one of "dyt", "layer", "none", "rms". Did you mean "layer"?',
+            f'norm.kind: found "lyer"; expected one of {kinds(Norm)}. Did you mean "layer"?',
             "num_layers: found 0; expected at least 1",
         )
 

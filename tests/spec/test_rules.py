@@ -1,5 +1,6 @@
 """Every rule between axes has an example here that breaks it and no other."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from archwright.spec.attention import Attention
+from archwright.spec.choice import ModelSizes
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import given_model, load
@@ -18,20 +20,8 @@ GOOD = ModelSpec(dim=512, num_layers=4, vocab_size=64)
 
 BROKEN: dict[str, list[str]] = {
     "not_too_many_parameters": ["feedforward.hidden_dim=16777216", "dim=8388608", "num_layers=8"],
-    "kv_heads_divide_heads": ["attention.num_heads=8", "attention.num_kv_heads=3"],
-    "heads_divide_dim": ["attention.num_heads=7", "position.kind=none"],
-    "value_gate_reads_x": [
-        "attention.value_embedding.kind=gated",
-        "attention.value_embedding.channels=513",
-    ],
-    "global_tokens_exist": ["attention.kind=longformer", "attention.mask.kind=causal"],
     "global_tokens_have_no_ids": ["global_tokens=2", "attention.value_embedding.kind=scaled"],
     "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
-    "distances_widen": [
-        "position.kind=none",
-        "attention.kind=disentangled",
-        "attention.num_buckets=512",
-    ],
     "streams_run_through": ["residual.kind=reversible", "layer_kinds.other.residual.kind=pre"],
     "layers_are_reversible": ["residual.kind=reversible", "residual.embedding_skip=true"],
     "grids_fit": ["position.kind=axial", "position.shape=[2, 3]"],
@@ -40,32 +30,8 @@ BROKEN: dict[str, list[str]] = {
         "position.scaling.kind=longrope",
         "position.scaling.long=[1.0, 2.0]",
     ],
-    "llama3_has_a_stretch": [
-        "position.scaling.kind=llama3",
-        "position.scaling.low_freq_factor=5.0",
-    ],
     "predicting_streams_see_texts": ["predicting_streams=2", "attention.mask.kind=full"],
     "buckets_widen": ["position.kind=t5", "position.max_distance=16"],
-    "xielu_starts_above_beta": ["feedforward.kind=xielu", "feedforward.alpha_negative=0.4"],
-    "one_hidden_width": ["feedforward.ratio=4", "feedforward.hidden_dim=1024"],
-    "enough_experts": ["feedforward.kind=experts", "feedforward.top_k=9"],
-    "groups_divide_experts": ["feedforward.kind=experts", "feedforward.num_groups=3"],
-    "groups_hold_enough": [
-        "feedforward.kind=experts",
-        "feedforward.num_groups=4",
-        "feedforward.top_k=3",
-    ],
-    "groups_have_two": [
-        "feedforward.kind=experts",
-        "feedforward.num_groups=8",
-        "feedforward.top_groups=2",
-        "feedforward.group_score=top_two",
-    ],
-    "routing_chooses_alone": [
-        "feedforward.kind=experts",
-        "feedforward.routing.kind=sparsemixer",
-        "feedforward.selection_bias=true",
-    ],
     "mup_is_dense": ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],
     "positions_reach_attention": ["attention.kind=running_mean"],
     "sums_have_distances": ["attention.kind=transient_global"],
@@ -88,6 +54,46 @@ BROKEN: dict[str, list[str]] = {
         *("encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=64")
     ],
 }
+
+CONTRADICTIONS: dict[str, list[str]] = {
+    "kv_heads_divide_heads": ["attention.num_heads=8", "attention.num_kv_heads=3"],
+    "heads_divide_dim": ["attention.num_heads=7", "position.kind=none"],
+    "value_gate_reads_x": [
+        "attention.value_embedding.kind=gated",
+        "attention.value_embedding.channels=513",
+    ],
+    "global_tokens_exist": ["attention.kind=longformer", "attention.mask.kind=causal"],
+    "distances_widen": [
+        "position.kind=none",
+        "attention.kind=disentangled",
+        "attention.num_buckets=512",
+    ],
+    "llama3_has_a_stretch": [
+        "position.scaling.kind=llama3",
+        "position.scaling.low_freq_factor=5.0",
+    ],
+    "xielu_starts_above_beta": ["feedforward.kind=xielu", "feedforward.alpha_negative=0.4"],
+    "one_hidden_width": ["feedforward.ratio=4", "feedforward.hidden_dim=1024"],
+    "enough_experts": ["feedforward.kind=experts", "feedforward.top_k=9"],
+    "groups_divide_experts": ["feedforward.kind=experts", "feedforward.num_groups=3"],
+    "groups_hold_enough": [
+        "feedforward.kind=experts",
+        "feedforward.num_groups=4",
+        "feedforward.top_k=3",
+    ],
+    "groups_have_two": [
+        "feedforward.kind=experts",
+        "feedforward.num_groups=8",
+        "feedforward.top_groups=2",
+        "feedforward.group_score=top_two",
+    ],
+    "routing_chooses_alone": [
+        "feedforward.kind=experts",
+        "feedforward.routing.kind=sparsemixer",
+        "feedforward.selection_bias=true",
+    ],
+}
+"""Options of one choice that do not fit; the rule `options_fit` reports each with its path."""
 
 SUSPICIOUS: dict[str, list[str]] = {
     "mup_with_latents": ["attention.kind=latent", "init.kind=mup", "attention.scale.kind=inverse"],
@@ -153,15 +159,45 @@ def test_the_good_model_is_good() -> None:
     assert suspicions(GOOD) == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_each_rule_is_broken_by_its_example_alone(rule: Rule, sentences: Sentences) -> None:
-    broken = GOOD.override(*BROKEN[rule.name])
-    assert [r.name for r in RULES if list(r.check(broken))] == [rule.name]
+@pytest.mark.parametrize("name", [*BROKEN, *CONTRADICTIONS])
+def test_each_rule_is_broken_by_its_example_alone(name: str, sentences: Sentences) -> None:
+    broken = GOOD.override(*(BROKEN | CONTRADICTIONS)[name])
+    rule = name if name in BROKEN else "options_fit"
+    assert [r.name for r in RULES if list(r.check(broken))] == [rule]
     with pytest.raises(UserError) as caught:
         enforce(broken)
-    sentences.check("rules", rule.name, caught.value.lines)
+    sentences.check("rules", name, caught.value.lines)
     with pytest.raises(UserError):
         broken.resolved()
+
+
+def test_contradictions_inside_a_choice_of_a_layer_or_a_second_stack_have_their_path() -> None:
+    inner = "value_embedding.channels=513"
+    words = ["attention.value_embedding.kind=gated", "encoder.kind=stack"]
+    words += ["cross_attention.kind=softmax", "cross_attention.num_kv_heads=3"]
+    words += [f"layer_kinds.far.attention.{inner}", "encoder.feedforward.ratio=2"]
+    with pytest.raises(UserError) as caught:
+        enforce(GOOD.override(*words, "encoder.feedforward.hidden_dim=64"))
+    assert [line.split(": found")[0] for line in caught.value.lines] == [
+        "cross_attention.num_kv_heads",
+        "layer_kinds.far.attention.value_embedding.channels",
+        "encoder.feedforward.ratio",
+    ]
+
+
+def test_a_choice_from_outside_has_contradictions_of_its_own() -> None:
+    class Grouped(Attention):
+        kind: Literal["grouped"] = "grouped"
+        num_heads: int = 3
+        num_key_heads: int = 2
+
+        def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+            if self.num_heads % self.num_key_heads:
+                yield f"num_key_heads: found {self.num_key_heads}; expected a divisor of {self.num_heads}"
+
+    with pytest.raises(UserError) as caught:
+        GOOD.override("attention.kind=grouped", "position.kind=none").resolved()
+    assert caught.value.lines == ("attention.num_key_heads: found 2; expected a divisor of 3",)
 
 
 @pytest.mark.parametrize("rule", SUSPICIONS, ids=lambda rule: rule.name)
@@ -174,8 +210,8 @@ def test_each_suspicion_is_raised_by_its_example_alone(rule: Rule, sentences: Se
 
 def test_every_rule_has_a_sentence_and_a_name_of_its_own() -> None:
     rules = [*RULES, *SUSPICIONS]
-    assert {rule.name for rule in rules} == {*BROKEN, *SUSPICIOUS}
-    assert BROKEN.keys() == lines_of("rules").keys()
+    assert {rule.name for rule in rules} == {*BROKEN, "options_fit", *SUSPICIOUS}
+    assert BROKEN.keys() | CONTRADICTIONS.keys() == lines_of("rules").keys()
     assert SUSPICIOUS.keys() == lines_of("suspicions").keys()
     assert len({rule.name for rule in rules}) == len(rules)
     assert all(rule.sentence.endswith(".") for rule in rules)

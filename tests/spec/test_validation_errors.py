@@ -12,6 +12,7 @@ from archwright.spec.errors import UserError, nearest
 from archwright.spec.masks import Mask
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.norms import Norm
 from archwright.spec.read import load
 from archwright.spec.residuals import Residual
 from archwright.spec.run_spec import RunSpec
@@ -70,7 +71,7 @@ position.theta: found 1.0; expected more than 1
 position.fraction: found "half"; expected a number
 attention.num_heads: found -4; expected at least 1 or "auto"
 attention.bias.query: found "yes"; expected true or false
-attention.qk_norm.kind: found 3; expected one of "dyt", "layer", "none", "rms"
+attention.qk_norm.kind: found 3; expected one of {norms}
 attention.mask: found "window"; expected a table with kind = one of {masks}. Write attention.mask.kind = "window".
 feedforward.bias: found "both"; expected true, false or a table
 feedforward.dropout: found 1.0; expected less than 1
@@ -100,7 +101,10 @@ def test_all_mistakes_of_a_file_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load(tmp_path / "mine.toml")
     expected = LINES.format(
-        fields=", ".join(ModelSpec.model_fields), residuals=kinds(Residual), masks=kinds(Mask)
+        fields=", ".join(ModelSpec.model_fields),
+        residuals=kinds(Residual),
+        masks=kinds(Mask),
+        norms=kinds(Norm),
     ).splitlines()
     assert list(caught.value.lines) == [f"mine.toml: {line}" for line in expected]
 
@@ -114,7 +118,7 @@ def test_a_layer_kind_is_judged_beside_a_default_layer_that_is_wrong() -> None:
     assert lines_of(values) == [
         f'layer_kinds.a.attention.mask.kind: found "casual"; expected one of {kinds(Mask)}. '
         'Did you mean "causal"?',
-        'norm.kind: found "lyer"; expected one of "dyt", "layer", "none", "rms". Did you mean "layer"?',
+        f'norm.kind: found "lyer"; expected one of {kinds(Norm)}. Did you mean "layer"?',
     ]
 
 
@@ -127,7 +131,7 @@ def test_paths_begin_at_the_top_of_a_run() -> None:
         "init": {"form": "x"},
     }  # fmt: skip
     assert lines_of(values, RunSpec) == [
-        'model.layer_kinds.a.norm.kind: found "rmz"; expected one of "dyt", "layer", "none", "rms". '
+        f'model.layer_kinds.a.norm.kind: found "rmz"; expected one of {kinds(Norm)}. '
         'Did you mean "rms"?',
         "model.encoder.depth: unknown option; accepted: norm, residual, position, attention, recurrence, "
         "cross_attention, feedforward, num_layers, layer_kinds, layers, global_tokens, kind, dim, "

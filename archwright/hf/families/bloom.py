@@ -30,7 +30,7 @@ BLOOM = Family(
     ),
     layers="transformer.h.{i}.",
     layer_keys={
-        "input_layernorm": "residual.norms.attention",
+        "input_layernorm": "residual.norms.{mixer}",
         "post_attention_layernorm": "residual.norms.feedforward",
         "self_attention.query_key_value": Fused(common.QKV, common.by_head),
         "self_attention.dense": "attention.out",

@@ -71,7 +71,7 @@ DBRX = Family(
     ),
     layers="transformer.blocks.{i}.",
     layer_keys={
-        "norm_attn_norm.norm_1": "residual.norms.attention",
+        "norm_attn_norm.norm_1": "residual.norms.{mixer}",
         "norm_attn_norm.norm_2": "residual.norms.feedforward",
         "norm_attn_norm.attn.Wqkv": Fused(QKV, Rows()),
         "norm_attn_norm.attn.out_proj": "attention.out",
@@ -127,7 +127,7 @@ MPT = Family(
     ),
     layers="transformer.blocks.{i}.",
     layer_keys={
-        "norm_1": "residual.norms.attention",
+        "norm_1": "residual.norms.{mixer}",
         "norm_2": "residual.norms.feedforward",
         "attn.Wqkv": Fused(QKV, Rows()),
         "attn.out_proj": "attention.out",

@@ -45,7 +45,7 @@ GPT_NEO = Family(
     ),
     layers="transformer.h.{i}.",
     layer_keys={
-        "ln_1": "residual.norms.attention",
+        "ln_1": "residual.norms.{mixer}",
         "ln_2": "residual.norms.feedforward",
         **common.attention_names("attn.attention"),
         "mlp.c_fc": "feedforward.up",
@@ -120,7 +120,7 @@ GPT_NEOX = Family(
     ),
     layers="gpt_neox.layers.{i}.",
     layer_keys={
-        "input_layernorm": "residual.norms.attention",
+        "input_layernorm": "residual.norms.{mixer}",
         "post_attention_layernorm": "residual.norms.feedforward",
         "attention.query_key_value": Fused(common.QKV, common.by_head),
         "attention.dense": "attention.out",

@@ -17,7 +17,7 @@ EMBEDDING_SCALE = flag(
     "scale_embedding", {"embedding.scale": "sqrt_dim"}, {"embedding.scale": "none"}
 )
 LAYER_KEYS = {
-    "self_attn_layer_norm": "residual.norms.attention",
+    "self_attn_layer_norm": "residual.norms.{mixer}",
     "final_layer_norm": "residual.norms.feedforward",
     **attention_names("self_attn"),
     "fc1": "feedforward.up",

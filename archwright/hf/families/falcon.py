@@ -64,10 +64,10 @@ FALCON = Family(
     layer_keys={
         "input_layernorm": (
             "residual.norms.shared",
-            When("residual.kind", "pre", "residual.norms.attention"),
+            When("residual.kind", "pre", "residual.norms.{mixer}"),
         ),
         "post_attention_layernorm": When("residual.kind", "pre", "residual.norms.feedforward"),
-        "ln_attn": When("residual.kind", "parallel", "residual.norms.attention"),
+        "ln_attn": When("residual.kind", "parallel", "residual.norms.{mixer}"),
         "ln_mlp": When("residual.kind", "parallel", "residual.norms.feedforward"),
         "self_attention.query_key_value": Fused(common.QKV, common.by_head),
         "self_attention.dense": "attention.out",

@@ -39,7 +39,7 @@ GPT2 = Family(
     ),
     layers="transformer.h.{i}.",
     layer_keys={
-        "ln_1": "residual.norms.attention",
+        "ln_1": "residual.norms.{mixer}",
         "ln_2": "residual.norms.feedforward",
         "attn.c_attn": common.conv1d(*common.QKV),
         "attn.c_proj": common.conv1d("attention.out"),

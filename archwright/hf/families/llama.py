@@ -56,7 +56,7 @@ LLAMA = Family(
     ),
     layers="model.layers.{i}.",
     layer_keys={
-        "input_layernorm": "residual.norms.attention",
+        "input_layernorm": "residual.norms.{mixer}",
         "post_attention_layernorm": "residual.norms.feedforward",
         **attention_names("self_attn", maps=("q_proj", "k_proj", "v_proj", "o_proj")),
         "self_attn.q_norm": "attention.query_norm",

@@ -61,7 +61,7 @@ MODERNBERT_DECODER = Family(
     ),
     layers="model.layers.{i}.",
     layer_keys={
-        "attn_norm": "residual.norms.attention",
+        "attn_norm": "residual.norms.{mixer}",
         "mlp_norm": "residual.norms.feedforward",
         **common.attention_names("attn", maps=("q_proj", "k_proj", "v_proj", "Wo")),
         "mlp.Wi": common.GATE_UP,

@@ -8,7 +8,7 @@ from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Mapped
 
 OUTPUT_NORM_NAMES: dict[str, Mapped] = {
-    "post_attention_layernorm": "residual.norms.attention",
+    "post_attention_layernorm": "residual.norms.{mixer}",
     "post_feedforward_layernorm": "residual.norms.feedforward",
 }
 

@@ -76,7 +76,7 @@ PERSIMMON = PHI.derive(
     Set({"residual.kind": "pre", "head.bias": False}),
     Field("hidden_dropout", "residual.dropout"),
     layer_keys={
-        "input_layernorm": "residual.norms.attention",
+        "input_layernorm": "residual.norms.{mixer}",
         "post_attention_layernorm": "residual.norms.feedforward",
         "self_attn.query_key_value": Fused(common.QKV, common.by_head),
         "mlp.dense_h_to_4h": "feedforward.up",
@@ -102,7 +102,7 @@ STABLELM = LLAMA.derive(
     layer_keys={
         "input_layernorm": (
             "residual.norms.shared",
-            When("residual.kind", "pre", "residual.norms.attention"),
+            When("residual.kind", "pre", "residual.norms.{mixer}"),
         ),
         "self_attn.q_layernorm.norms.{e}": "attention.query_norm",
         "self_attn.k_layernorm.norms.{e}": "attention.key_norm",
@@ -280,7 +280,7 @@ APERTUS = ARCEE.derive(
     Activation("hidden_act", gated=False, names={"xielu": {"kind": "xielu", "beta": 0.5}}),
     *common.qk_norm(),
     layer_keys={
-        "attention_layernorm": "residual.norms.attention",
+        "attention_layernorm": "residual.norms.{mixer}",
         "feedforward_layernorm": "residual.norms.feedforward",
         "mlp.act_fn.alpha_p": "feedforward.activation.positive",
         "mlp.act_fn.alpha_n": "feedforward.activation.negative",

@@ -52,7 +52,7 @@ def _buckets_first(layer: LayerSpec) -> TurnsSwapped:
 
 
 LAYER_KEYS: dict[str, Mapped] = {
-    "self_attn_layer_norm": "residual.norms.attention",
+    "self_attn_layer_norm": "residual.norms.{mixer}",
     "feed_forward_layer_norm": "residual.norms.feedforward",
     **attention_names("self_attn", maps=("query_proj", "key_proj", "value_proj", "out_proj")),
     "feed_forward.intermediate": "feedforward.up",

@@ -90,7 +90,7 @@ REFORMER = Family(
     ),
     layers="reformer.encoder.layers.{i}.",
     layer_keys={
-        "attention.layer_norm": "residual.norms.attention",
+        "attention.layer_norm": "residual.norms.{mixer}",
         "attention.self_attention.query_key": "attention.query_key",
         "attention.self_attention.query": "attention.query",
         "attention.self_attention.key": "attention.key",

@@ -35,7 +35,7 @@ CTRL = Family(
     ),
     layers="transformer.h.{i}.",
     layer_keys={
-        "layernorm1": "residual.norms.attention",
+        "layernorm1": "residual.norms.{mixer}",
         "layernorm2": "residual.norms.feedforward",
         **attention_names("multi_head_attention", maps=("Wq", "Wk", "Wv", "dense")),
         "ffn.0": "feedforward.up",

@@ -65,7 +65,7 @@ def _layer(
     """Return the tensor names of a layer with these module names."""
     inner = f"{feedforward}.{inner}"
     return {
-        "layer.0.layer_norm": "residual.norms.attention",
+        "layer.0.layer_norm": "residual.norms.{mixer}",
         **attention_names(f"layer.0.{attention}", maps="qkvo"),
         _bias(attention): "attention.position.table",
         f"{feedforward}.layer_norm": "residual.norms.feedforward",

@@ -38,6 +38,7 @@ LAWS_OF_MODELS: Laws = {
     model_laws.shapes_and_dtypes: _BUILT,
     model_laws.shapes_on_meta: _BUILT,
     model_laws.only_parameters_are_saved: _BUILT,
+    model_laws.roles_are_stated: _BUILT,
     model_laws.nothing_is_drawn_outside_training: _BUILT,
     model_laws.the_same_seed_gives_the_same_model: _REPEATS,
     model_laws.trains: _BUILT,

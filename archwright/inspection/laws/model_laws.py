@@ -11,6 +11,7 @@ from archwright.inspection.laws.case import Case, close, spread
 from archwright.inspection.laws.law import Broken, NotTried, reads_back
 from archwright.losses import cross_entropy
 from archwright.model.language_model import Output
+from archwright.optim.groups import without_role
 from archwright.parts.masks import prefix_size
 from archwright.planning.cost import forward_flops
 from archwright.planning.counts import counted
@@ -100,6 +101,15 @@ def nothing_is_drawn_outside_training(case: Case) -> None:
     if not torch.equal(case.logits(model, tokens), case.logits(model, tokens)):
         raise Broken(
             "two passes differ; draw only where self.training, as in F.dropout(x, p, self.training)"
+        )
+
+
+def roles_are_stated(case: Case) -> None:
+    """Parameters with two axes are in maps, embeddings, convolutions or expert stacks, or state a role."""
+    for name in without_role(case.built()):
+        raise Broken(
+            f"{name} would be a matrix, which Muon makes orthogonal; name it in roles of its module: "
+            f'roles = {{"{name.rpartition(".")[2]}": "vector"}}, or "matrix", or "kernel"'
         )
 
 

@@ -57,6 +57,7 @@ class MyAttentionModule(AttentionMixer):
         self.value = Linear(dim, num_maps * self.d)
         self.out = Linear(num_maps * self.d, dim, is_residual_output=True)
         self.lambdas = nn.Parameter(torch.empty(4, self.d))  # q1, k1, q2, k2
+        self.roles = {"lambdas": "vector"}  # not to be made orthogonal by Muon
         self.first_lambda = 0.8 - 0.6 * math.exp(-0.3 * (layer.number - 1))
         self.position = self.own_position  # learned biases of scores, if the model has them
 
