@@ -77,6 +77,16 @@ TEXTS = (
     | {"schedule": SCHEDULE, "task": TASK}
 )
 
+
+def scan(*lines: str) -> tuple[str, dict[str, str]]:
+    """Return the mixer to start from, with a scan of its own that has a fault."""
+    body = "".join(
+        f"        {line}\n" for line in (*lines, "return super().scan(inputs, state, at)")
+    )
+    method = f"    def scan(self, inputs, state, at):\n        length = inputs.v.shape[1]\n{body}"
+    return "mixer", {"    def output": f"{method}\n    def output"}
+
+
 BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "chosen": ("norm", {"Field(1e-5, gt=0)": "Field(gt=0)"}),
     "builds": ("feedforward", {"def reset_parameters": "def first_values"}),
@@ -125,21 +135,44 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "rows_do_not_meet": ("norm", {"        y = x32": "        y = (x32 - x32.mean(0))"}),
-    "nothing_sees_what_follows": ("mixer", {"self.value(x)": "self.value(x.roll(-1, 1))"}),
-    "packed_is_alone": ("mixer", {"mean.masked_fill(starts[:, t, None], 0)": "mean"}),
-    "padding_is_nothing": ("running_mean", {"seen = seen & layout.padding_mask[:, None]": "pass"}),
-    "cached_is_uncached": ("mixer", {"mean=mean)": "mean=0 * mean)"}),
-    "cached_rows_of_different_lengths": (
+    "nothing_sees_what_follows": (
         "mixer",
-        {"new if real is None else torch.where(real[:, t, None], new, mean)": "new"},
+        {"(y.unflatten": "(y.roll(-1, 1).unflatten"},
     ),
+    "packed_is_alone": scan("at = at._replace(resets=None)"),
+    "padding_is_nothing": ("running_mean", {"seen = seen & layout.padding_mask[:, None]": "pass"}),
+    "cached_is_uncached": scan("state = {name: 0 * x for name, x in state.items()}"),
+    "cached_rows_of_different_lengths": scan(
+        "if at.real is not None:  # what follows the first token counts as real",
+        "    at = at._replace(real=at.real.long().cummax(1).values.bool())",
+    ),
+    "long_packed_is_alone": scan("if length > 99: at = at._replace(resets=None)"),
+    "long_padding_is_nothing": scan("if length > 99: at = at._replace(real=None)"),
+    "long_cached_is_uncached": scan(
+        "if length > 256: return super().scan(inputs, state, at)[0], state"
+    ),
+    "chunk_size_changes_nothing": scan(
+        "if self.chunk_size == 3: inputs = inputs._replace(q=2 * inputs.q)"
+    ),
+    "kernels_agree": scan(
+        "if self.kernel == 'recurrent': inputs = inputs._replace(q=2 * inputs.q)"
+    ),
+    "checkpointing_changes_nothing": scan(
+        "if not self.first_pass: inputs = inputs._replace(q=2 * inputs.q)"
+    ),
+    "compiles": scan("assert inputs.v.abs().max().item() < 1e30"),
     "keeps_dtype": (
         "norm",
         {"y.to(x.dtype)": 'y.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype)'},
     ),
     "is_finite": ("norm", {" + self.eps": ""}),
     "flops_are_stated": ("low_rank", {"return 2.0 * (": "return 1.0 * ("}),
-    "state_bytes_are_stated": ("mixer", {"self.value.d_out * itemsize": "itemsize"}),
+    "state_bytes_are_stated": (
+        "mixer",
+        {
+            "    def output": "    def state_bytes(self, length, itemsize):\n        return 1\n\n    def output"
+        },
+    ),
     "moves_all": ("optimizer", {"(by_role, spec.lr": '({"matrix": by_role["matrix"]}, spec.lr'}),
     "the_loss_falls": ("optimizer", {"w.sub_(": "w.add_("}),
     "a_rate_of_zero_moves_nothing": ("optimizer", {'alpha=group["lr"]': "alpha=1e-3"}),

@@ -1,0 +1,144 @@
+"""Laws of mixers: long texts, chunks, kernels, compiled layers, and recomputation in the backward pass."""
+
+import torch
+from torch import Tensor
+
+from archwright.inspection.laws.case import Case, close
+from archwright.inspection.laws.law import Broken, NotTried
+from archwright.inspection.laws.model_laws import (
+    has_cache,
+    has_one_stack,
+    longest_prefix,
+    packed_is_alone,
+    padding_is_nothing,
+    read_in_pieces,
+    wants,
+)
+from archwright.model.language_model import LanguageModel
+from archwright.parts.context import Context
+from archwright.parts.token_layout import token_layout
+
+FIRST_PIECES = (3, 259, 1)
+"""Tokens of the first pieces of a long text: they end at no multiple of a chunk, and one is longer than 256."""
+
+
+def long_packed_is_alone(case: Case) -> None:
+    """A text of more than 256 tokens has the same logits by itself, and packed behind another."""
+    wants(case, "segment_ids")
+    packed_is_alone(case.long)
+
+
+def long_padding_is_nothing(case: Case) -> None:
+    """A text of more than 128 tokens, the only one of its batch, has the same logits beside padding on either side."""
+    wants(case, "padding_mask")
+    padding_is_nothing(case.long)
+
+
+def long_cached_is_uncached(case: Case) -> None:
+    """A text of more than 256 tokens that is read in pieces with a cache has the logits of the whole."""
+    has_cache(case)
+    first = max(FIRST_PIECES[0], longest_prefix(case.long))
+    sizes = [first, *FIRST_PIECES[1:]]
+    if sum(sizes) >= case.long.length:
+        raise NotTried(f"the first {first} tokens must be read in one piece")
+    read_in_pieces(case.long, lambda: [*sizes, case.long.length - sum(sizes)])
+
+
+def chunk_size_changes_nothing(case: Case) -> None:
+    """Chunks of 1 token, of 3, and of more than the text give the same logits."""
+    mixers = [m for m in case.long.model.mixers() if hasattr(m, "chunk_size")]
+    if not mixers:
+        raise NotTried("it computes no chunks")
+    tokens = case.long.tokens()
+    expected = case.logits(case.long.model, tokens)
+    for size in (1, 3, 2 * tokens.shape[1]):
+        for mixer in mixers:
+            setattr(mixer, "chunk_size", size)  # noqa: B010
+        found = case.logits(case.long.model, tokens)
+        close(found, expected, 1e-8, f"in chunks of {size}", "carry the state to the next chunk")
+
+
+def kernels_agree(case: Case) -> None:
+    """Each kernel gives the logits and the gradients of the reference, with documents and padding."""
+    model = case.enlarged()
+    mixers = [mixer for mixer in model.mixers() if mixer.kernels()]
+    if not mixers:
+        raise NotTried("it has no kernels to choose from")
+    tokens, length = case.tokens(), case.length
+    real, given = torch.ones_like(tokens).bool(), dict[str, Tensor]()
+    if "segment_ids" in case.takes and case.dice.random() < 0.5:
+        given["segment_ids"] = (torch.arange(length) >= length // 2).long().expand_as(tokens)
+    if "padding_mask" in case.takes and case.dice.random() < 0.5:
+        real[0, : case.dice.randrange(length)] = False
+        given["padding_mask"] = real
+    expected, gradients = torch.empty(0), dict[str, Tensor]()
+    for number in range(max(len(mixer.kernels()) for mixer in mixers)):
+        names = [mixer.kernels()[min(number, len(mixer.kernels()) - 1)] for mixer in mixers]
+        for mixer, name in zip(mixers, names, strict=True):
+            mixer.use_kernel(name)
+        has_backward = "flex" not in names  # FlexAttention has none on a CPU
+        with torch.set_grad_enabled(has_backward):
+            logits = case.logits(model, tokens, **given)[real]
+        found = _gradients(model, logits) if has_backward else {}
+        if number == 0:
+            expected, gradients = logits, found
+        what = f"the kernel {', '.join(dict.fromkeys(names))}"
+        close(logits, expected, 1e-8, what, "compute the formula of the reference")
+        largest = max([1e-3, *(g.abs().max().item() for g in gradients.values())])
+        for name, gradient in found.items():
+            if (error := (gradient - gradients[name]).abs().max().item()) > 1e-7 * largest:
+                raise Broken(f"the gradient of {name} with {what}: off by {error:.3g}")
+
+
+def _gradients(model: LanguageModel, logits: Tensor) -> dict[str, Tensor]:
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(logits.sin().sum(), [*named.values()], allow_unused=True)
+    return {n: g for n, g in zip(named, found, strict=True) if g is not None}
+
+
+def checkpointing_changes_nothing(case: Case) -> None:
+    """Layers that are computed again in the backward pass have the same gradients."""
+    tokens, found = case.tokens(), dict[str, dict[str, Tensor]]()
+    for what in ("none", "full", "selective"):
+        model = case.model.checkpoint_activations(what)  # type: ignore[arg-type]
+        found[what] = _gradients(model, case.logits(model, tokens))
+    case.model.checkpoint_activations("none")
+    for what in ("full", "selective"):
+        for name, gradient in found["none"].items():
+            if not torch.allclose(found[what][name], gradient, rtol=1e-9, atol=1e-9):
+                raise Broken(
+                    f"the gradient of {name} differs with machine.activation_checkpointing={what}; keep nothing of a "
+                    "pass in attributes"
+                )
+
+
+def compiles(case: Case) -> None:
+    """A layer compiles to one graph, with the outputs and the gradients of the layer uncompiled."""
+    has_one_stack(case)
+    tokens = case.tokens()
+    layer = next(case.model.stack)
+    context = Context(token_layout(tokens), len(tokens), tokens=tokens)
+    generator = torch.Generator().manual_seed(case.seed)
+    width = case.spec.dim
+    x = torch.randn(*tokens.shape, width, generator=generator, dtype=torch.float64)
+    context.embedding = x
+    layer.prepare(context)
+    torch._dynamo.reset()
+    try:
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=False)
+        outs = []
+        for module in (layer, compiled):
+            given = x.clone().requires_grad_()
+            out = module(given, context)
+            outs.append((out, *torch.autograd.grad(out.sin().sum(), given)))
+    except torch._dynamo.exc.TorchDynamoException as error:
+        first = str(error).strip().split("\n")[0]
+        raise Broken(
+            f"{first}; use operations of torch alone, and no numbers of tensors (.item(), if x.any())"
+        ) from error
+    finally:
+        torch._dynamo.reset()
+    for (expected, found), what in zip(
+        zip(*outs, strict=True), ("outputs", "gradients"), strict=True
+    ):
+        close(found, expected, 1e-8, f"{what} of a compiled layer", "change no tensor in place")

@@ -1,0 +1,50 @@
+"""Scan kernels of flash-linear-attention, for GPUs. Not run by the tests of this package, which have no GPU."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from archwright.parts.scans import SCANS, Scan
+
+# Kernels by (delta rule, decay per key channel): modules and functions of fla.ops.
+FUNCTIONS = {
+    (True, False): ("gated_delta_rule", "chunk_gated_delta_rule"),
+    (True, True): ("kda", "chunk_kda"),
+    (False, False): ("simple_gla", "chunk_simple_gla"),
+    (False, True): ("gla", "chunk_gla"),
+}
+
+
+def fla(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Compute a scan with the kernels of flash-linear-attention, which choose their chunks themselves.
+
+    Matrices are multiplied in bfloat16. With resets, documents become rows of their own (`cu_seqlens`).
+    """
+    q, k, v, log_decay, beta, state, resets = scan
+    batch, length = v.shape[:2]
+    per_channel = log_decay is not None and log_decay.ndim == 4
+    module, name = FUNCTIONS[beta is not None, per_channel]
+    function = getattr(import_module(f"fla.ops.{module}"), name)
+    if log_decay is None:
+        log_decay = v.new_zeros(v.shape[:3])
+    given = {n: x.bfloat16() for n, x in zip("qkv", (q, k, v), strict=True)} | {"g": log_decay}
+    given |= {} if beta is None else {"beta": beta}
+    starts = None
+    if resets is not None:
+        given = {n: x.flatten(0, 1)[None] for n, x in given.items()}  # [1, batch * length, ...]
+        # A row begins with the state before it, unless its first token resets it.
+        first = torch.arange(batch, device=v.device) * length
+        starts = resets.index_fill(1, first.new_zeros(1), True).flatten().nonzero()[:, 0]
+        row = starts // length
+        goes_on = (starts % length == 0) & ~resets[row, 0]
+        given["cu_seqlens"] = torch.cat((starts, starts.new_tensor([batch * length])))
+        state = state[row] * goes_on[:, None, None, None]
+        last = torch.cat((row[1:] != row[:-1], row.new_ones(1).bool()))
+    out, new = function(**given, scale=1.0, initial_state=state, output_final_state=True)
+    return out.reshape(v.shape), new if starts is None else new[last]
+
+
+if find_spec("fla") is not None and torch.cuda.is_available():
+    SCANS["fla"] = fla

@@ -1,0 +1,195 @@
+"""Base class of recurrent mixers: state, documents, padding, pieces of a text, and scan kernels."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+import archwright.parts.fla_scan  # noqa: F401  # registers the kernel
+from archwright.parts.context import Context
+from archwright.parts.linear import project
+from archwright.parts.mixers.base import Mixer
+from archwright.parts.scans import SCANS, linear_scan, linear_scan_costs
+from archwright.parts.short_conv import ShortConv
+from archwright.parts.states import RecurrentState
+from archwright.parts.tensor_parallel import TensorParallel
+from archwright.spec.errors import UserError
+
+Conv = Callable[[str, Tensor], Tensor]
+"""Function (name of a `ShortConv` of the mixer, x) -> its output, with the state of the piece before."""
+
+
+class StateTensor(NamedTuple):
+    """One tensor of a recurrent state."""
+
+    shape: tuple[int, ...]
+    """Shape for one text."""
+    dtype: Literal["float32", "activation"] = "float32"
+    """float32 or wider, or the dtype of the activations."""
+    blocks: int | None = None
+    """Equal blocks that ranks may split, such as heads; None: any part."""
+
+
+class Boundaries(NamedTuple):
+    """Tokens at which a scan departs from the plain recurrence; None: no such token."""
+
+    resets: Bool[Tensor, "batch length"] | None
+    """True for the first token of a document, whose state begins with zeros."""
+    real: Bool[Tensor, "batch length"] | None
+    """False for padding, which leaves the state as it is."""
+
+
+class ScanInputs(NamedTuple):
+    """Arguments of `linear_scan`, and what `output` needs besides."""
+
+    q: Float[Tensor, "batch length key_heads key_dim"]
+    k: Float[Tensor, "batch length key_heads key_dim"]
+    v: Float[Tensor, "batch length heads value_dim"]
+    log_decay: Tensor | None = None
+    beta: Float[Tensor, "batch length heads"] | None = None
+    gate: Any = None
+
+
+class RecurrentMixer(Mixer):
+    """Base of mixers with a state of fixed size, y = output(scan(project(x))), shapes [batch, length, dim].
+
+    A mixer defines `inputs`, `state_tensors`, `project` and `output`, and `scan` unless it is a `linear_scan`. Its spec
+    declares takes = {"segment_ids", "padding_mask"}: both are handled here and in `linear_scan` and `ShortConv`.
+
+    Attributes:
+        chunk_size: Tokens that a scan computes at once. It changes speed and memory, not the result.
+        kernel: Name of the scan kernel, in `archwright.parts.scans.SCANS`.
+        num_heads: Heads of the state, for `parallel_by_heads`; on a rank of a tensor group, its own.
+    """
+
+    chunk_size: int = 64
+    kernel: str = "chunked"
+    num_heads: int = 1
+
+    @abstractmethod
+    def state_tensors(self) -> Mapping[str, StateTensor]:
+        """Return the tensors of the state by name, without those of convolutions."""
+
+    @abstractmethod
+    def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> Any:
+        """Return the inputs of the scan.
+
+        Args:
+            x: Tokens [batch, length, dim].
+            projected: Results of `inputs`.
+            conv: Applies a convolution by its name, as in `conv("query_conv", q)`.
+        """
+
+    @abstractmethod
+    def output(self, mixed: Tensor, inputs: Any) -> Float[Tensor, "batch length dim"]:
+        """Return the result of the mixer from the output of the scan and from its inputs."""
+
+    def scan(
+        self, inputs: Any, state: Mapping[str, Tensor], boundaries: Boundaries
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the scan's output for each token, and the new state.
+
+        Args:
+            inputs: Result of `project`.
+            state: Tensors of `state_tensors` [batch, ...] before these tokens; zeros at the beginning.
+            boundaries: Beginnings of documents, and padding.
+        """
+        q, k, v, log_decay, beta, _ = inputs
+        options = {"chunk_size": self.chunk_size, "kernel": self.kernel, **boundaries._asdict()}
+        out, new = linear_scan(q, k, v, log_decay, beta, state=state["state"], **options)
+        return out, {"state": new}
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context,
+        state: RecurrentState | None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        layout, new = context.layout, dict[str, Tensor]()
+
+        def before(name: str) -> Tensor | None:
+            return None if state is None else state.get(name)
+
+        def conv(name: str, y: Tensor) -> Tensor:
+            y, new[name] = cast(ShortConv, self.get_submodule(name))(y, layout, before(name))
+            return y
+
+        resets, real = None, layout.padding_mask
+        if (
+            layout.segment_ids is not None
+        ):  # [batch, length]; padding may have the index of a first token
+            resets = layout.index_or_range() == 0
+            resets = resets if real is None else resets & real
+        inputs = self.project(x, project(x, self.inputs) if projected is None else projected, conv)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        held = {name: before(name) for name in self.state_tensors()}
+        for name, (shape, dtype, _) in self.state_tensors().items():
+            if held[name] is None:
+                zeros = x.new_zeros(len(x), *shape, dtype=wide if dtype == "float32" else None)
+                held[name] = zeros
+        mixed, after = self.scan(inputs, held, Boundaries(resets, real))
+        if state is not None:
+            state.update(**new, **after)
+        return self.output(mixed, inputs)
+
+    def new_state(self, batch: int) -> RecurrentState:
+        return RecurrentState()
+
+    def _all_tensors(self) -> dict[str, StateTensor]:
+        convs = {n: m for n, m in self.named_modules() if isinstance(m, ShortConv)}
+        tails = {
+            n: StateTensor((m.width - 1, len(m.weight)), "activation") for n, m in convs.items()
+        }
+        return {**self.state_tensors(), **tails}
+
+    def state_bytes(self, length: int, itemsize: int) -> int:
+        return sum(
+            math.prod(tensor.shape)
+            * (itemsize if tensor.dtype == "activation" else max(4, itemsize))
+            for tensor in self._all_tensors().values()
+        )
+
+    @property
+    def kept_blocks(self) -> int | None:
+        return min((t.blocks for t in self.state_tensors().values() if t.blocks), default=None)
+
+    def parallel_by_heads(self, per_head: Mapping[str, int] | None = None) -> TensorParallel:
+        """Return the split of `num_heads`, and of parameters with a row for each head, by name and axis."""
+        return TensorParallel({"num_heads": self.num_heads}, per_head or {})
+
+    def flops_per_token(self, length: int) -> float:
+        """Return the FLOPs of a `linear_scan`; a mixer with another `scan` or with other products overrides it."""
+        tensor = self.state_tensors().get("state")
+        if tensor is None or len(tensor.shape) != 3:
+            return 0.0
+        scan = linear_scan_costs(length, *tensor.shape, chunk_size=self.chunk_size, delta=True)
+        return scan.flops / length
+
+    def kernels(self) -> Sequence[str]:
+        # Those of a GPU compute in bfloat16, so that no exact comparison applies.
+        return [name for name in SCANS if name != "fla"]
+
+    def use_kernel(self, name: str) -> None:
+        """Compute scans with the kernel of this name; names of attention kernels change nothing."""
+        self.kernel = name if name in SCANS else self.kernel
+
+
+def use_scan(model: nn.Module, name: str) -> None:
+    """Compute all recurrences of a model with one of `SCANS`; auto: with the usual one.
+
+    Raises:
+        UserError: The kernel is not available on this machine.
+    """
+    if name not in ("auto", *SCANS):
+        raise UserError(
+            f'machine.scan: found "{name}", which needs a GPU and pip install flash-linear-attention; expected one of '
+            f"{', '.join(SCANS)}"
+        )
+    for module in model.modules():
+        if isinstance(module, RecurrentMixer):
+            module.use_kernel(name)
