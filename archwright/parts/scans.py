@@ -9,6 +9,7 @@ A state S [key_dim, value_dim] of each head maps keys to values. A token multipl
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -133,43 +134,33 @@ def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
     per_channel = scan.log_decay is not None and scan.log_decay.ndim == 4
     size = _chunk_length(chunk_size, length, per_channel)
 
-    def chunks(x: Tensor) -> Tensor:
-        """Return [batch, heads, chunks, size, ...] of [batch, length, heads, ...]; zeros fill the last chunk."""
-        if length % size:
-            x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, -length % size])
-        return x.unflatten(1, (-1, size)).movedim(3, 1).contiguous()
-
-    q, k, v = (chunks(x) for x in scan[:3])
+    q, k, v = (_chunks(x, size) for x in scan[:3])
     if scan.log_decay is None:
         g = q.new_zeros(1, 1, q.shape[2], size, 1)
     else:  # [batch, heads, chunks, size, key_dim or 1]
-        g = chunks(scan.log_decay if per_channel else scan.log_decay[..., None])
+        g = _chunks(scan.log_decay if per_channel else scan.log_decay[..., None], size)
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     if scan.resets is None:
         c = g.cumsum(-2)
         from_state, to_state = c.exp(), (c[..., -1:, :] - c).exp()
     else:
-        part = chunks(scan.resets.long()[..., None]).cumsum(-1)  # [batch, 1, chunks, size]
+        part = _chunks(scan.resets.long()[..., None], size).cumsum(-1)  # [batch, 1, chunks, size]
         seen = seen & (part[..., :, None] == part[..., None, :])
         # A sum from the last reset on: it does not even round with the tokens before.
         c = seen.to(g.dtype) @ g
         from_state = c.exp() * (part == 0)[..., None]
         to_state = (c[..., -1:, :] - c).clamp(max=0).exp() * (part == part[..., -1:])[..., None]
-    # Masked before exp: above the diagonal exponents are positive.
-    decay = None if per_channel else (c - c.mT).masked_fill(~seen, -torch.inf).exp()
-
-    def products(a: Tensor, b: Tensor) -> Tensor:
-        """Return a_i^T diag(D_ij) b_j, [batch, heads, chunks, size, size]."""
-        if decay is not None:
-            return (a @ b.mT) * decay
-        return _decayed_products(a, b, c, scan.resets is not None).masked_fill(~seen, 0)
-
+    if per_channel:  # products with a_i^T diag(D_ij) b_j, [batch, heads, chunks, size, size]
+        products = partial(_decayed_products, c=c, seen=seen)
+    else:  # masked before exp: above the diagonal exponents are positive
+        decay = (c - c.mT).masked_fill(~seen, -torch.inf).exp()
+        products = partial(_products, decay=decay)
     weights = products(q, k)
     writes, carried = (k * to_state).mT, from_state[..., -1, :, None]
     if scan.beta is None:
         values, reads = v, None
     else:
-        beta = chunks(scan.beta)[..., None]
+        beta = _chunks(scan.beta, size)[..., None]
         erased = beta * k
         solved = torch.linalg.solve_triangular(
             products(erased, k),
@@ -191,12 +182,28 @@ def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
     return out.movedim(1, 3).flatten(1, 2)[:, :length], state
 
 
-def _decayed_products(a: Tensor, b: Tensor, c: Tensor, has_resets: bool) -> Tensor:
-    """Return sum_d a_id b_jd exp(c_id - c_jd) for j <= i, and 0 above the diagonal.
+def _chunks(x: Tensor, size: int) -> Tensor:
+    """Return [batch, heads, chunks, size, ...] of [batch, length, heads, ...]; zeros fill the last chunk."""
+    if x.shape[1] % size:
+        x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, -x.shape[1] % size])
+    return x.unflatten(1, (-1, size)).movedim(3, 1).contiguous()
+
+
+def _products(a: Tensor, b: Tensor, decay: Tensor) -> Tensor:
+    return (a @ b.mT) * decay
+
+
+def _decayed_products(a: Tensor, b: Tensor, c: Tensor, seen: Tensor) -> Tensor:
+    """Return sum_d a_id b_jd exp(c_id - c_jd) if i sees j, else 0.
 
     Between the halves of a chunk, c at the end of the first half splits the exponent into two that are at most 0.
-    Shapes: a, b and c [..., size, key_dim], size a power of 2; result [..., size, size].
+    Shapes: a, b and c [..., size, key_dim], size a power of 2; seen and result [..., size, size].
     """
+    has_resets = seen.ndim > 2
+    return _halved_products(a, b, c, has_resets).masked_fill(~seen, 0)
+
+
+def _halved_products(a: Tensor, b: Tensor, c: Tensor, has_resets: bool) -> Tensor:
     if a.shape[-2] == 1:
         return (a * b).sum(-1, keepdim=True)
     half = a.shape[-2] // 2
@@ -207,7 +214,7 @@ def _decayed_products(a: Tensor, b: Tensor, c: Tensor, has_resets: bool) -> Tens
     below = (a[..., half:, :] * after.exp()) @ (b[..., :half, :] * before.exp()).mT
     # Both halves at once: [..., 2, half, key_dim] -> [..., 2, half, half]
     halves = (x.unflatten(-2, (2, half)) for x in (a, b, c))
-    first, second = _decayed_products(*halves, has_resets).unbind(-3)
+    first, second = _halved_products(*halves, has_resets).unbind(-3)
     above = torch.cat((first, torch.zeros_like(first)), -1)
     return torch.cat((above, torch.cat((below, second), -1)), -2)
 

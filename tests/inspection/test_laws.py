@@ -160,7 +160,7 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "checkpointing_changes_nothing": scan(
         "if not self.first_pass: inputs = inputs._replace(q=2 * inputs.q)"
     ),
-    "compiles": scan("assert inputs.v.abs().max().item() < 1e30"),
+    "compiles": scan("assert inputs.v.is_meta or inputs.v.abs().max().item() < 1e30"),
     "keeps_dtype": (
         "norm",
         {"y.to(x.dtype)": 'y.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype)'},

@@ -97,9 +97,9 @@ def test_a_fault_of_a_recurrence_is_found_in_time(fault: str, tmp_path: Path) ->
     )
     file = tmp_path / "mine.py"
     file.write_text(text, "utf-8")
-    start = time.perf_counter()
+    start = time.process_time()
     (checked,) = check_file(file)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     broken = {
         finding.law: finding.found for finding in checked.findings if finding.state == "broken"
     }

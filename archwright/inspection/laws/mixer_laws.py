@@ -21,6 +21,9 @@ from archwright.parts.token_layout import token_layout
 FIRST_PIECES = (3, 259, 1)
 """Tokens of the first pieces of a long text: they end at no multiple of a chunk, and one is longer than 256."""
 
+NUM_CHUNKED = 70
+"""Tokens of a text that is cut into chunks of 1 and of 3: more than a chunk of 64."""
+
 
 def long_packed_is_alone(case: Case) -> None:
     """A text of more than 256 tokens has the same logits by itself, and packed behind another."""
@@ -49,7 +52,7 @@ def chunk_size_changes_nothing(case: Case) -> None:
     mixers = [m for m in case.long.model.mixers() if hasattr(m, "chunk_size")]
     if not mixers:
         raise NotTried("it computes no chunks")
-    tokens = case.long.tokens()
+    tokens = case.long.tokens(length=NUM_CHUNKED)
     expected = case.logits(case.long.model, tokens)
     for size in (1, 3, 2 * tokens.shape[1]):
         for mixer in mixers:
@@ -132,9 +135,10 @@ def compiles(case: Case) -> None:
             out = module(given, context)
             outs.append((out, *torch.autograd.grad(out.sin().sum(), given)))
     except torch._dynamo.exc.TorchDynamoException as error:
-        first = str(error).strip().split("\n")[0]
+        what, _, rest = str(error).strip().partition("\n")
+        why = rest.strip().removeprefix("Explanation: ").partition("\n")[0]
         raise Broken(
-            f"{first}; use operations of torch alone, and no numbers of tensors (.item(), if x.any())"
+            f"{what}: {why}; use operations of torch alone, and no numbers of tensors (.item(), if x.any())"
         ) from error
     finally:
         torch._dynamo.reset()

@@ -3,7 +3,8 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +18,7 @@ from archwright.parts.scans import SCANS, linear_scan, linear_scan_costs
 from archwright.parts.short_conv import ShortConv
 from archwright.parts.states import RecurrentState
 from archwright.parts.tensor_parallel import TensorParallel
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 
 Conv = Callable[[str, Tensor], Tensor]
@@ -110,32 +112,38 @@ class RecurrentMixer(Mixer):
         state: RecurrentState | None = None,
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        layout, new = context.layout, dict[str, Tensor]()
-
-        def before(name: str) -> Tensor | None:
-            return None if state is None else state.get(name)
-
-        def conv(name: str, y: Tensor) -> Tensor:
-            y, new[name] = cast(ShortConv, self.get_submodule(name))(y, layout, before(name))
-            return y
-
+        layout = context.layout
+        new: dict[str, Tensor] = {}
+        conv = partial(self._convolved, layout, state, new)
         resets, real = None, layout.padding_mask
-        if (
-            layout.segment_ids is not None
-        ):  # [batch, length]; padding may have the index of a first token
+        if layout.segment_ids is not None:  # [batch, length]
+            # Padding may have the index of a first token.
             resets = layout.index_or_range() == 0
             resets = resets if real is None else resets & real
         inputs = self.project(x, project(x, self.inputs) if projected is None else projected, conv)
         wide = torch.promote_types(x.dtype, torch.float32)
-        held = {name: before(name) for name in self.state_tensors()}
+        before: dict[str, Tensor] = {}
         for name, (shape, dtype, _) in self.state_tensors().items():
-            if held[name] is None:
-                zeros = x.new_zeros(len(x), *shape, dtype=wide if dtype == "float32" else None)
-                held[name] = zeros
-        mixed, after = self.scan(inputs, held, Boundaries(resets, real))
+            held = None if state is None else state.get(name)
+            if held is None:
+                held = x.new_zeros(len(x), *shape, dtype=wide if dtype == "float32" else x.dtype)
+            before[name] = held
+        mixed, after = self.scan(inputs, before, Boundaries(resets, real))
         if state is not None:
             state.update(**new, **after)
         return self.output(mixed, inputs)
+
+    def _convolved(
+        self,
+        layout: TokenLayout,
+        state: RecurrentState | None,
+        new: dict[str, Tensor],
+        name: str,
+        x: Tensor,
+    ) -> Tensor:
+        """Apply the convolution of this name, and put its new state into `new`."""
+        y, new[name] = getattr(self, name)(x, layout, None if state is None else state.get(name))
+        return y
 
     def new_state(self, batch: int) -> RecurrentState:
         return RecurrentState()
