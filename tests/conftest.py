@@ -34,10 +34,9 @@ settings.register_profile(
 settings.load_profile("same")
 
 
-UNCHECKED = {"checkpoint", "cli", "hf", "inspection", "lab", "planning", "training"}
-"""Rooms whose tests train whole runs, build every published model, or compile layers, which cannot be traced through
-checks of shapes. Checks would take a quarter of their time, and other tests call the same functions with them. Tests of
-`tests/outside` train as well, and check them."""
+UNCHECKED = {"checkpoint", "cli", "hf", "lab", "planning", "training"}
+"""Rooms whose tests train whole runs, or build every published model: checks of shapes would take a quarter of their
+time, and other tests call the same functions with them. Those of `tests/outside` train as well, and check them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,9 @@
 """Files of choices are held against laws: those to start from keep them all, and what breaks one breaks it alone."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,7 +163,7 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "checkpointing_changes_nothing": scan(
         "if not self.first_pass: inputs = inputs._replace(q=2 * inputs.q)"
     ),
-    "compiles": scan("assert inputs.v.is_meta or inputs.v.abs().max().item() < 1e30"),
+    "compiles": scan("if not inputs.v.is_meta and inputs.v.abs().max().item() > 9: print(length)"),
     "keeps_dtype": (
         "norm",
         {"y.to(x.dtype)": 'y.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype)'},
@@ -225,6 +228,14 @@ def write(path: Path, text: str, changes: dict[str, str]) -> Path:
     return path
 
 
+def checked_apart(file: Path) -> dict[str, tuple[str, str]]:
+    """Return the findings of `archwright check`, without these tests' checks of shapes, which no compiler can trace."""
+    words = [sys.executable, "-m", "archwright", "check", str(file), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    (record,) = json.loads(done.stdout)
+    return {law["law"]: (law["state"], law["found"]) for law in record["choices"][0]["laws"]}
+
+
 def name(law: Law) -> str:
     return law.__name__
 
@@ -240,12 +251,15 @@ def test_every_law_has_a_file_that_breaks_it() -> None:
 def test_a_law_is_broken_alone(law: str, tmp_path: Path) -> None:
     start, changes = BROKEN[law]
     file = write(tmp_path / "mine.py", TEXTS[start], changes)
-    (checked,) = check_file(file)
-    assert {f.law: f.found for f in checked.findings if f.state == "broken"}.keys() == {law}
-    assert not checked.good
-    (finding,) = [f for f in checked.findings if f.law == law]
-    assert len(finding.found) > 20  # what was found, and what to do
-    assert "\n" not in finding.found
+    if law == "compiles":
+        findings = checked_apart(file)
+    else:
+        (checked,) = check_file(file)
+        assert not checked.good
+        findings = {f.law: (f.state, f.found) for f in checked.findings}
+    assert {name for name, (state, _) in findings.items() if state == "broken"} == {law}
+    assert len(findings[law][1]) > 20  # what was found, and what to do
+    assert "\n" not in findings[law][1]
 
 
 @pytest.mark.sampled(fast=2)
@@ -254,7 +268,7 @@ def test_files_to_start_from_keep_every_law(start: str, tmp_path: Path) -> None:
     (checked,) = check_file(write(tmp_path / "mine.py", TEXTS[start], {}))
     assert {f.law: f.found for f in checked.findings if f.state == "broken"} == {}
     if start != "running_mean":  # which keeps nothing, so that there is no cache
-        assert {f.state for f in checked.findings} == {"ok"}
+        assert {f.state for f in checked.findings if f.law != "compiles"} == {"ok"}
 
 
 VARIANTS = {
@@ -280,7 +294,9 @@ def test_weights_offered_in_comments_keep_every_law(weights: str, tmp_path: Path
         reset: "",
     }
     (checked,) = check_file(write(tmp_path / "mine.py", text, changes))
-    assert {f.law: f.found for f in checked.findings if f.state != "ok"} == {}
+    assert {f.law for f in checked.findings if f.state != "ok"} == {
+        "compiles"
+    }  # see `checked_apart`
 
 
 @pytest.mark.parametrize("file", ["differential", "gated_delta", "xpos", "lion", "fill_in_middle"])

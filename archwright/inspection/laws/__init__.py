@@ -58,13 +58,13 @@ OF_BRANCHES: Laws = {
 }
 OF_MIXERS: Laws = {
     mixer_laws.kernels_agree: _ALONE,
-    mixer_laws.chunk_size_changes_nothing: _ALONE,
     mixer_laws.long_packed_is_alone: (model_laws.packed_is_alone,),
     mixer_laws.long_padding_is_nothing: (model_laws.padding_is_nothing,),
     mixer_laws.long_cached_is_uncached: (model_laws.cached_is_uncached,),
 }
 OF_STATES: Laws = {
-    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached)
+    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached),
+    mixer_laws.chunk_size_changes_nothing: _ALONE,
 }
 
 LAWS_OF_OBJECTIVES: Laws = {
