@@ -58,46 +58,41 @@ def linear_scan(
         raise UserError(f'scan: found "{kernel}"; expected one of {", ".join(SCANS)}')
     batch, length, heads, value_dim = v.shape
     dtype = torch.promote_types(v.dtype, torch.float32)
-    groups = heads // k.shape[2]
+    values, beta = v.to(dtype), None if beta is None else beta.to(dtype)
     # [batch, length, heads, key_dim]
-    queries, keys = (
-        x.to(dtype).repeat_interleave(groups, 2) if groups > 1 else x.to(dtype) for x in (q, k)
-    )
-    values, padding = v.to(dtype), None if real is None else ~real[..., None]
+    queries, keys = (x.to(dtype).repeat_interleave(heads // x.shape[2], 2) for x in (q, k))
     if log_decay is not None:
         log_decay = log_decay.to(dtype).clamp(min=LEAST_LOG_DECAY)
         if log_decay.ndim == 1:
             log_decay = log_decay.expand(batch, length, heads)
-    if beta is not None:
-        beta = beta.to(dtype)
-    if padding is not None:  # no decay, and nothing is written
+    if real is not None:  # padding does not decay the state, and writes nothing
+        padding = ~real[..., None]  # [batch, length, 1]
         if log_decay is not None:
             log_decay = log_decay.masked_fill(
-                padding if log_decay.ndim == 3 else padding[..., None], 0
+                padding.view(batch, length, *[1] * (log_decay.ndim - 2)), 0
             )
-        if beta is not None:
-            beta = beta.masked_fill(padding, 0)
-        else:
+        if beta is None:
             values = values.masked_fill(padding[..., None], 0)
+        else:
+            beta = beta.masked_fill(padding, 0)
     if state is None:
         state = values.new_zeros(batch, heads, k.shape[-1], value_dim)
+    inputs = Scan(queries, keys, values, log_decay, beta, state.to(dtype), resets)
     with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
-        inputs = Scan(queries, keys, values, log_decay, beta, state.to(dtype), resets)
         out, state = SCANS[kernel](inputs, chunk_size)
     return out.to(v.dtype), state
 
 
 class Scan(NamedTuple):
-    """Inputs of a kernel, in float32 or wider, with equal numbers of heads."""
+    """Inputs of a kernel: as those of `linear_scan`, in float32 or wider, with equal numbers of heads."""
 
-    q: Float[Tensor, "batch length heads key_dim"]
-    k: Float[Tensor, "batch length heads key_dim"]
-    v: Float[Tensor, "batch length heads value_dim"]
+    q: Tensor
+    k: Tensor
+    v: Tensor
     log_decay: Tensor | None
-    """None, [batch, length, heads], or [batch, length, heads, key_dim]."""
-    beta: Float[Tensor, "batch length heads"] | None
-    state: Float[Tensor, "batch heads key_dim value_dim"]
-    resets: Bool[Tensor, "batch length"] | None
+    beta: Tensor | None
+    state: Tensor
+    resets: Tensor | None
 
 
 def recurrent(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
@@ -110,10 +105,8 @@ def recurrent(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
             state = state * (g if g.ndim == 3 else g[..., None]).exp()[..., None]
         if resets is not None:
             state = state.masked_fill(resets[:, t, None, None, None], 0)
-        key, value = (
-            k[:, t, :, :, None],
-            v[:, t, :, None],
-        )  # [batch, heads, key_dim, 1], [..., 1, value_dim]
+        # [batch, heads, key_dim, 1] and [batch, heads, 1, value_dim]
+        key, value = k[:, t, :, :, None], v[:, t, :, None]
         if beta is not None:
             value = beta[:, t, :, None, None] * (value - key.mT @ state)
         state = state + key @ value
@@ -133,7 +126,6 @@ def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
     length, key_dim = scan.q.shape[1], scan.q.shape[-1]
     per_channel = scan.log_decay is not None and scan.log_decay.ndim == 4
     size = _chunk_length(chunk_size, length, per_channel)
-
     q, k, v = (_chunks(x, size) for x in scan[:3])
     if scan.log_decay is None:
         g = q.new_zeros(1, 1, q.shape[2], size, 1)
@@ -150,11 +142,9 @@ def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
         c = seen.to(g.dtype) @ g
         from_state = c.exp() * (part == 0)[..., None]
         to_state = (c[..., -1:, :] - c).clamp(max=0).exp() * (part == part[..., -1:])[..., None]
-    if per_channel:  # products with a_i^T diag(D_ij) b_j, [batch, heads, chunks, size, size]
-        products = partial(_decayed_products, c=c, seen=seen)
-    else:  # masked before exp: above the diagonal exponents are positive
-        decay = (c - c.mT).masked_fill(~seen, -torch.inf).exp()
-        products = partial(_products, decay=decay)
+    # Masked before exp: above the diagonal exponents are positive.
+    decay = None if per_channel else (c - c.mT).masked_fill(~seen, -torch.inf).exp()
+    products = partial(_products, c=c, seen=seen, decay=decay)
     weights = products(q, k)
     writes, carried = (k * to_state).mT, from_state[..., -1, :, None]
     if scan.beta is None:
@@ -189,21 +179,19 @@ def _chunks(x: Tensor, size: int) -> Tensor:
     return x.unflatten(1, (-1, size)).movedim(3, 1).contiguous()
 
 
-def _products(a: Tensor, b: Tensor, decay: Tensor) -> Tensor:
-    return (a @ b.mT) * decay
-
-
-def _decayed_products(a: Tensor, b: Tensor, c: Tensor, seen: Tensor) -> Tensor:
-    """Return sum_d a_id b_jd exp(c_id - c_jd) if i sees j, else 0.
-
-    Between the halves of a chunk, c at the end of the first half splits the exponent into two that are at most 0.
-    Shapes: a, b and c [..., size, key_dim], size a power of 2; seen and result [..., size, size].
-    """
-    has_resets = seen.ndim > 2
-    return _halved_products(a, b, c, has_resets).masked_fill(~seen, 0)
+def _products(a: Tensor, b: Tensor, c: Tensor, seen: Tensor, decay: Tensor | None) -> Tensor:
+    """Return a_i^T diag(D_ij) b_j if i sees j, else 0: [batch, heads, chunks, size, size]."""
+    if decay is not None:
+        return (a @ b.mT) * decay
+    return _halved_products(a, b, c, seen.ndim > 2).masked_fill(~seen, 0)
 
 
 def _halved_products(a: Tensor, b: Tensor, c: Tensor, has_resets: bool) -> Tensor:
+    """Return sum_d a_id b_jd exp(c_id - c_jd) for j <= i, else 0, without a tensor of [size, size, key_dim].
+
+    Between the halves of a chunk, c at the end of the first half splits the exponent into two that are at most 0.
+    Shapes: a, b and c [..., size, key_dim], size a power of 2.
+    """
     if a.shape[-2] == 1:
         return (a * b).sum(-1, keepdim=True)
     half = a.shape[-2] // 2
@@ -213,8 +201,8 @@ def _halved_products(a: Tensor, b: Tensor, c: Tensor, has_resets: bool) -> Tenso
         after, before = after.clamp(max=0), before.clamp(max=0)
     below = (a[..., half:, :] * after.exp()) @ (b[..., :half, :] * before.exp()).mT
     # Both halves at once: [..., 2, half, key_dim] -> [..., 2, half, half]
-    halves = (x.unflatten(-2, (2, half)) for x in (a, b, c))
-    first, second = _halved_products(*halves, has_resets).unbind(-3)
+    a, b, c = (x.unflatten(-2, (2, half)) for x in (a, b, c))
+    first, second = _halved_products(a, b, c, has_resets).unbind(-3)
     above = torch.cat((first, torch.zeros_like(first)), -1)
     return torch.cat((above, torch.cat((below, second), -1)), -2)
 
@@ -242,22 +230,24 @@ def linear_scan_costs(
 ) -> ScanCosts:
     """Return the costs of `chunked`; a multiplication and an addition count as two FLOPs."""
     size = _chunk_length(chunk_size, length, per_channel)
-    number = heads * -(-length // size)  # of chunks
-    pairs, state = size * size, key_dim * value_dim
-    # Halves of halves multiply only the blocks below the diagonal.
+    number, pairs, state = -(-length // size), size * size, key_dim * value_dim
+    # Per channel, halves of halves multiply only the blocks below the diagonal, and keep both factors of each.
     product = (pairs - size) * key_dim if per_channel else 2 * pairs * key_dim
+    inside = 2 * size * key_dim * (size.bit_length() - 1) if per_channel else pairs
+    widths, gate = key_dim + value_dim, key_dim if per_channel else 1
     flops = product + 2 * pairs * value_dim + 4 * size * state
-    kept = size * (4 * key_dim + 2 * value_dim) + (1 if per_channel else 3) * pairs + 2 * state
-    levels = 2 * key_dim * (size.bit_length() - 1) if per_channel else 0
-    kept += size * (levels + 2 * (key_dim if per_channel else 1))
+    kept = (
+        inside
+        + pairs * (2 - per_channel)
+        + size * (2 * key_dim + 2 * widths + 2 * gate)
+        + 2 * state
+    )
     if delta:
-        flops += product + pairs * (key_dim + value_dim) + 2 * size * state
-        kept += (
-            size * (2 * key_dim + 2 * value_dim + levels + 1) + (1 if per_channel else 2) * pairs
-        )
-    gates = (key_dim if per_channel else 1) + delta
-    moved = size * (2 * key_dim + 2 * value_dim + gates) + 2 * state
-    return ScanCosts(number * flops, float(itemsize * number * moved), number * kept)
+        flops += product + pairs * widths + 2 * size * state
+        kept += inside + pairs + size * (2 * widths + 1)
+    moved = size * (2 * widths + gate + delta) + 2 * state
+    times = heads * number
+    return ScanCosts(times * flops, float(times * itemsize * moved), times * kept)
 
 
 def _chunk_length(chunk_size: int, length: int, per_channel: bool) -> int:

@@ -103,7 +103,7 @@ def checkpointing_changes_nothing(case: Case) -> None:
     """Layers that are computed again in the backward pass have the same gradients."""
     tokens, found = case.tokens(), dict[str, dict[str, Tensor]]()
     for what in ("none", "full", "selective"):
-        model = case.model.checkpoint_activations(what)  # type: ignore[arg-type]
+        model = case.model.checkpoint_activations(what)
         found[what] = _gradients(model, case.logits(model, tokens))
     case.model.checkpoint_activations("none")
     for what in ("full", "selective"):

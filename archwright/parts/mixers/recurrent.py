@@ -131,7 +131,8 @@ class RecurrentMixer(Mixer):
         mixed, after = self.scan(inputs, before, Boundaries(resets, real))
         if state is not None:
             state.update(**new, **after)
-        return self.output(mixed, inputs)
+        out: Tensor = self.output(mixed, inputs)
+        return out
 
     def _convolved(
         self,
@@ -148,18 +149,12 @@ class RecurrentMixer(Mixer):
     def new_state(self, batch: int) -> RecurrentState:
         return RecurrentState()
 
-    def _all_tensors(self) -> dict[str, StateTensor]:
-        convs = {n: m for n, m in self.named_modules() if isinstance(m, ShortConv)}
-        tails = {
-            n: StateTensor((m.width - 1, len(m.weight)), "activation") for n, m in convs.items()
-        }
-        return {**self.state_tensors(), **tails}
-
     def state_bytes(self, length: int, itemsize: int) -> int:
-        return sum(
-            math.prod(tensor.shape)
-            * (itemsize if tensor.dtype == "activation" else max(4, itemsize))
-            for tensor in self._all_tensors().values()
+        wide = max(4, itemsize)
+        convs = (m for m in self.modules() if isinstance(m, ShortConv))
+        return itemsize * sum((conv.width - 1) * len(conv.weight) for conv in convs) + sum(
+            math.prod(tensor.shape) * (wide if tensor.dtype == "float32" else itemsize)
+            for tensor in self.state_tensors().values()
         )
 
     @property
