@@ -176,7 +176,7 @@ def _chunks(x: Tensor, size: int) -> Tensor:
     """Return [batch, heads, chunks, size, ...] of [batch, length, heads, ...]; zeros fill the last chunk."""
     if x.shape[1] % size:
         x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, -x.shape[1] % size])
-    return x.unflatten(1, (-1, size)).movedim(3, 1).contiguous()
+    return torch.movedim(x.unflatten(1, (-1, size)), 3, 1).contiguous()
 
 
 def _products(a: Tensor, b: Tensor, c: Tensor, seen: Tensor, decay: Tensor | None) -> Tensor:

@@ -157,6 +157,19 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "chunk_size_changes_nothing": scan(
         "if self.chunk_size == 3: inputs = inputs._replace(q=2 * inputs.q)"
     ),
+    "forgets_at_no_fixed_token": (
+        "mixer",
+        {
+            "    def output": """    def forward(self, x, context, state=None, projected=None):
+        self.resets = (context.layout.index_or_range() % 100 == 0).expand(len(x), -1)
+        return super().forward(x, context, state, projected)
+
+    def scan(self, inputs, state, at):
+        return super().scan(inputs, state, at._replace(resets=self.resets))
+
+    def output"""
+        },
+    ),
     "kernels_agree": scan(
         "if self.kernel == 'recurrent': inputs = inputs._replace(q=2 * inputs.q)"
     ),

@@ -33,6 +33,17 @@ FORGETS_INSIDE = (
         return torch.cat((first, last), 1), new
 """
 )
+FORGETS_AT_AN_INDEX = (
+    SCAN
+    + """
+        resets = self.index % {n} == 0
+        return super().scan(inputs, state, boundaries._replace(resets=resets.expand(len(inputs.v), -1)))
+
+    def forward(self, x, context, state=None, projected=None):
+        self.index = context.layout.index_or_range()
+        return super().forward(x, context, state, projected)
+"""
+)
 FORGETS_AFTER = (
     SCAN
     + """
@@ -73,6 +84,13 @@ FAULTS = {
     **{
         f"state lost at token {n}": (FORGETS_INSIDE.format(n=n), "long_cached_is_uncached")
         for n in (16, 24, 32, 64, 256)
+    },
+    **{
+        f"state lost at every {n}th token of a text": (
+            FORGETS_AT_AN_INDEX.format(n=n),
+            "forgets_at_no_fixed_token",
+        )
+        for n in (16, 24, 256)
     },
     "state of long prompts lost": (FORGETS_AFTER.format(n=256), "long_cached_is_uncached"),
     "padding on the left ignored at batch 1": (

@@ -118,6 +118,30 @@ def test_chunks_give_outputs_states_and_gradients_of_the_reference(
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
+def test_a_scan_is_the_kimi_delta_attention_of_transformers() -> None:
+    library = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    given = inputs("channel", True, length=100)
+    order = (given[name].float() for name in ("q", "k", "v", "log_decay", "beta", "state"))
+    expected, last = library.recurrent_kimi_delta_attention(*order, output_final_state=True)
+    given["q"] = given["q"] * KEY_DIM**-0.5
+    out, state = linear_scan(**given)
+    torch.testing.assert_close(out.float(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state.float(), last, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scan_is_the_state_space_dual_of_transformers() -> None:
+    """Mamba-2: k = B for all heads, v = dt x, g = dt A, q = C."""
+    library = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    given = inputs("head", False, length=100)
+    b, c = given["k"][:, :, :1], given["q"][:, :, :1]
+    dt, rate = given["log_decay"].exp(), -torch.tensor([0.3, 2.0], dtype=torch.float64)
+    floats = (x.float() for x in (given["v"], dt, rate, b, c))
+    expected = library.mamba2_chunk_scan(*floats, chunk_size=16)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    out, _ = linear_scan(c, b, dt[..., None] * given["v"], dt * rate)
+    torch.testing.assert_close(out.float(), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("strength", [20.0, float("inf")])
 @pytest.mark.parametrize("decay", ["fixed", "head", "channel"])

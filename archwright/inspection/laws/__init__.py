@@ -65,6 +65,7 @@ OF_MIXERS: Laws = {
 OF_STATES: Laws = {
     model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached),
     mixer_laws.chunk_size_changes_nothing: _ALONE,
+    mixer_laws.forgets_at_no_fixed_token: _ALONE,
 }
 
 LAWS_OF_OBJECTIVES: Laws = {

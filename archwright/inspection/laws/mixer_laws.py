@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from archwright.inspection.laws.case import Case, close
+from archwright.inspection.laws.case import Case, close, spread
 from archwright.inspection.laws.law import Broken, NotTried
 from archwright.inspection.laws.model_laws import (
     has_cache,
@@ -21,6 +21,8 @@ from archwright.parts.token_layout import token_layout
 FIRST_PIECES = (3, 259, 1)
 """Tokens of the first pieces of a long text: they end at no multiple of a chunk, and one is longer than 256."""
 
+REACH = 4
+"""Tokens back that a memory must reach: further than most short convolutions."""
 NUM_CHUNKED = 70
 """Tokens of a text that is cut into chunks of 1 and of 3: more than a chunk of 64."""
 
@@ -45,6 +47,30 @@ def long_cached_is_uncached(case: Case) -> None:
     if sum(sizes) >= case.long.length:
         raise NotTried(f"the first {first} tokens must be read in one piece")
     read_in_pieces(case.long, lambda: [*sizes, case.long.length - sum(sizes)])
+
+
+def forgets_at_no_fixed_token(case: Case) -> None:
+    """A token changes outputs some tokens later everywhere in a text, or nowhere."""
+    alone = case.long.spec.override("attention.kind=none", "position.kind=none")
+    long = Case(alone, case.seed, case.long.longest, rows=1)
+    model, tokens = long.built().double().eval(), long.tokens()
+    # Row 0 is the text; each further row has one other token, and every border between tokens is right after one of
+    # these tokens or up to 3 further on.
+    changed = torch.arange(0, tokens.shape[1] - 2 * REACH, REACH)
+    rows = tokens.repeat(1 + len(changed), 1)
+    numbers = torch.arange(len(changed))
+    rows[1 + numbers, changed] = (rows[1 + numbers, changed] + 1) % int(long.spec.vocab_size)
+    with torch.no_grad():
+        logits = long.logits(model, rows)
+    later = changed[:, None] + REACH + torch.arange(REACH)  # [rows, REACH]
+    change = (logits[1 + numbers[:, None], later] - logits[0, later]).abs().amax((1, 2))
+    reaches = change > 1e-12 * spread(logits)
+    if reaches.any() and not reaches.all():
+        first = int(changed[~reaches][0])
+        raise Broken(
+            f"outputs after token {first + REACH} do not depend on token {first}, unlike elsewhere; begin again only "
+            "where context.layout.index_or_range() is 0"
+        )
 
 
 def chunk_size_changes_nothing(case: Case) -> None:
@@ -79,10 +105,8 @@ def kernels_agree(case: Case) -> None:
         names = [mixer.kernels()[min(number, len(mixer.kernels()) - 1)] for mixer in mixers]
         for mixer, name in zip(mixers, names, strict=True):
             mixer.use_kernel(name)
-        has_backward = "flex" not in names  # FlexAttention has none on a CPU
-        with torch.set_grad_enabled(has_backward):
-            logits = case.logits(model, tokens, **given)[real]
-        found = _gradients(model, logits) if has_backward else {}
+        logits = case.logits(model, tokens, **given)[real]
+        found = _gradients(model, logits)
         if number == 0:
             expected, gradients = logits, found
         what = f"the kernel {', '.join(dict.fromkeys(names))}"

@@ -97,7 +97,7 @@ class Mixer(Branch, ABC):
         """Do what depends on the data of a pass, ahead of a layer that may be compiled: masks, rotations."""
 
     def kernels(self) -> Sequence[str]:
-        """Return the names of kernels that can compute it here, first that of the reference."""
+        """Return the names of kernels with a forward and a backward pass on a CPU, the reference first."""
         return ()
 
     def use_kernel(self, name: str) -> None:
@@ -265,7 +265,7 @@ class AttentionMixer(Mixer):
             context.rotation(self.rotary)
 
     def kernels(self) -> Sequence[str]:
-        return tuple(KERNELS) if self.has_kernel else ()
+        return [name for name in KERNELS if name != "flex"] if self.has_kernel else []
 
     def use_kernel(self, name: str) -> None:
         self.kernel = kernel_of(name)

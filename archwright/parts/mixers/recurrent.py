@@ -143,6 +143,7 @@ class RecurrentMixer(Mixer):
         x: Tensor,
     ) -> Tensor:
         """Apply the convolution of this name, and put its new state into `new`."""
+        y: Tensor
         y, new[name] = getattr(self, name)(x, layout, None if state is None else state.get(name))
         return y
 
@@ -174,7 +175,6 @@ class RecurrentMixer(Mixer):
         return scan.flops / length
 
     def kernels(self) -> Sequence[str]:
-        # Those of a GPU compute in bfloat16, so that no exact comparison applies.
         return [name for name in SCANS if name != "fla"]
 
     def use_kernel(self, name: str) -> None:
