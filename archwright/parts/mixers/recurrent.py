@@ -35,6 +35,11 @@ class StateTensor(NamedTuple):
     blocks: int | None = None
     """Equal blocks that ranks may split, such as heads; None: any part."""
 
+    def zeros(self, x: Tensor) -> Tensor:
+        """Return the state before the first token of texts x [batch, length, dim]."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x.new_zeros(len(x), *self.shape, dtype=wide if self.dtype == "float32" else None)
+
 
 class Boundaries(NamedTuple):
     """Tokens at which a scan departs from the plain recurrence; None: no such token."""
@@ -121,13 +126,10 @@ class RecurrentMixer(Mixer):
             resets = layout.index_or_range() == 0
             resets = resets if real is None else resets & real
         inputs = self.project(x, project(x, self.inputs) if projected is None else projected, conv)
-        wide = torch.promote_types(x.dtype, torch.float32)
         before: dict[str, Tensor] = {}
-        for name, (shape, dtype, _) in self.state_tensors().items():
+        for name, tensor in self.state_tensors().items():
             held = None if state is None else state.get(name)
-            if held is None:
-                held = x.new_zeros(len(x), *shape, dtype=wide if dtype == "float32" else x.dtype)
-            before[name] = held
+            before[name] = tensor.zeros(x) if held is None else held
         mixed, after = self.scan(inputs, before, Boundaries(resets, real))
         if state is not None:
             state.update(**new, **after)
