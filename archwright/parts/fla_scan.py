@@ -33,16 +33,20 @@ def fla(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
     given |= {} if beta is None else {"beta": beta}
     starts = None
     if resets is not None:
-        given = {n: x.flatten(0, 1)[None] for n, x in given.items()}  # [1, batch * length, ...]
+        # One row: [1, batch * length, heads, ...]
+        given = {name: x.flatten(0, 1)[None] for name, x in given.items()}
         # A row begins with the state before it, unless its first token resets it.
-        first = torch.arange(batch, device=v.device) * length
-        starts = resets.index_fill(1, first.new_zeros(1), True).flatten().nonzero()[:, 0]
+        begins = resets.index_fill(
+            1, torch.zeros(1, dtype=torch.long, device=v.device), True
+        ).flatten()  # [batch * length]
+        starts = begins.nonzero()[:, 0]
         row = starts // length
         goes_on = (starts % length == 0) & ~resets[row, 0]
         given["cu_seqlens"] = torch.cat((starts, starts.new_tensor([batch * length])))
         state = state[row] * goes_on[:, None, None, None]
         last = torch.cat((row[1:] != row[:-1], row.new_ones(1).bool()))
     out, new = function(**given, scale=1.0, initial_state=state, output_final_state=True)
+    # [batch, length, heads, value_dim]
     return out.reshape(v.shape), new if starts is None else new[last]
 
 

@@ -68,9 +68,8 @@ def linear_scan(
     if real is not None:  # padding does not decay the state, and writes nothing
         padding = ~real[..., None]  # [batch, length, 1]
         if log_decay is not None:
-            log_decay = log_decay.masked_fill(
-                padding.view(batch, length, *[1] * (log_decay.ndim - 2)), 0
-            )
+            alike = padding if log_decay.ndim == 3 else padding[..., None]
+            log_decay = log_decay.masked_fill(alike, 0)
         if beta is None:
             values = values.masked_fill(padding[..., None], 0)
         else:
@@ -169,6 +168,7 @@ def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
         # [batch, heads, key_dim, value_dim]
         state = carried[:, :, i] * state + writes[:, :, i] @ value
     out = (q * from_state) @ torch.stack(states, 2) + weights @ torch.stack(written, 2)
+    # [batch, heads, chunks, size, value_dim] -> [batch, length, heads, value_dim]
     return out.movedim(1, 3).flatten(1, 2)[:, :length], state
 
 
@@ -176,6 +176,7 @@ def _chunks(x: Tensor, size: int) -> Tensor:
     """Return [batch, heads, chunks, size, ...] of [batch, length, heads, ...]; zeros fill the last chunk."""
     if x.shape[1] % size:
         x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, -x.shape[1] % size])
+    # [batch, chunks, size, heads, ...] -> [batch, heads, chunks, size, ...]
     return torch.movedim(x.unflatten(1, (-1, size)), 3, 1).contiguous()
 
 

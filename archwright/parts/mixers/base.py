@@ -45,6 +45,8 @@ class Mixer(Branch, ABC):
     """Whether the next token costs the same however long the text before it is."""
     has_kernel: bool = False
     """Whether there is attention to compute, with the kernel that `use_kernel` names."""
+    chunk_size: int | None = None
+    """Tokens computed at once, which changes speed and memory, not the result; None: no chunks."""
 
     @abstractmethod
     def forward(

@@ -68,7 +68,6 @@ class RecurrentMixer(Mixer):
     declares takes = {"segment_ids", "padding_mask"}: both are handled here and in `linear_scan` and `ShortConv`.
 
     Attributes:
-        chunk_size: Tokens that a scan computes at once. It changes speed and memory, not the result.
         kernel: Name of the scan kernel, in `archwright.parts.scans.SCANS`.
         num_heads: Heads of the state, for `parallel_by_heads`; on a rank of a tensor group, its own.
     """
