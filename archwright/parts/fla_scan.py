@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from archwright.parts.scans import SCANS, Scan
+from archwright.parts.scans import SCANS, ScanInputs
 
 # Kernels by (delta rule, decay per key channel): modules and functions of fla.ops.
 FUNCTIONS = {
@@ -17,12 +17,14 @@ FUNCTIONS = {
 }
 
 
-def fla(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
+def fla(
+    scan: ScanInputs, state: Tensor, resets: Tensor | None, chunk_size: int
+) -> tuple[Tensor, Tensor]:
     """Compute a scan with the kernels of flash-linear-attention, which choose their chunks themselves.
 
     Matrices are multiplied in bfloat16. With resets, documents become rows of their own (`cu_seqlens`).
     """
-    q, k, v, log_decay, beta, state, resets = scan
+    q, k, v, log_decay, beta, _ = scan
     batch, length = v.shape[:2]
     per_channel = log_decay is not None and log_decay.ndim == 4
     module, name = FUNCTIONS[beta is not None, per_channel]
@@ -36,10 +38,8 @@ def fla(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
         # One row: [1, batch * length, heads, ...]
         given = {name: x.flatten(0, 1)[None] for name, x in given.items()}
         # A row begins with the state before it, unless its first token resets it.
-        begins = resets.index_fill(
-            1, torch.zeros(1, dtype=torch.long, device=v.device), True
-        ).flatten()  # [batch * length]
-        starts = begins.nonzero()[:, 0]
+        begins = torch.cat((torch.ones_like(resets[:, :1]), resets[:, 1:]), 1)
+        starts = begins.flatten().nonzero()[:, 0]  # in [batch * length]
         row = starts // length
         goes_on = (starts % length == 0) & ~resets[row, 0]
         given["cu_seqlens"] = torch.cat((starts, starts.new_tensor([batch * length])))

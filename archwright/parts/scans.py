@@ -10,7 +10,7 @@ A state S [key_dim, value_dim] of each head maps keys to values. A token multipl
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,17 @@ from archwright.spec.errors import UserError
 
 LEAST_LOG_DECAY = -64.0
 """Log of the strongest decay. exp(-64) = 2e-28 is below the rounding of float64, and -inf would give inf - inf."""
+
+
+class ScanInputs(NamedTuple):
+    """What tokens write and read in a scan, and what a mixer's `output` needs in addition."""
+
+    q: Float[Tensor, "batch length key_heads key_dim"]
+    k: Float[Tensor, "batch length key_heads key_dim"]
+    v: Float[Tensor, "batch length heads value_dim"]
+    log_decay: Tensor | None = None
+    beta: Float[Tensor, "batch length heads"] | None = None
+    gate: Any = None
 
 
 def linear_scan(
@@ -76,27 +87,17 @@ def linear_scan(
             beta = beta.masked_fill(padding, 0)
     if state is None:
         state = values.new_zeros(batch, heads, k.shape[-1], value_dim)
-    inputs = Scan(queries, keys, values, log_decay, beta, state.to(dtype), resets)
+    inputs = ScanInputs(queries, keys, values, log_decay, beta)
     with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
-        out, state = SCANS[kernel](inputs, chunk_size)
+        out, state = SCANS[kernel](inputs, state.to(dtype), resets, chunk_size)
     return out.to(v.dtype), state
 
 
-class Scan(NamedTuple):
-    """Inputs of a kernel: as those of `linear_scan`, in float32 or wider, with equal numbers of heads."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor | None
-    beta: Tensor | None
-    state: Tensor
-    resets: Tensor | None
-
-
-def recurrent(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
+def recurrent(
+    scan: ScanInputs, state: Tensor, resets: Tensor | None, chunk_size: int
+) -> tuple[Tensor, Tensor]:
     """Compute a scan token by token: the formula, and the reference of all kernels."""
-    q, k, v, log_decay, beta, state, resets = scan
+    q, k, v, log_decay, beta, _ = scan
     outs = []
     for t in range(v.shape[1]):
         if log_decay is not None:
@@ -113,7 +114,9 @@ def recurrent(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
     return torch.stack(outs, 1), state
 
 
-def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
+def chunked(
+    scan: ScanInputs, state: Tensor, resets: Tensor | None, chunk_size: int
+) -> tuple[Tensor, Tensor]:
     """Compute a scan in chunks by matrix products; only states go from chunk to chunk.
 
     With c the sum of g within a chunk and D_ij = exp(c_i - c_j), j <= i, the values that a chunk writes are
@@ -131,11 +134,11 @@ def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
     else:  # [batch, heads, chunks, size, key_dim or 1]
         g = _chunks(scan.log_decay if per_channel else scan.log_decay[..., None], size)
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    if scan.resets is None:
+    if resets is None:
         c = g.cumsum(-2)
         from_state, to_state = c.exp(), (c[..., -1:, :] - c).exp()
     else:
-        part = _chunks(scan.resets.long()[..., None], size).cumsum(-1)  # [batch, 1, chunks, size]
+        part = _chunks(resets.long()[..., None], size).cumsum(-1)  # [batch, 1, chunks, size]
         seen = seen & (part[..., :, None] == part[..., None, :])
         # A sum from the last reset on: it does not even round with the tokens before.
         c = seen.to(g.dtype) @ g
@@ -158,7 +161,7 @@ def chunked(scan: Scan, chunk_size: int) -> tuple[Tensor, Tensor]:
             unitriangular=True,
         )
         values, reads = solved.split((v.shape[-1], key_dim), -1)
-    state, states, written = scan.state, [], []
+    states, written = [], []
     for i in range(q.shape[2]):
         value = values[:, :, i]
         if reads is not None:
@@ -257,8 +260,7 @@ def _chunk_length(chunk_size: int, length: int, per_channel: bool) -> int:
     return 1 << (size - 1).bit_length() if per_channel else size
 
 
-SCANS: dict[str, Callable[[Scan, int], tuple[Tensor, Tensor]]] = {
-    "recurrent": recurrent,
-    "chunked": chunked,
-}
-"""Kernels by name: (inputs, chunk size) -> outputs [batch, length, heads, value_dim] and the final state."""
+ScanKernel = Callable[[ScanInputs, Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
+"""(inputs in float32 or wider with equal numbers of heads, state, resets, chunk size) -> outputs, final state."""
+SCANS: dict[str, ScanKernel] = {"recurrent": recurrent, "chunked": chunked}
+"""Kernels by name."""

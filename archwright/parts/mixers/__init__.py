@@ -10,7 +10,6 @@ from archwright.parts.mixers.longformer import LongformerAttention as Longformer
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
 from archwright.parts.mixers.recurrent import RecurrentMixer as RecurrentMixer
-from archwright.parts.mixers.recurrent import ScanInputs as ScanInputs
 from archwright.parts.mixers.recurrent import StateTensor as StateTensor
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
@@ -20,6 +19,7 @@ from archwright.parts.mixers.transient_global import (
 )
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS as VALUE_EMBEDDINGS
 from archwright.parts.registry import Registry
+from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
 from archwright.spec.mixers import Recurrence

@@ -50,17 +50,6 @@ class Boundaries(NamedTuple):
     """False for padding, which leaves the state as it is."""
 
 
-class ScanInputs(NamedTuple):
-    """Arguments of `linear_scan`, and what `output` needs besides."""
-
-    q: Float[Tensor, "batch length key_heads key_dim"]
-    k: Float[Tensor, "batch length key_heads key_dim"]
-    v: Float[Tensor, "batch length heads value_dim"]
-    log_decay: Tensor | None = None
-    beta: Float[Tensor, "batch length heads"] | None = None
-    gate: Any = None
-
-
 class RecurrentMixer(Mixer):
     """Base of mixers with a state of fixed size, y = output(scan(project(x))), shapes [batch, length, dim].
 
