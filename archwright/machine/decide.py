@@ -18,6 +18,8 @@ from archwright.machine.peaks import peak_of
 from archwright.machine.precision import DTYPES
 from archwright.machine.rules import cpu_name
 from archwright.model.language_model import LanguageModel
+from archwright.parts.mixers.recurrent import use_scan
+from archwright.parts.scans import SCANS
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.scale.layout import ONE, Layout
 from archwright.spec.errors import UserError
@@ -112,6 +114,20 @@ def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> N
         at = rules.attention_of(model, run, machine.device, machine.precision)
         decisions.decide("kernel", *rules.decision(rules.KERNELS, at))
     model.use_kernel(decisions.machine.kernel)
+
+
+def decide_scan(decisions: Decisions, model: LanguageModel) -> None:
+    """Choose the kernel of recurrences.
+
+    Raises:
+        UserError: The kernel cannot run here.
+    """
+    machine = decisions.machine
+    if machine.scan == "auto" and machine.device == "cuda" and "fla" in SCANS:
+        decisions.decide("scan", "fla", "flash-linear-attention is installed (not measured)")
+    elif machine.scan == "auto":
+        decisions.decide("scan", "chunked", "no flash-linear-attention for this device")
+    use_scan(model, decisions.machine.scan)
 
 
 def decide_loss(

@@ -380,6 +380,9 @@ class MachineSpec(Spec):
     kernel: Literal["auto", "eager", "sdpa", "blockwise", "flex"] = "auto"
     """Attention kernel; auto: by device, precision, length and mask. On a CPU blockwise, or sdpa for short sequences in
     float32; on CUDA sdpa for plain attention, else flex (FlexAttention)."""
+    scan: Literal["auto", "recurrent", "chunked", "fla"] = "auto"
+    """Kernel of recurrences: token by token, in chunks of matrix products, or flash-linear-attention's (bf16 products);
+    auto: fla if it is installed on a machine with CUDA, else chunked."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
     float32 logits would take more than 256 MiB."""

@@ -14,11 +14,19 @@ from archwright.data.pair_text import PairBatches, PairText
 from archwright.data.task_text import TaskBatches, TaskText
 from archwright.format import size
 from archwright.machine.compiling import compile_parts
-from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss, decided
+from archwright.machine.decide import (
+    Decisions,
+    decide,
+    decide_kernel,
+    decide_loss,
+    decide_scan,
+    decided,
+)
 from archwright.machine.liger import fuse, why_not_fusable
 from archwright.model.build import build, initial_values
 from archwright.model.language_model import LanguageModel
 from archwright.optim import warmup_steps
+from archwright.parts.mixers.recurrent import use_scan
 from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import free_memory, least_memory, total_memory
 from archwright.planning.training_memory import split_one
@@ -58,6 +66,7 @@ def resolve(
     if run.init.from_:
         _take_weights(model, weights_file(Path(run.init.from_)), progress)
     decide_kernel(decisions, model, run)
+    decide_scan(decisions, model)
     decide_loss(decisions, model, run, layout)
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     if layout.size == 1:
@@ -133,6 +142,7 @@ def resolved_session(
     share_threads(run.machine.threads, layout)
     model = make_model(run, material, run.machine, layout, with_values=layout.size == 1)
     model.use_kernel(run.machine.kernel)
+    use_scan(model, run.machine.scan)
     compiled = "none" if run.machine.compile == "auto" else run.machine.compile
     whole_loss = run.machine.loss == "whole"
     compile_parts(model, compiled, whole_loss=whole_loss, device=run.machine.device)

@@ -91,7 +91,7 @@ def test_the_mixer_is_lawful(tmp_path: Path) -> None:
     load_parts_file(tmp_path / "my_mixers.py")
     small = load("modern").override("dim=32", "num_layers=2", "vocab_size=64", "context_length=24")
     for law in LAWS:
-        law(Case(small.override("recurrence.kind=moving_average"), 1))
+        law(Case(small.override("recurrence.kind=retention"), 1))
 
 
 def test_the_table_has_every_axis() -> None:

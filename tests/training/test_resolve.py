@@ -58,6 +58,7 @@ def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
             "float32_matmul_precision",
             "precision",
             "kernel",
+            "scan",
             "loss",
             "compile",
             "fused",
@@ -74,13 +75,19 @@ def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Materi
         precision="fp32",
         float32_matmul_precision="highest",
         kernel="sdpa",
+        scan="chunked",
         loss="whole",
         compile="none",
         fused="none",
         threads=1,
         num_steps=17,
     )
-    assert set(decisions.reasons) == {"loss", "compile", "fused"}
+    assert set(decisions.reasons) == {"scan", "loss", "compile", "fused"}
+
+
+def test_a_scan_that_needs_a_gpu_is_refused(run: RunSpec, material: Material) -> None:
+    with pytest.raises(UserError, match=r'machine\.scan: found "fla", which needs a GPU'):
+        resolve(run.override("machine.scan=fla"), material, Silent())
 
 
 @pytest.mark.parametrize(

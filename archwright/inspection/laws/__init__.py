@@ -11,6 +11,7 @@ from archwright.catalogue.axes import BASE, asks_of
 from archwright.inspection.laws import (
     data_laws,
     mask_laws,
+    mixer_laws,
     model_laws,
     norm_laws,
     optimizer_laws,
@@ -58,9 +59,21 @@ LAWS_OF_MODELS: Laws = {
 """Laws of a small model with a choice in it."""
 
 OF_NORMS: Laws = {norm_laws.keeps_dtype: _BUILT, norm_laws.is_finite: _BUILT}
-OF_BRANCHES: Laws = {model_laws.flops_are_stated: _BUILT}
+OF_BRANCHES: Laws = {
+    model_laws.flops_are_stated: _BUILT,
+    mixer_laws.checkpointing_changes_nothing: (*_REPEATS, model_laws.trains),
+    mixer_laws.compiles: (*_ALONE, model_laws.trains, model_laws.weights_return),
+}
+OF_MIXERS: Laws = {
+    mixer_laws.kernels_agree: _ALONE,
+    mixer_laws.long_packed_is_alone: (model_laws.packed_is_alone,),
+    mixer_laws.long_padding_is_nothing: (model_laws.padding_is_nothing,),
+    mixer_laws.long_cached_is_uncached: (model_laws.cached_is_uncached,),
+}
 OF_STATES: Laws = {
-    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached)
+    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached),
+    mixer_laws.chunk_size_changes_nothing: _ALONE,
+    mixer_laws.forgets_at_no_fixed_token: _ALONE,
 }
 
 LAWS_OF_OBJECTIVES: Laws = {
@@ -96,8 +109,8 @@ IN_RUNS: dict[str, Laws] = {
 IN_MODELS: dict[str, Laws] = {
     "mask": LAWS_OF_MODELS | {mask_laws.members_follow_visible: _BUILT},
     "norm": LAWS_OF_MODELS | OF_NORMS,
-    "attention": LAWS_OF_MODELS | OF_BRANCHES,
-    "recurrence": LAWS_OF_MODELS | OF_BRANCHES | OF_STATES,
+    "attention": LAWS_OF_MODELS | OF_MIXERS | OF_BRANCHES,
+    "recurrence": LAWS_OF_MODELS | OF_STATES | OF_MIXERS | OF_BRANCHES,
     "feedforward": LAWS_OF_MODELS | OF_BRANCHES,
 }
 """Laws of the axes of a model with some beside those of all."""

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archwright.inspection.laws.law import Broken
+from archwright.inspection.laws.law import Broken, NotTried
 from archwright.model import build
 from archwright.model.language_model import LanguageModel, Output
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
 ROWS = 2
 LONGEST = 12
 """Most tokens of a text, where a model allows as many."""
+LONG = 2 * 128 + 37
+"""Tokens of a long text: more than two chunks of the usual sizes, and a multiple of none."""
 FLOAT32 = 1e-5
 """Errors below this, of the spread of the logits, are those of float32."""
 
@@ -26,6 +29,8 @@ class Case:
 
     spec: ModelSpec
     seed: int = 0
+    longest: int = LONGEST
+    rows: int = ROWS
 
     @cached_property
     def dice(self) -> random.Random:
@@ -51,11 +56,24 @@ class Case:
     @property
     def length(self) -> int:
         """Of a text: as long as the model allows."""
-        return min(self.spec.context_length, LONGEST)
+        return min(self.spec.context_length, self.longest)
 
-    def tokens(self, rows: int = ROWS, length: int | None = None) -> Tensor:
+    @cached_property
+    def long(self) -> "Case":
+        """One layer and one long text.
+
+        Raises:
+            NotTried: The model cannot read long texts.
+        """
+        try:
+            spec = self.spec.override("num_layers=1", f"context_length={LONG}")
+        except UserError as why:
+            raise NotTried("; ".join(why.lines)) from why
+        return Case(spec, self.seed, LONG, rows=1)
+
+    def tokens(self, rows: int | None = None, length: int | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
-        shape = (rows, self.length if length is None else length)
+        shape = (rows or self.rows, self.length if length is None else length)
         return torch.randint(int(self.spec.resolved().vocab_size), shape, generator=generator)
 
     def read(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Output:

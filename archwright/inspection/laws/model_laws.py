@@ -1,6 +1,6 @@
 """Laws of models: what holds for every composition that no rule refuses. Each is a function of a `Case`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -219,7 +219,7 @@ def _leaks(case: Case) -> Iterator[str]:
 
 def packed_is_alone(case: Case) -> None:
     """A text has the same logits by itself, and packed behind another."""
-    _wants(case, "segment_ids")
+    wants(case, "segment_ids")
     tokens, length = case.tokens(), case.length
     if length < 2:
         return
@@ -237,46 +237,53 @@ def packed_is_alone(case: Case) -> None:
 
 
 def padding_is_nothing(case: Case) -> None:
-    """A text has the same logits by itself, and beside padding on either side."""
-    _wants(case, "padding_mask")
+    """A text has the same logits by itself, and beside padding on either side, also as the only row of a batch."""
+    wants(case, "padding_mask")
     tokens, length = case.tokens(), case.length
     if length < 2:
         return
     cut = case.dice.randrange(1, length)
-    first = tokens[:1, :cut]
+    alone = case.logits(case.model, tokens[:1, :cut])
     then = "leave out tokens where context.layout.padding_mask is False, or padding_mask of takes"
     for left in (True, False):
-        grid, real = torch.zeros_like(tokens), torch.ones_like(tokens).bool()
+        grid, real = tokens.clone(), torch.ones_like(tokens).bool()
         where = slice(length - cut, length) if left else slice(0, cut)
-        grid[0, where], grid[1], real[0] = first[0], tokens[1], False
-        real[0, where] = True
-        found = case.logits(case.model, grid, padding_mask=real)
-        alone = case.logits(case.model, first)
-        close(found[:1, where], alone, 1e-8, "beside padding", then)
-        whole = case.logits(case.model, tokens[1:])
-        close(found[1:], whole, 1e-8, "the row beside a padded one", then)
+        grid[0], real[0] = 0, False
+        grid[0, where], real[0, where] = tokens[0, :cut], True
+        for rows in range(1, len(tokens) + 1):
+            found = case.logits(case.model, grid[:rows], padding_mask=real[:rows])
+            close(found[:1, where], alone, 1e-8, f"beside padding, {rows} rows", then)
+        if len(tokens) > 1:
+            whole = case.logits(case.model, tokens[1:])
+            close(found[1:], whole, 1e-8, "the row beside a padded one", then)
 
 
-def _wants(case: Case, name: str) -> None:
+def wants(case: Case, name: str) -> None:
     """Leave out a law of an input that a mixer does not take, with which batches are refused."""
     if name not in case.takes:
         raise NotTried(f"it takes no {name}; batches that have some are refused")
-    _has_one_stack(case)
+    has_one_stack(case)
 
 
-def _has_one_stack(case: Case) -> None:
+def has_one_stack(case: Case) -> None:
     if not case.spec.encoder.is_none:
         raise NotTried("tried of models without an encoder")
 
 
 def cached_is_uncached(case: Case) -> None:
     """A text that is read in pieces with a cache has the logits of the whole."""
-    _has_cache(case)
+    has_cache(case)
     tokens, prefix = case.tokens(), longest_prefix(case)
     given: dict[str, Tensor] = {}
     if prefix == 1 and "segment_ids" in case.takes and case.dice.random() < 0.5:
         starts = [[int(case.dice.random() < 0.3) for _ in row] for row in tokens]
         given["segment_ids"] = torch.tensor(starts).cumsum(-1)
+    read_in_pieces(case, lambda: pieces(case, tokens.shape[1], prefix), **given)
+
+
+def read_in_pieces(case: Case, sizes: Callable[[], list[int]], **given: Tensor) -> None:
+    """Compare a text read in pieces of these sizes with the text read at once, in float64 and in float32."""
+    tokens = case.tokens()
     in_float32 = case.enlarged().float().use_kernel("sdpa")
     whole = case.model(tokens, **given).logits
     for model, tolerance in ((case.model, 1e-8), (in_float32, 1e-4)):
@@ -286,7 +293,7 @@ def cached_is_uncached(case: Case) -> None:
         tolerance = max(tolerance, 5 * own_error)
         cache, parts, start = model.new_cache(), [], 0
         with torch.no_grad():
-            for size in pieces(case, tokens.shape[1], prefix):
+            for size in sizes():
                 here = slice(start, start + size)
                 in_piece = {name: values[:, here] for name, values in given.items()}
                 parts.append(model(tokens[:, here], cache=cache, **in_piece).logits)
@@ -296,19 +303,27 @@ def cached_is_uncached(case: Case) -> None:
 
 
 def cached_rows_of_different_lengths(case: Case) -> None:
-    """Prompts of different lengths, padded on either side, go on as each would by itself."""
-    _has_cache(case)
-    _wants(case, "padding_mask")
+    """Prompts padded on either side, of different lengths or one alone, go on as each would by itself."""
+    has_cache(case)
+    wants(case, "padding_mask")
     if case.length < 3:
         return
-    rows, prompt = 3, case.length - 2
-    tokens = case.tokens(rows)
     if longest_prefix(case) > 1:
         raise NotTried("each row would have another prefix")
-    sizes = [case.dice.randint(1, prompt) for _ in range(rows)]
+    prompt = case.length - 2
+    sizes = [case.dice.randint(1, prompt) for _ in range(3)]
+    _padded_prompts(case, sizes, [case.dice.random() < 0.5 for _ in sizes])
+    for left in (True, False):
+        _padded_prompts(case, [case.dice.randint(1, prompt)], [left])
+
+
+def _padded_prompts(case: Case, sizes: list[int], left: list[bool]) -> None:
+    """Read a batch of padded prompts, write two tokens, and compare each row with the row alone."""
+    rows, prompt = len(sizes), case.length - 2
+    tokens = case.tokens(rows)
     grid, real = torch.zeros(rows, prompt).long(), torch.zeros(rows, prompt).bool()
     for row, size in enumerate(sizes):
-        where = slice(prompt - size, prompt) if case.dice.random() < 0.5 else slice(0, size)
+        where = slice(prompt - size, prompt) if left[row] else slice(0, size)
         grid[row, where], real[row, where] = tokens[row, :size], True
     cache = case.model.new_cache()
     with torch.no_grad():
@@ -324,9 +339,9 @@ def cached_rows_of_different_lengths(case: Case) -> None:
             close(found, expected, 1e-8, f"row {row} of {sizes}", then)
 
 
-def _has_cache(case: Case) -> None:
+def has_cache(case: Case) -> None:
     """Leave out a law of caches where none can be had, and say why."""
-    _has_one_stack(case)
+    has_one_stack(case)
     try:
         case.model.new_cache()
     except UserError as why:
@@ -348,7 +363,7 @@ def pieces(case: Case, length: int, first: int) -> list[int]:
 
 def flops_are_stated(case: Case) -> None:
     """The FLOPs that it states are at least those of its products of matrices."""
-    _has_one_stack(case)
+    has_one_stack(case)
     open_masks = [
         f"{name}.mask.kind=full"
         for name, mixer in case.spec.mixers.items()
@@ -373,7 +388,7 @@ def flops_are_stated(case: Case) -> None:
 
 def state_bytes_are_stated(case: Case) -> None:
     """The bytes of its state are those that state_bytes says."""
-    _has_cache(case)
+    has_cache(case)
     model, length = case.built(), case.length
     cache = model.new_cache()
     case.read(model, case.tokens(1), cache=cache)

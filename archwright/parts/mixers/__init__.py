@@ -8,6 +8,9 @@ from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
+from archwright.parts.mixers.recurrent import Conv as Conv
+from archwright.parts.mixers.recurrent import RecurrentMixer as RecurrentMixer
+from archwright.parts.mixers.recurrent import StateTensor as StateTensor
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
@@ -16,6 +19,7 @@ from archwright.parts.mixers.transient_global import (
 )
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS as VALUE_EMBEDDINGS
 from archwright.parts.registry import Registry
+from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
 from archwright.spec.mixers import Recurrence

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
-from archwright.parts.kernels import ScoreMods, kernel_of, prepare
+from archwright.parts.kernels import KERNELS, ScoreMods, kernel_of, prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
 from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.masks import AttentionMask, max_length, pairs
@@ -45,6 +45,8 @@ class Mixer(Branch, ABC):
     """Whether the next token costs the same however long the text before it is."""
     has_kernel: bool = False
     """Whether there is attention to compute, with the kernel that `use_kernel` names."""
+    chunk_size: int | None = None
+    """Tokens computed at once, which changes speed and memory, not the result; None: no chunks."""
 
     @abstractmethod
     def forward(
@@ -96,8 +98,12 @@ class Mixer(Branch, ABC):
     def prepare(self, context: Context) -> None:
         """Do what depends on the data of a pass, ahead of a layer that may be compiled: masks, rotations."""
 
+    def kernels(self) -> Sequence[str]:
+        """Return the names of kernels with a forward and a backward pass on a CPU, the reference first."""
+        return ()
+
     def use_kernel(self, name: str) -> None:
-        """Compute attention with the kernel of this name, if `has_kernel`."""
+        """Compute attention or a scan with the kernel of this name, if it has kernels."""
 
 
 class AttentionMixer(Mixer):
@@ -259,6 +265,9 @@ class AttentionMixer(Mixer):
         prepare(self.kernel, context.mask(self.pattern, self.num_heads))
         if self.rotary is not None:
             context.rotation(self.rotary)
+
+    def kernels(self) -> Sequence[str]:
+        return [name for name in KERNELS if name != "flex"] if self.has_kernel else []
 
     def use_kernel(self, name: str) -> None:
         self.kernel = kernel_of(name)

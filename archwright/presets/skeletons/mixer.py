@@ -1,94 +1,78 @@
-"""A mixer of your own, which exchanges information between tokens: here a recurrence with a state of one vector.
+"""A mixer of your own, which exchanges information between tokens: here a recurrence with a matrix as its state.
 
 archwright check my_mixer.py
 archwright train demo model.recurrence.kind=my_mixer budget=60s --parts my_mixer.py
 
-So asked for, it stands beside attention. Alone it stands with model.attention.kind=none model.position.kind=none.
+With these options it runs in parallel with attention; alone with model.attention.kind=none model.position.kind=none.
+Documents, padding, texts in pieces and chunks of matrix products work without a change.
 Attention with masks, positions and a cache of keys: archwright new attention FILE.
 """
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 import archwright
-from archwright.parts.context import Context
 from archwright.parts.linear import Linear
-from archwright.parts.mixers import Mixer
+from archwright.parts.mixers import Conv, RecurrentMixer, ScanInputs, StateTensor
 from archwright.parts.sharing import LayerInfo
-from archwright.parts.states import RecurrentState
+from archwright.spec.choice import Count, Width
 from archwright.spec.mixers import Recurrence
 
 
-# 1. What it is called, and which options it has. `takes` names what a batch may have beside tokens and the module does
-# not ignore: segment_ids (several documents in a row), padding_mask. A batch with anything else is refused.
+# 1. Its name and its options. `takes` names what a batch may have besides tokens: the base class respects both.
 class MyMixer(Recurrence):
-    """m = d m + (1 - d) value(x), a moving average with a learned decay d of each coordinate (Ma et al., 2022, Mega,
-    section 3.1), over the tokens of a document."""
+    """S = d S + k v^T, o = S^T q / sqrt(head_dim), with a learned decay d of each head (Sun et al., 2023, RetNet)."""
 
     kind: Literal["my_mixer"] = "my_mixer"
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
-    decay: float = Field(0.9, gt=0, lt=1)
-    """First value of d."""
+    num_heads: Count = 4
+    """Heads, each with its own state."""
+    head_dim: Width = 16
+    """Width of a head's query, key and value."""
 
 
-# 2. What computes it. `Linear` is drawn by the model's initialisation, and counted in FLOPs, by itself.
-class MyMixerModule(Mixer):
-    """y = out(m), m_t = d m_(t-1) + (1 - d) value(x_t). Shapes: x and y [batch, length, dim]; m [batch, dim]; the
-    logarithm of d / (1 - d) [dim]."""
+# 2. The module that computes it. `Linear` is initialised by the model's initialisation, and counted in FLOPs.
+class MyMixerModule(RecurrentMixer):
+    """y = out(o). Shapes: x and y [batch, length, dim]; q, k, v and o [batch, length, heads, head_dim]; S
+    [batch, heads, head_dim, head_dim]."""
 
     def __init__(self, spec: MyMixer, dim: int, layer: LayerInfo) -> None:
         super().__init__()
-        self.first = spec.decay
-        self.value = Linear(dim, dim)
-        self.out = Linear(dim, dim, is_residual_output=True)
-        self.logit = nn.Parameter(torch.empty(dim))
+        self.num_heads, self.head_dim = spec.num_heads, spec.head_dim
+        size = spec.num_heads * spec.head_dim
+        self.query, self.key = (Linear(dim, size, deepnorm=False) for _ in range(2))
+        self.value, self.out = Linear(dim, size), Linear(size, dim, is_residual_output=True)
+        self.logit = nn.Parameter(torch.empty(self.num_heads))
 
-    def forward(
-        self,
-        x: Tensor,
-        context: Context,
-        state: RecurrentState | None = None,
-        projected: Sequence[Tensor] | None = None,
-    ) -> Tensor:
-        value = self.value(x)
-        decay = self.logit.sigmoid()
-        # A document begins where its index is 0: there nothing of the one before is left. [batch, length]
-        starts = (context.layout.index_or_range() == 0).expand(context.batch, -1)
-        real = context.layout.padding_mask  # None: all tokens are
-        mean = None if state is None else state.get("mean")
-        mean = torch.zeros_like(value[:, 0]) if mean is None else mean
-        means = []
-        for t in range(x.shape[1]):
-            kept = mean.masked_fill(starts[:, t, None], 0)
-            new = decay * kept + (1 - decay) * value[:, t]
-            mean = new if real is None else torch.where(real[:, t, None], new, mean)
-            means.append(mean)
-        if state is not None:  # text that is read, or written, piece by piece
-            state.update(mean=mean)
-        out: Tensor = self.out(torch.stack(means, 1).to(x.dtype))  # [batch, length, dim]
+    # Maps that read x. The base class applies them, and `project` receives their results.
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.query, self.key, self.value]
+
+    # Tensors of the state, [batch, ...] each: for texts read in pieces or written token by token.
+    def state_tensors(self) -> dict[str, StateTensor]:
+        return {"state": StateTensor((self.num_heads, self.head_dim, self.head_dim))}
+
+    # EDIT HERE. The log of decays is at most 0: [heads], [batch, length, heads] or [batch, length, heads, head_dim].
+    # A further argument beta [batch, length, heads] selects the delta rule,
+    # S = S + k (beta (v - S^T k))^T. A `ShortConv` of the mixer is applied with conv("its name", y). For another state
+    # and formula, override `scan`.
+    def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> ScanInputs:
+        q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dim)) for y in projected)
+        return ScanInputs(q * self.head_dim**-0.5, k, v, functional.logsigmoid(self.logit))
+
+    def output(self, mixed: Tensor, inputs: ScanInputs) -> Tensor:
+        out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
-    # FLOPs of a token beside those of `Linear`: of a text of `length` tokens, in a forward pass.
-    def flops_per_token(self, length: int) -> float:
-        return 3.0 * self.value.d_out
-
-    # What is kept of a text that was read, and its bytes. Without these two, texts are read whole, and nothing can be
-    # written token by token.
-    def new_state(self, batch: int) -> RecurrentState:
-        return RecurrentState()
-
-    def state_bytes(self, length: int, itemsize: int) -> int:
-        return self.value.d_out * itemsize
-
-    # First values of its own parameters; those of `Linear` are drawn elsewhere.
+    # Initial values of its own parameters; those of `Linear` come from the model's initialisation.
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.logit, math.log(self.first / (1 - self.first)))
+        nn.init.uniform_(self.logit, 1.0, 5.0)  # decays of 0.73 to 0.993
 
 
-# 3. The line that joins them.
+# 3. The line that registers them.
 archwright.register(MyMixer, MyMixerModule)

@@ -1,0 +1,63 @@
+"""Short convolutions over time, which recurrent mixers apply to queries, keys and values."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.tensor_parallel import TensorParallel
+from archwright.parts.token_layout import TokenLayout, rows_at
+
+
+class ShortConv(nn.Conv1d):
+    """y_t = sum_j w_j x_(t-j) + b in each channel, over the real tokens j < width back in the same document.
+
+    Args:
+        channels: Width of x.
+        width: Number of taps, the token itself included.
+        bias: Whether a bias is added.
+    """
+
+    # A subclass of torch's convolution: optimizers and initial values then treat the weight as a filter.
+    def __init__(self, channels: int, width: int = 4, *, bias: bool = False) -> None:
+        super().__init__(channels, channels, width, groups=channels, bias=bias)
+        self.width = width
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """Split of the channels, for a branch that is split by heads."""
+        per_head = {"weight": 0} if self.bias is None else {"weight": 0, "bias": 0}
+        return TensorParallel({"out_channels": self.out_channels}, per_head)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "batch length channels"],
+        layout: TokenLayout,
+        tail: Float[Tensor, "batch taps channels"] | None = None,
+    ) -> tuple[Float[Tensor, "batch length channels"], Float[Tensor, "batch taps channels"]]:
+        """Return y, and the last width - 1 real tokens of x for the next piece of the text.
+
+        Args:
+            layout: Documents and padding of the tokens.
+            tail: Last real tokens of the piece before; None: zeros.
+        """
+        batch, length, channels = x.shape
+        back = self.width - 1
+        real, index = layout.padding_mask, layout.index_or_range()
+        if real is not None:  # first the real tokens, then padding, so that taps skip it
+            order = (~real).long().argsort(dim=-1, stable=True)
+            x, index = rows_at(x, order), index.expand(batch, -1).gather(1, order)
+        tail = x.new_zeros(batch, back, channels) if tail is None else tail.to(x.dtype)
+        joined = torch.cat((tail, x), 1)  # [batch, width - 1 + length, channels]
+        y = self.weight[:, 0, back] * x
+        for j in range(1, self.width):
+            before = joined[:, back - j : back - j + length]
+            if layout.segment_ids is not None:  # a tap must not reach into the document before
+                before = before.masked_fill((index < j)[..., None], 0)
+            y = y + self.weight[:, 0, back - j] * before
+        if self.bias is not None:
+            y = y + self.bias
+        if real is None:
+            return y.to(x.dtype), joined[:, length:]
+        last = real.sum(-1)[:, None] + torch.arange(back, device=x.device)
+        place = (real.cumsum(-1) - 1).clamp(min=0)  # of each real token among the real ones
+        return rows_at(y, place).to(x.dtype), rows_at(joined, last)

@@ -1,0 +1,268 @@
+"""Linear scans: the chunked kernel against the token-by-token formula, and its costs against counters."""
+
+import itertools
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from archwright.parts import fla_scan, scans
+from archwright.parts.scans import linear_scan, linear_scan_costs
+from archwright.spec.errors import UserError
+
+BATCH, LENGTH, HEADS, KEY_DIM, VALUE_DIM = 2, 21, 2, 6, 5
+DECAYS = ("none", "fixed", "head", "channel")
+
+
+def inputs(
+    decay: str, delta: bool, *, strength: float = 1.0, length: int = LENGTH
+) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    shape = {
+        "fixed": (HEADS,),
+        "head": (BATCH, length, HEADS),
+        "channel": (BATCH, length, HEADS, KEY_DIM),
+    }.get(decay)
+    q, k = (
+        torch.nn.functional.normalize(drawn(BATCH, length, HEADS, KEY_DIM), dim=-1) for _ in "qk"
+    )
+    return {
+        "q": q,
+        "k": k,
+        "v": drawn(BATCH, length, HEADS, VALUE_DIM),
+        "log_decay": None if shape is None else -strength * drawn(*shape).abs(),
+        "beta": 2 * drawn(BATCH, length, HEADS).sigmoid() if delta else None,
+        "state": drawn(BATCH, HEADS, KEY_DIM, VALUE_DIM),
+    }
+
+
+def formula(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+    resets: Tensor | None = None,
+    real: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The definition for one row, head and token at a time, written with sums over indices."""
+    out = torch.zeros_like(v)
+    states = []
+    for row, head in itertools.product(range(v.shape[0]), range(v.shape[2])):
+        matrix = state[row, head]
+        for t in range(v.shape[1]):
+            if real is not None and not real[row, t]:
+                continue
+            if resets is not None and resets[row, t]:
+                matrix = torch.zeros_like(matrix)
+            if log_decay is not None:
+                g = log_decay[head] if log_decay.ndim == 1 else log_decay[row, t, head]
+                matrix = torch.einsum("k,kv->kv", g.exp().expand(len(matrix)), matrix)
+            key, value = k[row, t, head], v[row, t, head]
+            if beta is not None:
+                value = beta[row, t, head] * (value - torch.einsum("kv,k->v", matrix, key))
+            matrix = matrix + torch.outer(key, value)
+            out[row, t, head] = torch.einsum("kv,k->v", matrix, q[row, t, head])
+        states.append(matrix)
+    return out, torch.stack(states).view_as(state)
+
+
+def boundaries(length: int = LENGTH) -> dict[str, Tensor]:
+    """Documents that begin inside chunks of 16 and at their borders, and padding in the middle."""
+    resets, real = torch.zeros(BATCH, length).bool(), torch.ones(BATCH, length).bool()
+    resets[0, [0, 5, 16]] = True
+    resets[1, [3, 4, 18]] = True
+    real[1, 7:10] = real[0, -2:] = False
+    return {"resets": resets, "real": real}
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_the_reference_is_the_formula(decay: str, delta: bool) -> None:
+    given, where = inputs(decay, delta), boundaries()
+    out, state = linear_scan(**given, **where, kernel="recurrent")
+    expected, last = formula(**given, **where)
+    real = where["real"]
+    torch.testing.assert_close(out[real], expected[real], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state, last, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("has_boundaries", [False, True])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_chunks_give_outputs_states_and_gradients_of_the_reference(
+    decay: str, delta: bool, has_boundaries: bool, chunk_size: int
+) -> None:
+    """64 is longer than the text."""
+    where = boundaries() if has_boundaries else {}
+
+    def run(kernel: str) -> tuple[Tensor, ...]:
+        given = {n: t if t is None else t.requires_grad_() for n, t in inputs(decay, delta).items()}
+        out, state = linear_scan(**given, **where, kernel=kernel, chunk_size=chunk_size)
+        out = out[where["real"]] if where else out
+        wanted = [t for t in given.values() if t is not None]
+        gradients = torch.autograd.grad(out.sin().sum() + state.cos().sum(), wanted)
+        return out.detach(), state.detach(), *gradients
+
+    for found, expected in zip(run("chunked"), run("recurrent"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_scan_is_the_kimi_delta_attention_of_transformers() -> None:
+    library = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    given = inputs("channel", True, length=100)
+    order = (given[name].float() for name in ("q", "k", "v", "log_decay", "beta", "state"))
+    expected, last = library.recurrent_kimi_delta_attention(*order, output_final_state=True)
+    given["q"] = given["q"] * KEY_DIM**-0.5
+    out, state = linear_scan(**given)
+    torch.testing.assert_close(out.float(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state.float(), last, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scan_is_the_state_space_dual_of_transformers() -> None:
+    """Mamba-2: k = B for all heads, v = dt x, g = dt A, q = C."""
+    library = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    given = inputs("head", False, length=100)
+    b, c = given["k"][:, :, :1], given["q"][:, :, :1]
+    dt, rate = given["log_decay"].exp(), -torch.tensor([0.3, 2.0], dtype=torch.float64)
+    floats = (x.float() for x in (given["v"], dt, rate, b, c))
+    expected = library.mamba2_chunk_scan(*floats, chunk_size=16)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    out, _ = linear_scan(c, b, dt[..., None] * given["v"], dt * rate)
+    torch.testing.assert_close(out.float(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("strength", [20.0, float("inf")])
+@pytest.mark.parametrize("decay", ["fixed", "head", "channel"])
+def test_strong_decays_neither_overflow_nor_lose_the_result(
+    decay: str, strength: float, dtype: torch.dtype
+) -> None:
+    """Logs of -20 and beyond over three chunks of 64, next to tokens that forget nothing."""
+    given = inputs(decay, True, strength=strength, length=150)
+    if decay != "fixed":
+        given["log_decay"][:, ::3] = 0
+    given = {n: t if t is None else t.to(dtype).requires_grad_() for n, t in given.items()}
+    results = []
+    for kernel in ("chunked", "recurrent"):
+        out, state = linear_scan(**given, kernel=kernel)
+        gradients = torch.autograd.grad(
+            out.square().sum(), [t for t in given.values() if t is not None]
+        )
+        results.append((out, state, *gradients))
+    tolerance = 1e-9 if dtype == torch.float64 else 3e-4
+    for found, expected in zip(*results, strict=True):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_key_heads_may_be_shared_by_several_value_heads() -> None:
+    given = inputs("head", True)
+    shared = {name: given[name][:, :, :1] for name in ("q", "k")}
+    repeated = {name: x.expand(-1, -1, HEADS, -1) for name, x in shared.items()}
+    found, expected = (linear_scan(**{**given, **some})[0] for some in (shared, repeated))
+    assert torch.equal(found, expected)
+
+
+def test_states_are_wide_and_outputs_have_the_dtype_of_values() -> None:
+    given = {n: t if t is None else t.bfloat16() for n, t in inputs("head", True).items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        out, state = linear_scan(**given)
+    assert (out.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    expected, _ = linear_scan(**{n: t if t is None else t.float() for n, t in given.items()})
+    torch.testing.assert_close(out, expected.bfloat16(), rtol=0, atol=0)
+
+
+def test_an_unknown_kernel_is_refused_with_the_names() -> None:
+    with pytest.raises(UserError, match='scan: found "fast"; expected one of recurrent, chunked'):
+        linear_scan(**inputs("none", False), kernel="fast")
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("length", [1, 50, 256])
+def test_costs_are_those_of_counters(length: int, delta: bool, per_channel: bool) -> None:
+    given = inputs("channel" if per_channel else "head", delta, length=length)
+    given = {n: t if t is None else t.float().requires_grad_() for n, t in given.items()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.float32:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+        return tensor
+
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        linear_scan(**given)
+    costs = linear_scan_costs(
+        length, HEADS, KEY_DIM, VALUE_DIM, delta=delta, per_channel=per_channel
+    )
+    # Triangular systems are not counted by torch: size^2 (key_dim + value_dim) each.
+    size = scans._chunk_length(64, length, per_channel)
+    solved = delta * HEADS * -(-length // size) * size**2 * (KEY_DIM + VALUE_DIM)
+    assert counter.get_total_flops() == BATCH * (costs.flops - solved)
+    assert sum(kept.values()) == pytest.approx(BATCH * costs.kept, rel=0.06)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("has_boundaries", [False, True])
+def test_the_adapter_passes_documents_and_states_to_flash_linear_attention(
+    decay: str, delta: bool, has_boundaries: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in with the library's arguments computes the formula; the library itself needs a GPU."""
+    module, name = fla_scan.FUNCTIONS[delta, decay == "channel"]
+
+    def stand_in(
+        *,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor | None = None,
+        scale: float,
+        initial_state: Tensor,
+        output_final_state: bool,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert scale == 1
+        assert output_final_state
+        q, k, v = (x.double() for x in (q, k, v))
+        if cu_seqlens is None:
+            return formula(q, k, v, g, beta, initial_state)
+        assert len(q) == 1
+        assert len(initial_state) == len(cu_seqlens) - 1
+        parts = []
+        for i, (start, stop) in enumerate(itertools.pairwise(cu_seqlens.tolist())):
+            some = (x if x is None else x[:, start:stop] for x in (q, k, v, g, beta))
+            parts.append(formula(*some, initial_state[i : i + 1]))  # type: ignore[arg-type]
+        outs, states = zip(*parts, strict=True)
+        return torch.cat(outs, 1), torch.cat(states)
+
+    library = types.ModuleType(f"fla.ops.{module}")
+    setattr(library, name, stand_in)
+    monkeypatch.setitem(sys.modules, "fla", types.ModuleType("fla"))
+    monkeypatch.setitem(sys.modules, "fla.ops", types.ModuleType("fla.ops"))
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    monkeypatch.setitem(scans.SCANS, "fla", fla_scan.fla)
+    given = inputs(decay, delta)
+    for x in "qkv":
+        given[x] = given[x].bfloat16().double()
+    where = {"resets": boundaries()["resets"]} if has_boundaries else {}
+    found, expected = (
+        linear_scan(**given, **where, kernel=kernel) for kernel in ("fla", "recurrent")
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
