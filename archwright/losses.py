@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from archwright.data.inputs import IGNORE
+from archwright.parts.branch import Branch
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
+from archwright.spec.errors import UserError
 
 AUXILIARY = "auxiliary"
-"""Module attribute with the auxiliary loss of the last forward pass in training."""
+"""Attribute of `Branch` with the auxiliary loss of the last forward pass in training."""
 
 CHUNK, CUDA_CHUNK = 2**19, 2**25
 """Logits per chunk, to fit a CPU's cache and amortise a GPU's kernel launches."""
@@ -139,8 +141,8 @@ def of_streams(losses: Sequence[Loss], decay: float = 1.0) -> Loss:
 
 def pop_aux_losses(
     model: nn.Module, mean: Callable[[Tensor], Tensor] = lambda values: values
-) -> Tensor:
-    """Return and clear the sum of the modules' auxiliary losses; 0 without any.
+) -> dict[str, Tensor]:
+    """Return and clear the auxiliary losses of the modules, added up by `Branch.auxiliary_name`.
 
     A balance loss is factor * sum of f_e p_e over experts e, per layer or with f_e and p_e averaged over layers.
 
@@ -152,28 +154,48 @@ def pop_aux_losses(
         loss = vars(module).get(AUXILIARY)  # getattr would raise for most modules
         if loss is not None:
             setattr(module, AUXILIARY, None)
-            losses.append(loss)
-    balances = [loss for loss in losses if isinstance(loss, RouterAuxLoss)]
+            losses.append((getattr(module, "auxiliary_name", Branch.auxiliary_name), loss))
+    sizes = [len(loss.share) for _, loss in losses if isinstance(loss, RouterAuxLoss)]
     shares: Iterator[Tensor] = iter(())
-    if balances:
-        sizes = [len(loss.share) for loss in balances]
-        shares = iter(mean(torch.cat([loss.share for loss in balances])).split(sizes))
-    terms: list[Tensor] = []
-    averaged: dict[tuple[int, float], list[RouterAuxLoss]] = {}
-    for loss in losses:
+    if sizes:
+        every = [loss.share for _, loss in losses if isinstance(loss, RouterAuxLoss)]
+        shares = iter(mean(torch.cat(every)).split(sizes))
+    terms: dict[str, list[Tensor]] = {}
+    averaged: dict[tuple[str, int, float], list[RouterAuxLoss]] = {}
+    for name, loss in losses:
+        of_name = terms.setdefault(name, [])
         if isinstance(loss, Tensor):
-            terms.append(loss)
+            of_name.append(loss)
             continue
         balance = loss._replace(share=next(shares))
         if balance.together:
-            averaged.setdefault((len(balance.share), balance.factor), []).append(balance)
-            terms.append(balance.rest)
+            key = (name, len(balance.share), balance.factor)
+            averaged.setdefault(key, []).append(balance)
+            of_name.append(balance.rest)
         else:
-            terms.append(_balance(balance.factor, balance.share, balance.mean_score) + balance.rest)
-    for (_, factor), layers in averaged.items():
+            own = _balance(balance.factor, balance.share, balance.mean_score)
+            of_name.append(own + balance.rest)
+    for (name, _, factor), layers in averaged.items():
         share, score = (torch.stack(parts).mean(0) for parts in list(zip(*layers, strict=True))[:2])
-        terms.append(_balance(factor, share, score))
-    return torch.stack(terms).sum() if terms else torch.zeros(())
+        terms[name].append(_balance(factor, share, score))
+    return {name: torch.stack(of_name).sum() for name, of_name in terms.items()}
+
+
+def aux_loss_names(model: nn.Module) -> list[str]:
+    """Return the names of all auxiliary losses that a model may have, the same on every rank.
+
+    Raises:
+        UserError: A name does not end with `_loss`, or belongs to another loss.
+    """
+    branches = [module for module in model.modules() if isinstance(module, Branch)]
+    names = sorted({branch.auxiliary_name for branch in branches})
+    for name in names:
+        if not name.endswith("_loss") or name in ("z_loss", "second_loss"):
+            raise UserError(
+                f'auxiliary_name: found "{name}"; expected a name that ends with _loss, other than z_loss and '
+                "second_loss"
+            )
+    return names
 
 
 def _balance(factor: float, share: Tensor, mean_score: Tensor) -> Tensor:
@@ -202,7 +224,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ]
         for rows in _slices(len(hidden), LINEAR_CHUNK // (4 * head.d_out)):
             chunk = hidden[rows].detach()
-            with torch.set_grad_enabled(needs_gradient):
+            # Hooks of a checkpointed layer would recompute it here.
+            keep = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+            with torch.set_grad_enabled(needs_gradient), keep:
                 chunk.requires_grad_(needs_gradient)
                 logits = head(chunk)
                 with torch.autocast(hidden.device.type, enabled=False):

@@ -16,7 +16,7 @@ from archwright.model.replaced_tokens import Generator, ReplacedTokenDetector
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
-from archwright.parts.global_tokens import GlobalNorm, GlobalTokens
+from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.init import INITS, Init, draws, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
@@ -27,16 +27,18 @@ from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.parts.weighted_sum import WeightedSum
 from archwright.spec.errors import UserError
+from archwright.spec.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.read import load
 
-MIXERS = {
+BRANCHES = {
     "attention": ATTENTIONS,
     "recurrence": RECURRENCES,
     "cross_attention": CROSS_ATTENTIONS,
+    "feedforward": FEEDFORWARDS,
 }
-"""Parts of the branches in which tokens exchange information."""
+"""Registry of each branch of a layer."""
 
 
 def build(
@@ -246,26 +248,31 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
 
 
 def _layer(spec: ModelSpec, index: int, sharing: Sharing, memory_dim: int | None = None) -> Layer:
-    """Return a layer of a resolved spec: the branches that it has, in order, and their wiring."""
+    """Return a layer of a resolved spec."""
     layer, dim = spec.layer(index), spec.dim
+    info = LayerInfo(
+        index + 1,
+        layer.position,
+        sharing,
+        int(spec.vocab_size),
+        memory_dim,
+        spec.layer_order,
+        layer.norm,
+        spec.global_tokens,
+    )
     branches: dict[str, Branch] = {}
-    info = LayerInfo(index + 1, layer.position, sharing, int(spec.vocab_size), memory_dim)
-    for name, choice in layer.mixers.items():
-        branches[name] = MIXERS[name].make(choice, dim, info)
-    if not layer.feedforward.is_none:
-        branches["feedforward"] = FEEDFORWARDS.make(layer.feedforward, dim)
+    for name, choice in layer.branches.items():
+        place = (info,) if isinstance(choice, Mixer) else ()
+        branches[name] = BRANCHES[name].make(choice, dim, *place)
     for branch in branches.values():
         for module in branch.modules():
             if isinstance(module, Linear) and module.deepnorm:
                 module.init_gain = layer.residual.init_gain
-    residual = RESIDUALS.make(layer.residual, layer.groups, lambda: _norm(layer.norm, dim))
+    residual = RESIDUALS.make(layer.residual, dim, info, layer.groups)
     takes = {name: choice.takes for name, choice in layer.mixers.items()}
     # The stream alone at first, as in nanochat.
     embedding_skip = WeightedSum(1.0, 0.0) if layer.residual.embedding_skip else None
-    global_norm = None
-    if spec.global_tokens and layer.residual.norms_global_tokens and "attention" in branches:
-        global_norm = GlobalNorm(_norm(layer.norm, dim), spec.global_tokens)
-    return Layer(residual, branches, layer.groups, takes, embedding_skip, global_norm)
+    return Layer(residual, branches, layer.groups, takes, embedding_skip)
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

@@ -46,7 +46,7 @@ class Cache:
                 )
         for i, layer in enumerate(mixers):
             for name, mixer in layer.items():
-                if mixer.new_state(1) is None:
+                if not mixer.can_cache:
                     raise UserError(
                         f"layers.{i}.{name}: {type(mixer).__name__} keeps nothing of what it has "
                         "read; expected text as a whole, without a cache"
@@ -61,6 +61,8 @@ class Cache:
         self._lengths_so_far: Tensor | None = None
         """How long the text of each row is that was read last, where that is asked for."""
         self._states: list[dict[str, LayerState]] = []
+        self._read_states: list[Mapping[str, LayerState]] = []
+        """States of each layer, those of other layers included."""
 
     @property
     def num_read(self) -> int:
@@ -73,8 +75,24 @@ class Cache:
         return sum(state.num_bytes for layer in self._states for state in layer.values())
 
     def states(self, layer: int) -> Mapping[str, LayerState]:
-        """Return what the mixers of a layer keep, by the names of their branches."""
-        return self._states[layer]
+        """Return the states that the mixers of a layer read, by branch."""
+        return self._read_states[layer]
+
+    def _new_states(self, batch: int) -> None:
+        for mixers in self._mixers:
+            states = {
+                name: mixer.new_state(batch)
+                for name, mixer in mixers.items()
+                if mixer.reads_state_of is None
+            }
+            own = {name: state for name, state in states.items() if state is not None}
+            others = {
+                name: self._states[mixer.reads_state_of - 1][name]
+                for name, mixer in mixers.items()
+                if mixer.reads_state_of is not None
+            }
+            self._states.append(own)
+            self._read_states.append(own | others)
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with some of the texts, by their numbers, in a new order; a text may come more than once.
@@ -125,9 +143,7 @@ class Cache:
         if self._switch_lengths:
             self._check_lengths(layout, batch)
         if not self._states:
-            for mixers in self._mixers:
-                states = {name: mixer.new_state(batch) for name, mixer in mixers.items()}
-                self._states.append({name: s for name, s in states.items() if s is not None})
+            self._new_states(batch)
         past = Past(self.num_read, self._past.tables)
         self._past.num_read += length
         if ragged:

@@ -131,8 +131,7 @@ class Decoder(Stack, LanguageModel):
     @property
     def can_cache(self) -> bool:
         """Whether every mixer keeps what it has read; one from outside may not, and nothing keeps global tokens."""
-        keep = all(mixer.new_state(1) is not None for mixer in self.mixers())
-        return keep and not self.spec.global_tokens
+        return all(mixer.can_cache for mixer in self.mixers()) and not self.spec.global_tokens
 
     @property
     def can_generate_indefinitely(self) -> bool:

@@ -29,7 +29,7 @@ class Encoder(Stack):
 
     def __init__(self, spec: ModelSpec, *, embedding: TokenEmbedding | None, **parts: Any) -> None:
         super().__init__()
-        self.embedding = embedding
+        self.embedding, self.head = embedding, None
         self.assemble(spec, **parts)
 
     def forward(

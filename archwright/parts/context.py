@@ -52,7 +52,7 @@ class Context:
         tokens: ids of the tokens, [batch, length]; None outside a model.
 
     Attributes:
-        embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
+        head: the model's head, for auxiliary losses; None outside a model.
         memory: what the encoder made of the source.
         decisions: what mixers decided from values, by layer and mixer, in a pass whose layers are computed again; None
             in others.
@@ -60,7 +60,7 @@ class Context:
         replay: the random numbers of such a pass, where layers draw any.
     """
 
-    embedding: Tensor | None = None
+    head: Callable[[Tensor], Tensor] | None = None
     decisions: dict[tuple[int, Any], Tensor] | None = None
     layer_number: int = 0
     replay: Replay | None = None
@@ -80,6 +80,7 @@ class Context:
         self._masks: dict[str, AttentionMask] = {}
         self._rotations: dict[str, Any] = {}
         self._slots: dict[int | None, SlotTable] = {}
+        self._provided: dict[str, Tensor] = {}
 
     @classmethod
     def alone(cls, x: Tensor, attention_mask: Tensor | None = None) -> "Context":
@@ -165,6 +166,25 @@ class Context:
         if rotary.name not in self._rotations:
             self._rotations[rotary.name] = rotation(rotary.value, self.layout)
         return self._rotations[rotary.name]
+
+    def provide(self, name: str, value: Tensor) -> None:
+        """Keep a value of a layer for later layers of this pass.
+
+        The first value of a name stays: a recomputed layer provides it again, without the graph of the pass.
+        """
+        self._provided.setdefault(name, value)
+
+    def read(self, name: str) -> Tensor:
+        """Return a value that an earlier layer of this pass provided.
+
+        Raises:
+            UserError: No layer has provided it, as in a layer on its own.
+        """
+        if name not in self._provided:
+            raise UserError(
+                f"{name}: is read by this layer, and no layer before it has provided it; call the model"
+            )
+        return self._provided[name]
 
     def kept(self, mixer: Any, decide: Callable[[], Tensor]) -> Tensor:
         """Return a decision of a mixer, the first one if a layer is computed again."""

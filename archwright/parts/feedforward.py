@@ -121,6 +121,7 @@ class Experts(Branch):
     """
 
     counts = ("load",)
+    auxiliary_name = "router_loss"
 
     def __init__(self, spec: spec.Experts, dim: int) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from archwright.model.language_model import LanguageModel
+from archwright.parts.mixers import Mixer
 from archwright.spec.objectives import Objective
 
 PER_PARAMETER = 16
@@ -42,10 +43,11 @@ class LeastMemory:
 def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) -> LeastMemory:
     """Return the bytes that a step on `rows` full rows needs at least; the model may be a meta one."""
     logits = logit_bytes(model, rows)
-    # What enters each layer, or both streams that leave the last of reversible ones.
-    layers = 2 if model.spec.residual.num_streams == 2 else model.spec.num_layers
+    # Streams that enter each layer, or those that leave the last of reversible ones.
+    residual = model.spec.residual
+    vectors = residual.streams * (1 if residual.is_reversible else model.spec.num_layers)
     tokens = rows * model.spec.context_length * model.spec.vectors_per_token
-    values = tokens * model.spec.dim * layers
+    values = tokens * model.spec.dim * vectors
     return LeastMemory(
         model.num_parameters() * PER_PARAMETER,
         logits if whole_logits else min(logits, WHOLE_LOGITS),
@@ -55,7 +57,12 @@ def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) 
 
 def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
     """Return the bytes of a cache for `length` tokens, with numbers of `itemsize` bytes."""
-    return sum(mixer.state_bytes(length, itemsize) for mixer in model.mixers())
+    return sum(mixer.state_bytes(length, itemsize) for mixer in with_states(model))
+
+
+def with_states(model: LanguageModel) -> list[Mixer]:
+    """Return the mixers with a state of their own."""
+    return [mixer for mixer in model.mixers() if mixer.reads_state_of is None]
 
 
 def cache_bytes_per_token(model: LanguageModel) -> int:

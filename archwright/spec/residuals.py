@@ -75,9 +75,13 @@ class Residual(Choice):
     """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
     numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
 
-    num_streams: ClassVar[int] = 1
-    """Streams of the model's width side by side. With two, each branch reads one and is added to the other, so that
-    what a layer was given follows from what it gave, and is computed again in the backward pass."""
+    is_reversible: ClassVar[bool] = False
+    """Whether the input of a layer follows from its output, so that the backward pass computes it again."""
+
+    @property
+    def streams(self) -> int:
+        """Number of streams of the model's width side by side."""
+        return 1
 
     def output_dim(self, dim: int) -> int:
         """Return the width of what leaves the layers of a model of width `dim`."""
@@ -211,10 +215,14 @@ class Reversible(Residual):
 
     kind: Literal["reversible"] = "reversible"
     final_norm: ClassVar[bool] = True
-    num_streams: ClassVar[int] = 2
+    is_reversible: ClassVar[bool] = True
     join: Literal["concat", "mean"] = "concat"
     """What the last norm reads: both streams side by side (Reformer's published code), or their mean, which is as wide
     as one."""
+
+    @property
+    def streams(self) -> int:
+        return 2
 
     def output_dim(self, dim: int) -> int:
         return 2 * dim if self.join == "concat" else dim
