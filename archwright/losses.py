@@ -13,6 +13,7 @@ from archwright.data.inputs import IGNORE
 from archwright.parts.branch import Branch
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
+from archwright.parts.norms import without_autocast
 from archwright.spec.errors import UserError
 
 AUXILIARY = "auxiliary"
@@ -229,7 +230,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             with torch.set_grad_enabled(needs_gradient), keep:
                 chunk.requires_grad_(needs_gradient)
                 logits = head(chunk)
-                with torch.autocast(hidden.device.type, enabled=False):
+                with without_autocast(hidden.device.type):
                     loss = cross_entropy(
                         logits,
                         targets[rows],

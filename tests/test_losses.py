@@ -290,7 +290,9 @@ def test_balance_over_all_layers_is_of_their_means():
         for share, score in zip(shares, scores, strict=True)
     ]
     expected = 3 * 0.1 + 0.7 * (shares.mean(0) * scores.mean(0)).sum().item()
-    assert losses.pop_aux_losses(torch.nn.Sequential(*asked))["router_loss"].item() == pytest.approx(expected)
+    assert losses.pop_aux_losses(torch.nn.Sequential(*asked))[
+        "router_loss"
+    ].item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", ["bias", "soft-cap"])

@@ -111,7 +111,9 @@ class Stack(nn.Module):
             x = x[:, context.layout.text.length :]
         return self.end(x)
 
-    def projected(self, x: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length dim"]:
+    def projected(
+        self, x: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch length dim"]:
         """Return vectors of the model's width."""
         return x if self.project_in is None else self.project_in(x)
 

@@ -13,12 +13,12 @@ class Branch(nn.Module):
     """A module between two points of the residual stream: it reads the normed stream, and its result is added.
 
     All members have a default. Values cross layers through the context: `context.provide(name, tensor)` in one layer,
-    `context.read(name)` in a later one. The stack keeps them for one pass, also while a layer is recomputed. It provides
-    the stream before the first layer, without streams of a wiring, as "embedding" of layer 0.
+    `context.read(name)` in a later one. The stack keeps them for one pass, also while a layer is recomputed. Its own
+    value is "embedding" of layer 0: the stream before the first layer, [batch, length, dim].
 
     Attributes:
-        first_pass: False while a layer is recomputed in the backward pass. State changes and counts must then be skipped.
-        counts: Names of tensors that count events of a step, such as tokens per expert; summed over ranks, None if empty.
+        first_pass: False while a layer is recomputed in the backward pass, where nothing must be counted again.
+        counts: Names of tensors that count events of a step, such as tokens per expert. Ranks sum them; None is empty.
         provides: Values for later layers: name -> numbers per token. A name belongs to one layer.
         reads_from: Values of earlier layers: name -> number of the providing layer, from 1.
         auxiliary: Auxiliary loss of the last forward pass in training, a scalar tensor. The training step adds it to

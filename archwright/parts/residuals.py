@@ -160,9 +160,7 @@ class PreNorm(Wiring):
     Pegasus-X).
     """
 
-    def __init__(
-        self, spec: spec.PreNorm, dim: int, layer: LayerInfo, groups: spec.Groups
-    ) -> None:
+    def __init__(self, spec: spec.PreNorm, dim: int, layer: LayerInfo, groups: spec.Groups) -> None:
         super().__init__(spec, dim, layer, [name for name in groups if name != spec.skip_norm])
         self.global_norm: GlobalNorm | None = None
         if spec.global_norm and layer.global_tokens and "attention" in groups:

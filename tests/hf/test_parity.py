@@ -307,7 +307,9 @@ def steps(model: nn.Module, tokens: Tensor, lr: float = 1e-3) -> list[float]:
             labels = tokens
             if model.spec.head.predicts == "replaced":
                 out, labels = F.pad(out, (1, 0)), tokens % 2
-            loss = F.cross_entropy(out, labels[:, ahead:].flatten()) + sum(pop_aux_losses(model).values())
+            loss = F.cross_entropy(out, labels[:, ahead:].flatten()) + sum(
+                pop_aux_losses(model).values()
+            )
         else:
             labels = tokens % 2 if "PreTraining" in type(model).__name__ else tokens
             loss = model(**inputs(model, tokens, everything), labels=labels).loss

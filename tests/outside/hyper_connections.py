@@ -6,6 +6,7 @@ archwright train modern --parts hyper_connections.py model.residual.kind=hyper
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archwright as aw
@@ -36,20 +37,19 @@ class HyperConnections(Residual):
 class Connection(nn.Module):
     """r, w and m of one group of branches: static + scale tanh(map(norm(x_i))), for each stream i.
 
-    The static part reads stream `reads`, writes to all, and keeps all streams: at first, one stream behaves as pre-norm.
+    The static part reads stream `reads`, writes to all, and keeps all streams: at first as pre-norm.
     """
 
-    def __init__(self, spec: HyperConnections, dim: int, layer: LayerInfo, reads: int) -> None:
+    def __init__(self, spec: HyperConnections, dim: int, reads: int) -> None:
         super().__init__()
         self.streams, self.scale, self.reads = spec.streams, spec.scale, reads
-        self.norm = layer.new_norm(dim)
         self.map = Linear(dim, 2 + spec.streams, deepnorm=False)
         self.map.init_gain = 0.0
         self.static = nn.Parameter(torch.empty(spec.streams * (2 + spec.streams)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return r and w, [batch, length, n], and m, [batch, length, n, n], for streams [batch, length, n, dim]."""
-        changes = self.scale * torch.tanh(self.map(self.norm(x))).to(x.dtype)
+        changes = self.scale * torch.tanh(self.map(F.layer_norm(x, x.shape[-1:]))).to(x.dtype)
         # [batch, length, n, 2 + n]
         weights = self.static.to(x.dtype).view(self.streams, -1) + changes
         return weights[..., 0], weights[..., 1], weights[..., 2:]
@@ -64,14 +64,12 @@ class Connection(nn.Module):
 class HyperConnected(Wiring):
     """One connection for each group of branches, in turn. Shape: x [batch, length, n dim]."""
 
-    def __init__(
-        self, spec: HyperConnections, dim: int, layer: LayerInfo, groups: Names
-    ) -> None:
+    def __init__(self, spec: HyperConnections, dim: int, layer: LayerInfo, groups: Names) -> None:
         super().__init__(spec, dim, layer, groups)
         first = (layer.number - 1) * len(groups)
         self.connections = nn.ModuleDict(
             {
-                name: Connection(spec, dim, layer, (first + i) % spec.streams)
+                name: Connection(spec, dim, (first + i) % spec.streams)
                 for i, name in enumerate(groups)
             }
         )

@@ -27,7 +27,7 @@ from archwright.spec.mixers import ALL_INPUTS, Recurrence
 
 
 class MultiToken(Recurrence):
-    """L = weight / depth sum_k -ln p_k(token i + k + 1), k = 1 ... depth (DeepSeek-AI, 2024, DeepSeek-V3, section 2.2)."""
+    """L = weight / depth sum_k -ln p_k(token i + k + 1), k = 1 ... depth (DeepSeek-V3, section 2.2)."""
 
     kind: Literal["multi_token"] = "multi_token"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS

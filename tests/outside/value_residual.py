@@ -23,7 +23,7 @@ from archwright.spec.mixers import ALL_INPUTS
 
 
 class ValueResidual(Attention):
-    """softmax(q k^T / sqrt(d)) (a v + b v_1), v_1 of the first such layer (Zhou et al., 2024, Value Residual Learning)."""
+    """softmax(q k^T / sqrt(d)) (a v + b v_1), v_1 of the first such layer (Zhou et al., 2024, ResFormer)."""
 
     kind: Literal["value_residual"] = "value_residual"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS

@@ -15,7 +15,6 @@ from archwright.parts.sharing import LayerInfo
 from archwright.spec import residuals as spec
 from archwright.spec.model_spec import ModelSpec
 
-
 DIM = 6
 
 

@@ -382,7 +382,9 @@ def state_bytes_are_stated(case: Case) -> None:
 
 def _loss(model: LanguageModel, out: Output, tokens: Tensor) -> Tensor:
     """Return a loss that depends on all outputs, and on the auxiliary losses of the model."""
-    loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total + sum(pop_aux_losses(model).values())
+    loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total + sum(
+        pop_aux_losses(model).values()
+    )
     if out.sequence_logits is not None:
         loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
     if out.further_logits is not None:
