@@ -156,11 +156,10 @@ def pop_aux_losses(
         if loss is not None:
             setattr(module, AUXILIARY, None)
             losses.append((getattr(module, "auxiliary_name", Branch.auxiliary_name), loss))
-    sizes = [len(loss.share) for _, loss in losses if isinstance(loss, RouterAuxLoss)]
+    per_layer = [loss.share for _, loss in losses if isinstance(loss, RouterAuxLoss)]
     shares: Iterator[Tensor] = iter(())
-    if sizes:
-        every = [loss.share for _, loss in losses if isinstance(loss, RouterAuxLoss)]
-        shares = iter(mean(torch.cat(every)).split(sizes))
+    if per_layer:
+        shares = iter(mean(torch.cat(per_layer)).split([len(share) for share in per_layer]))
     terms: dict[str, list[Tensor]] = {}
     averaged: dict[tuple[str, int, float], list[RouterAuxLoss]] = {}
     for name, loss in losses:
@@ -188,13 +187,11 @@ def aux_loss_names(model: nn.Module) -> list[str]:
     Raises:
         UserError: A name does not end with `_loss`, or belongs to another loss.
     """
-    branches = [module for module in model.modules() if isinstance(module, Branch)]
-    names = sorted({branch.auxiliary_name for branch in branches})
+    names = sorted({m.auxiliary_name for m in model.modules() if isinstance(m, Branch)})
     for name in names:
         if not name.endswith("_loss") or name in ("z_loss", "second_loss"):
             raise UserError(
-                f'auxiliary_name: found "{name}"; expected a name that ends with _loss, other than z_loss and '
-                "second_loss"
+                f'auxiliary_name: found "{name}"; expected another, which ends with _loss'
             )
     return names
 

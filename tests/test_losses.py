@@ -277,7 +277,7 @@ def test_auxiliary_losses_have_names_of_their_own(name):
     branch = Branch()
     assert losses.aux_loss_names(branch) == ["auxiliary_loss"]
     branch.auxiliary_name = name
-    with pytest.raises(UserError, match=f'found "{name}"; expected a name that ends with _loss'):
+    with pytest.raises(UserError, match=f'found "{name}"; expected another, which ends with _loss'):
         losses.aux_loss_names(branch)
 
 

@@ -1,6 +1,6 @@
 """Values and states that cross layers: each one has a provider, in an earlier layer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 
 from archwright.model.layer import Layer
 from archwright.spec.errors import UserError
@@ -12,46 +12,41 @@ def check(layers: Iterable[Layer], *, is_reversible: bool) -> None:
     Raises:
         UserError: One line per mistake.
     """
-    lines = [*dict.fromkeys(_mistakes([*layers], is_reversible))]
-    if lines:
+    if lines := [*dict.fromkeys(_mistakes([*layers], is_reversible))]:
         raise UserError(*lines)
 
 
-def _mistakes(layers: list[Layer], is_reversible: bool) -> Iterator[str]:
-    providers: dict[str, int] = {"embedding": 0}
-    seen: set[Layer] = set()
+def _mistakes(layers: Sequence[Layer], is_reversible: bool) -> Iterator[str]:
+    providers, seen = {"embedding": 0}, set[Layer]()
     for number, layer in enumerate(layers, 1):
         at = f"layers.{number - 1}"
-        if is_reversible and (layer.provides or layer.reads_from):
-            name = next(iter({**layer.provides, **layer.reads_from}))
+        if is_reversible and (names := [*layer.provides, *layer.reads_from]):
             yield (
-                f'{at}: passes "{name}" between layers, and reversible layers are recomputed without it; expected '
+                f'{at}: passes "{names[0]}" between layers, and reversible layers are recomputed without it; expected '
                 "another residual"
             )
             return
-        yield from (f"{at}: {line}" for line in _of_reads(layer.reads_from, providers))
+        for name, source in layer.reads_from.items():
+            if providers.get(name) != source:
+                known = ", ".join(f'"{name}" of layer {i}' for name, i in providers.items())
+                yield (
+                    f'{at}: reads "{name}" of layer {source}, which does not provide it before; expected one of '
+                    f"{known}"
+                )
         for name, mixer in layer.mixers().items():
-            if (source := mixer.reads_state_of) is None:
-                continue
-            earlier = layers[source - 1].mixers() if 0 < source < number else {}
-            if name not in earlier or earlier[name].reads_state_of is not None:
+            state_of = mixer.reads_state_of
+            if state_of is not None and not _has_state(layers[: number - 1], state_of, name):
                 yield (
-                    f"{at}.{name}: reads the state of layer {source}; expected an earlier layer with {name} that has "
-                    "a state of its own"
+                    f"{at}.{name}: reads the state of layer {state_of}; expected an earlier layer with {name} "
+                    "that has a state of its own"
                 )
-        if layer in seen:  # a shared layer provides a value the first time
-            continue
+        # A shared layer provides a value the first time.
+        for name in () if layer in seen else layer.provides:
+            if (other := providers.setdefault(name, number)) != number:
+                yield f'{at}: provides "{name}", as layer {other} does; expected another name, as {name}_{number}'
         seen.add(layer)
-        for name in layer.provides:
-            if providers.setdefault(name, number) != number:
-                yield (
-                    f'{at}: provides "{name}", as layer {providers[name]} does; expected another name, such as '
-                    f'"{name}_{number}"'
-                )
 
 
-def _of_reads(reads_from: Mapping[str, int], providers: Mapping[str, int]) -> Iterator[str]:
-    for name, source in reads_from.items():
-        if providers.get(name) != source:
-            names = ", ".join(f'"{name}" of layer {number}' for name, number in providers.items())
-            yield f'reads "{name}" of layer {source}, which does not provide it before; expected one of {names}'
+def _has_state(layers: Sequence[Layer], number: int, name: str) -> bool:
+    mixer = layers[number - 1].mixers().get(name) if 0 < number <= len(layers) else None
+    return mixer is not None and mixer.reads_state_of is None

@@ -80,17 +80,13 @@ class Cache:
 
     def _new_states(self, batch: int) -> None:
         for mixers in self._mixers:
-            states = {
-                name: mixer.new_state(batch)
-                for name, mixer in mixers.items()
-                if mixer.reads_state_of is None
-            }
-            own = {name: state for name, state in states.items() if state is not None}
-            others = {
-                name: self._states[mixer.reads_state_of - 1][name]
-                for name, mixer in mixers.items()
-                if mixer.reads_state_of is not None
-            }
+            own: dict[str, LayerState] = {}
+            others: dict[str, LayerState] = {}
+            for name, mixer in mixers.items():
+                if mixer.reads_state_of is not None:
+                    others[name] = self._states[mixer.reads_state_of - 1][name]
+                elif (state := mixer.new_state(batch)) is not None:
+                    own[name] = state
             self._states.append(own)
             self._read_states.append(own | others)
 

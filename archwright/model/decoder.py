@@ -1,27 +1,21 @@
 """The decoder: tokens in, logits out."""
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from archwright.catalogue.summaries import one_line
 from archwright.model.cache import Cache
 from archwright.model.language_model import LanguageModel, Output
-from archwright.model.layer import Layer
-from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.masks import MaskPattern
 from archwright.parts.token_layout import token_layout
-from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import ActivationCheckpointing
 
 
-class Decoder(Stack, LanguageModel):
+class Decoder(LanguageModel):
     """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec.
 
     Args:
@@ -127,58 +121,3 @@ class Decoder(Stack, LanguageModel):
         # [streams, batch, length, vocab]
         streams = logits.unflatten(1, (-1, length)).movedim(1, 0)
         return Output(streams[0], sequence_logits, streams[1:])
-
-    @property
-    def can_cache(self) -> bool:
-        """Whether every mixer keeps what it has read; one from outside may not, and nothing keeps global tokens."""
-        return all(mixer.can_cache for mixer in self.mixers()) and not self.spec.global_tokens
-
-    @property
-    def can_generate_indefinitely(self) -> bool:
-        """Whether a text may go on for ever: the next token never costs more, and no position ends."""
-        bounded = all(mixer.generates_indefinitely for mixer in self.mixers())
-        return bounded and not self.spec.position.absolute and not self.spec.global_tokens
-
-    @property
-    def switch_lengths(self) -> tuple[int, ...]:
-        """Lengths of a text beyond which what was read of it must be read again: all angles are then others
-        (LongRoPE's original_length)."""
-        layers = self.spec.layers_by_kind.values()
-        return tuple(sorted({n for layer in layers if (n := layer.position.switch_length)}))
-
-    def new_cache(self) -> Cache:
-        """Return an empty cache, to be given to `forward`.
-
-        Raises:
-            UserError: a mask that lets tokens see what follows, a mixer that keeps no state, or global tokens.
-        """
-        cache = Cache(self.masks, [layer.mixers() for layer in self.stack], self.switch_lengths)
-        if self.spec.global_tokens:
-            raise UserError(
-                f"global_tokens: found {self.spec.global_tokens}, of which a cache keeps nothing; expected text as a "
-                "whole, without a cache"
-            )
-        return cache
-
-    @property
-    def stacks(self) -> tuple[Stack, ...]:
-        """The stacks of layers, an encoder first."""
-        return (self,)
-
-    @property
-    def all_layers(self) -> Iterator[Layer]:
-        return chain(*(stack.stack for stack in self.stacks))
-
-    def use_kernel(self, name: str) -> "Decoder":
-        for stack in self.stacks:
-            for mixer in stack.mixers():
-                mixer.use_kernel(name)
-        return self
-
-    def checkpoint_activations(self, what: ActivationCheckpointing = "full") -> "Decoder":
-        for stack in self.stacks:
-            stack.activation_checkpointing = what
-        return self
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({one_line(self.spec, self.num_parameters())})"

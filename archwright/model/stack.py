@@ -30,14 +30,8 @@ class Stack(nn.Module):
     spec: ModelSpec
     embedding: nn.Module | None
     head: nn.Module | None
-    position: nn.Module | None
-    embedding_norm: nn.Module
-    project_in: Linear | None
-    global_tokens: GlobalTokens | None
-    predicting_streams: PredictingStreams | None
     layers: nn.ModuleList
     """Layers with parameters of their own; shared layers occur once."""
-    norm: nn.Module
     activation_checkpointing: ActivationCheckpointing = "none"
     """Activations that layers store for the backward pass; the rest is recomputed."""
 

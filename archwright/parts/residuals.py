@@ -4,12 +4,12 @@ The stream keeps its dtype, float32 under autocast. Narrower results of branches
 because torch adds two dtypes slowly.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +69,7 @@ class Wiring(nn.Module):
         spec: The residual choice.
         dim: Width of one stream.
         layer: Place of the layer in the model; `layer.new_norm` makes a norm of the layer's kind.
-        norms: Names of the norms: the groups', by default one norm in front of each.
+        groups: Names of the branches. `spec.norm_names(groups)` are those of the norms.
 
     Attributes:
         provides: As in `Branch`.
@@ -80,11 +80,13 @@ class Wiring(nn.Module):
     reads_from: Mapping[str, int] = {}
 
     def __init__(
-        self, spec: spec.Residual, dim: int, layer: LayerInfo, norms: Iterable[str]
+        self, spec: spec.Residual, dim: int, layer: LayerInfo, groups: spec.Groups
     ) -> None:
         super().__init__()
+        self.spec: Any = spec
         self.dropout, self.multiplier, self.streams = spec.dropout, spec.multiplier, spec.streams
-        self.norms = nn.ModuleDict({name: layer.new_norm(dim) for name in norms})
+        names = spec.norm_names(groups)
+        self.norms = nn.ModuleDict({name: layer.new_norm(dim) for name in names})
 
     def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         """Return the stream after the layer. A wiring on its own needs no context."""
@@ -161,7 +163,7 @@ class PreNorm(Wiring):
     """
 
     def __init__(self, spec: spec.PreNorm, dim: int, layer: LayerInfo, groups: spec.Groups) -> None:
-        super().__init__(spec, dim, layer, [name for name in groups if name != spec.skip_norm])
+        super().__init__(spec, dim, layer, groups)
         self.global_norm: GlobalNorm | None = None
         if spec.global_norm and layer.global_tokens and "attention" in groups:
             self.global_norm = GlobalNorm(layer.new_norm(dim), layer.global_tokens)
@@ -201,11 +203,6 @@ class SandwichNorm(Wiring):
 class OutputNorm(Wiring):
     """x = x + norm(f(x)) for each group f in turn (OLMo 2, section 3.1)."""
 
-    def __init__(
-        self, spec: spec.OutputNorm, dim: int, layer: LayerInfo, groups: spec.Groups
-    ) -> None:
-        super().__init__(spec, dim, layer, [f for group in groups.values() for f in group])
-
     def costs(self, groups: spec.Groups) -> StreamCosts:
         return replace(super().costs(groups), normed=0, behind=num_norms(self.norms))
 
@@ -221,11 +218,6 @@ class Parallel(Wiring):
     With one norm, the maps that read it are computed as one product. Chowdhery et al., 2022, PaLM,
     section 2; Black et al., 2022, GPT-NeoX, section 2.1.
     """
-
-    def __init__(
-        self, spec: spec.Parallel, dim: int, layer: LayerInfo, groups: spec.Groups
-    ) -> None:
-        super().__init__(spec, dim, layer, groups if spec.num_norms == 2 else ["shared"])
 
     def costs(self, groups: spec.Groups) -> StreamCosts:
         # All are added at once to what all read.
@@ -244,16 +236,10 @@ class Parallel(Wiring):
 class NormedResidual(Wiring):
     """h = norm(x), x = alpha h + f(h) for each group f in turn (MiniMax-01, section 2.2)."""
 
-    def __init__(
-        self, spec: spec.NormedResidual, dim: int, layer: LayerInfo, groups: spec.Groups
-    ) -> None:
-        super().__init__(spec, dim, layer, groups)
-        self.alpha = spec.alpha
-
     def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
             h = self.norms[name](x)
-            x = self.add(h * self.alpha[name], h, branches)
+            x = self.add(h * self.spec.alpha[name], h, branches)
         return x
 
 
@@ -269,11 +255,10 @@ class DeepNorm(Wiring):
                 'residual.alpha: found "auto", which follows from the number of layers; give a number, or take '
                 "the layer of a resolved spec: spec.resolved()"
             )
-        self.alpha = spec.alpha
 
     def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
-            x = self.norms[name](self.add(x * self.alpha, x, branches))
+            x = self.norms[name](self.add(x * self.spec.alpha, x, branches))
         return x
 
 
@@ -289,15 +274,9 @@ class Reversible(Wiring):
     Gomez et al., 2017, section 3.1; Kitaev et al., 2020, section 3.
     """
 
-    def __init__(
-        self, spec: spec.Reversible, dim: int, layer: LayerInfo, groups: spec.Groups
-    ) -> None:
-        super().__init__(spec, dim, layer, groups)
-        self.join = spec.join
-
     def narrow(self, x: Streams) -> Float[Tensor, "batch length output_dim"]:
         # Both streams, or their mean: [batch, length, 2, dim] to [batch, length, dim]
-        return x if self.join == "concat" else x.unflatten(-1, (2, -1)).mean(-2)
+        return x if self.spec.join == "concat" else x.unflatten(-1, (2, -1)).mean(-2)
 
     def forward(
         self,

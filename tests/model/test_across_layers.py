@@ -186,7 +186,7 @@ def linked(links: Mapping[int, dict[str, Any]], *words: str) -> ModelSpec:
         (
             {1: {"provides": {"v": 32}}, 3: {"provides": {"v": 32}}},
             (),
-            'layers.2: provides "v", as layer 1 does; expected another name, such as "v_3"',
+            'layers.2: provides "v", as layer 1 does; expected another name, as v_3',
         ),
         (
             {2: {"provides": {"v": 32}}},
