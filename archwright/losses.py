@@ -150,35 +150,40 @@ def pop_aux_losses(
     Args:
         mean: Average of the shares f_e over the ranks. Their p_e need none: the losses of ranks are summed.
     """
-    losses = []
+    by_name: dict[str, list[Tensor | RouterAuxLoss]] = {}
     for module in model.modules():
         loss = vars(module).get(AUXILIARY)  # getattr would raise for most modules
         if loss is not None:
             setattr(module, AUXILIARY, None)
-            losses.append((getattr(module, "auxiliary_name", Branch.auxiliary_name), loss))
-    per_layer = [loss.share for _, loss in losses if isinstance(loss, RouterAuxLoss)]
+            name = getattr(module, "auxiliary_name", Branch.auxiliary_name)
+            by_name.setdefault(name, []).append(loss)
+    return {name: _total(losses, mean) for name, losses in by_name.items()}
+
+
+def _total(
+    losses: Sequence[Tensor | RouterAuxLoss], mean: Callable[[Tensor], Tensor]
+) -> Float[Tensor, ""]:
+    balances = [loss for loss in losses if isinstance(loss, RouterAuxLoss)]
     shares: Iterator[Tensor] = iter(())
-    if per_layer:
-        shares = iter(mean(torch.cat(per_layer)).split([len(share) for share in per_layer]))
-    terms: dict[str, list[Tensor]] = {}
-    averaged: dict[tuple[str, int, float], list[RouterAuxLoss]] = {}
-    for name, loss in losses:
-        of_name = terms.setdefault(name, [])
+    if balances:
+        sizes = [len(loss.share) for loss in balances]
+        shares = iter(mean(torch.cat([loss.share for loss in balances])).split(sizes))
+    terms: list[Tensor] = []
+    averaged: dict[tuple[int, float], list[RouterAuxLoss]] = {}
+    for loss in losses:
         if isinstance(loss, Tensor):
-            of_name.append(loss)
+            terms.append(loss)
             continue
         balance = loss._replace(share=next(shares))
         if balance.together:
-            key = (name, len(balance.share), balance.factor)
-            averaged.setdefault(key, []).append(balance)
-            of_name.append(balance.rest)
+            averaged.setdefault((len(balance.share), balance.factor), []).append(balance)
+            terms.append(balance.rest)
         else:
-            own = _balance(balance.factor, balance.share, balance.mean_score)
-            of_name.append(own + balance.rest)
-    for (name, _, factor), layers in averaged.items():
+            terms.append(_balance(balance.factor, balance.share, balance.mean_score) + balance.rest)
+    for (_, factor), layers in averaged.items():
         share, score = (torch.stack(parts).mean(0) for parts in list(zip(*layers, strict=True))[:2])
-        terms[name].append(_balance(factor, share, score))
-    return {name: torch.stack(of_name).sum() for name, of_name in terms.items()}
+        terms.append(_balance(factor, share, score))
+    return torch.stack(terms).sum()
 
 
 def aux_loss_names(model: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ def check(layers: Iterable[Layer], *, is_reversible: bool) -> None:
     """Refuse layers that read values or states without a provider.
 
     Raises:
-        UserError: One line per mistake.
+        UserError: A line for each mistake.
     """
     if lines := [*dict.fromkeys(_mistakes([*layers], is_reversible))]:
         raise UserError(*lines)

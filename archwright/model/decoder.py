@@ -19,8 +19,8 @@ class Decoder(LanguageModel):
     """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec.
 
     Args:
-        lr_scales: what the learning rate is multiplied by, for roles of parameters that have another than 1.
-        parts: the arguments of `Stack.assemble`.
+        lr_scales: Factors of the learning rate other than 1, by role of parameter.
+        parts: Arguments of `Stack.assemble`.
     """
 
     def __init__(
@@ -54,19 +54,18 @@ class Decoder(LanguageModel):
         """Return logits for the token after each token.
 
         Args:
-            position_ids: where the tokens stand, [batch, length] or [length]; by default 0, 1, 2, ...
-                among the real tokens of each document.
-            segment_ids: tokens with different ids do not see each other.
-            padding_mask: True where a token is real; padding is seen by no token, on whichever side
-                it stands.
-            prefix_lengths: how many tokens of each row see each other whole, for prefix masks.
-            token_type_ids: which row of the embedding's token types is added to each token; by default the first.
-            cache: what was read before, from `new_cache`; the tokens go on from there and are added to it.
+            position_ids: Positions [batch, length] or [length]. Default: 0, 1, 2, ... over the real tokens of each
+                document.
+            segment_ids: Document of each token. Tokens attend only within their document.
+            padding_mask: True for real tokens. No token attends to padding, on either side of a text.
+            prefix_lengths: Length of each row's bidirectional prefix, for prefix masks.
+            token_type_ids: Row of the embedding's token types that is added to each token. Default: the first.
+            cache: Cache of the text so far, from `new_cache`. The tokens continue it and are added.
 
         Raises:
-            ValueError: shapes that do not fit, a text longer than learned positions, or one that grows
-                beyond one of `switch_lengths` behind a cache.
-            UserError: token types, where the embedding has none.
+            ValueError: Shapes do not match, a text exceeds the learned positions, or it grows beyond one of
+                `switch_lengths` with a cache.
+            UserError: Token types are given, and the embedding has none.
         """
         hidden = self.hidden(
             tokens,
@@ -90,8 +89,11 @@ class Decoder(LanguageModel):
         token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch read output_dim"]:
-        """Return the vectors the head reads, after the last norm, as many as tokens; of predicting streams without a
-        cache those of all, the first stream's first. Arguments as those of `forward`."""
+        """Return the input of the head for each token.
+
+        Predicting streams without a cache add the inputs of all streams, the first stream's first. Arguments: as in
+        `forward`.
+        """
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
         context = cache.context(*given) if cache else self.new_context(*given)
         return self.read(self.embedding(tokens, token_type_ids), context, cache)
@@ -104,7 +106,7 @@ class Decoder(LanguageModel):
         padding_mask: Bool[Tensor, "batch length"] | None,
         prefix_lengths: Int[Tensor, " batch"] | None,
     ) -> Context:
-        """Return the context of a pass without a cache. Arguments as those of `forward`."""
+        """Return the context of a pass without a cache. Arguments: as in `forward`."""
         layout = token_layout(tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
         return Context(layout, len(tokens), tokens=tokens)
 
@@ -114,7 +116,7 @@ class Decoder(LanguageModel):
         length: int,
         sequence_logits: Float[Tensor, "batch classes"] | None = None,
     ) -> Output:
-        """Return the logits of what `hidden` gives for so many tokens."""
+        """Return the logits of the result of `hidden` for `length` tokens."""
         logits = self.head(hidden)
         if hidden.shape[1] == length:
             return Output(logits, sequence_logits)

@@ -35,7 +35,7 @@ class Output:
 
     None without streams, and with a cache."""
     replaced_logits: Float[Tensor, "batch length"] | None = None
-    """Log-odds that each token was replaced. `logits` are then those of the generator."""
+    """Log-odds that each token was replaced. `logits` are then the generator's."""
     read: Int[Tensor, "batch length"] | None = None
     """Tokens that `replaced_logits` judge."""
 
@@ -55,7 +55,7 @@ class LanguageModel(Stack):
     forward: Callable[..., Output]
     """Return the logits at each token."""
     hidden: Callable[..., Tensor]
-    """Return the input of the head, [batch, length, dim]; that of further predicting streams follows."""
+    """Return the input of the head, [batch, length, dim], followed by the inputs of further predicting streams."""
 
     def sequence_logits(
         self,
@@ -111,7 +111,7 @@ class LanguageModel(Stack):
 
     @property
     def all_layers(self) -> Iterator[Layer]:
-        """Yield the layers of all stacks, those of an encoder first."""
+        """Yield the layers of all stacks, an encoder's first."""
         return chain(*(stack.stack for stack in self.stacks))
 
     @property

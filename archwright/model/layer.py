@@ -56,12 +56,12 @@ class Layer(nn.Module):
     ) -> Float[Tensor, "batch length width"]:
         """Return the stream after the layer.
 
-        In a model, the context and the states of a cache are given. A layer on its own treats each row as a text from
-        position 0, and x as the stream before the first layer.
+        The model passes the context and the states of a cache. Without a context, each row is a text from position 0,
+        and x the stream before the first layer.
 
         Args:
             x: All streams of the wiring, next to each other: width = streams * dim.
-            attention_mask: Visible keys of each query, in place of the spec's mask, as in `SoftmaxAttention.forward`.
+            attention_mask: Visible keys of each query, instead of the spec's mask, as in `SoftmaxAttention.forward`.
 
         Raises:
             UserError: `attention_mask` has another shape, or a branch ignores it.
@@ -139,7 +139,7 @@ class _Wired:
 
     @property
     def inputs(self) -> Sequence[Linear]:
-        """Maps of x, which a wiring may compute together with those of other branches."""
+        """Maps of x, which a wiring may compute together with other branches' maps."""
         return self.branch.inputs
 
     def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:

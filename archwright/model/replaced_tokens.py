@@ -23,6 +23,8 @@ class Generator(Stack):
         parts: the arguments of `Stack.assemble`, without those of the embedding.
     """
 
+    head: Head
+
     def __init__(self, spec: ModelSpec, *, head: Head, **parts: Any) -> None:
         super().__init__()
         self.assemble(spec, position=None, embedding_norm=nn.Identity(), **parts)

@@ -31,7 +31,7 @@ class Stack(nn.Module):
     embedding: nn.Module | None
     head: nn.Module | None
     layers: nn.ModuleList
-    """Layers with parameters of their own; shared layers occur once."""
+    """Layers in order; shared layers occur once."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Activations that layers store for the backward pass; the rest is recomputed."""
 
@@ -68,7 +68,7 @@ class Stack(nn.Module):
     ) -> Float[Tensor, "batch read output_dim"]:
         """Return the input of the head for embedded tokens.
 
-        With predicting streams, it is that of the streams, one after another; with a cache, of the first one only.
+        With predicting streams, the inputs of all streams follow each other; with a cache, only the first one's.
         """
         if self.predicting_streams is not None:
             number = None if cache is None else 1
@@ -114,7 +114,7 @@ class Stack(nn.Module):
     def begin(
         self, x: Float[Tensor, "batch length dim"], context: Context
     ) -> Float[Tensor, "batch length streams_dim"]:
-        """Return the streams of the first layer, and provide to all layers what stands around them."""
+        """Return the streams of the first layer, and make embedding and head available to all layers."""
         context.head = self.head
         context.provide("embedding", x)
         return next(self.stack).residual.widen(x)
