@@ -2,6 +2,8 @@
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +225,37 @@ class TestMultiToken:
         plain = build(SMALL.override("num_layers=2"), seed=1).double()
         plain.load_state_dict(model.state_dict(), strict=False)
         torch.testing.assert_close(model(TOKENS).logits, plain(TOKENS).logits)
+
+
+COMPILED = """
+import pathlib, sys
+import torch
+from archwright.losses import pop_aux_losses
+from archwright.model import build
+from archwright.plugins import load_parts_file
+from archwright.spec.model_spec import ModelSpec
+
+def gradients(model):
+    loss = model(torch.arange(16).view(2, 8)).logits.square().mean()
+    loss = loss + sum(pop_aux_losses(model).values())
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+file, *words = sys.argv[1:]
+load_parts_file(pathlib.Path(file))
+small = ModelSpec(dim=32, num_layers=3, vocab_size=64, context_length=8)
+model = build(small.override(*words), seed=1).double()
+plain = gradients(model)
+for layer in model.all_layers:
+    layer.compile(backend="aot_eager", fullgraph="multi_token" not in file)
+for compiled, eager in zip(gradients(model), plain, strict=True):
+    torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-12)
+"""
+
+
+@pytest.mark.slow
+@EACH
+def test_compiled_layers_are_the_same(name: str) -> None:
+    """In a process of its own, without the shape checks of tests, which nothing compiles."""
+    words = [sys.executable, "-c", COMPILED, str(HERE / f"{name}.py"), *WORDS[name]]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
