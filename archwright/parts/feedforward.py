@@ -479,7 +479,7 @@ GATES = Registry(
 
 FEEDFORWARDS = Registry(
     spec.FeedForward,
-    "(spec, dim)",
+    "(spec, dim) or, of a spec that is a Mixer, (spec, dim, layer)",
     Branch,
     {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
 )
