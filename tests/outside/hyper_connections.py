@@ -84,9 +84,9 @@ class HyperConnected(Wiring):
         return x
 
     def costs(self, groups: Names) -> StreamCosts:
-        """A group norms all streams and what it reads, and mixes all streams."""
-        vectors = (2 + self.streams) * len(groups)
-        return StreamCosts(len(groups), vectors, 0, 3 * self.streams * len(groups))
+        """A group norms all streams and their sum, keeps its result, which w multiplies, and mixes all streams."""
+        number, vectors = len(groups), (2 + self.streams) * len(groups)
+        return StreamCosts(number, vectors, number, 3 * self.streams * number)
 
 
 aw.register(HyperConnections, HyperConnected)

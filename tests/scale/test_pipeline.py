@@ -190,17 +190,26 @@ def test_what_is_no_pipeline_is_refused(words: str, sentences: Sentences) -> Non
 
 
 @pytest.mark.slow
-def test_several_streams_go_from_stage_to_stage(tmp_path: Path) -> None:
-    """Losses of two stages of hyper-connections, a residual from outside, are those of one process."""
+@pytest.mark.parametrize(
+    ("part", "word", "scale"),
+    [
+        ("hyper_connections", "model.residual.kind=hyper", "scale.pipeline"),
+        ("hyper_connections", "model.residual.kind=hyper", "scale.tensor"),
+        ("value_residual", "model.attention.kind=value_residual", "scale.tensor"),
+    ],
+)
+def test_two_train_several_streams_and_values_across_layers_as_one(
+    part: str, word: str, scale: str, tmp_path: Path
+) -> None:
     text = write_text(tmp_path / "text.txt", 100)
+    shape = ("model.num_layers=2", word, "budget=4steps", "evaluate.final_max_tokens=50")
     words = (
-        *tiny_words(text, "model.num_layers=2", "model.residual.kind=hyper", "budget=4steps"),
-        *("grad_accum_steps=2", "evaluate.final_max_tokens=50"),
-        *("--parts", str(ROOT / "tests" / "outside" / "hyper_connections.py")),
+        *(w for w in tiny_words(text, *shape) if not w.startswith("model.attention.num_kv")),
+        "grad_accum_steps=2",
+        *("--parts", str(ROOT / "tests" / "outside" / f"{part}.py")),
     )
     runs = [
-        trained(number, tmp_path / str(number), *words, f"scale.pipeline={number}")
-        for number in (1, 2)
+        trained(number, tmp_path / str(number), *words, f"{scale}={number}") for number in (1, 2)
     ]
     one, two = ([r["loss"] for r in run.metrics() if r["kind"] == "train"] for run in runs)
     assert len(one) == 4
