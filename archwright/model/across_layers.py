@@ -1,6 +1,6 @@
 """Values and states that cross layers: each one has a provider, in an earlier layer."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from archwright.model.layer import Layer
 from archwright.spec.errors import UserError
@@ -12,41 +12,34 @@ def check(layers: Iterable[Layer], *, is_reversible: bool) -> None:
     Raises:
         UserError: A line for each mistake.
     """
-    if lines := [*dict.fromkeys(_mistakes([*layers], is_reversible))]:
+    numbers: dict[Layer, int] = {}  # a shared layer provides a value the first time
+    for number, layer in enumerate(layers, 1):
+        numbers.setdefault(layer, number)
+    if lines := [*_mistakes(numbers, is_reversible)]:
         raise UserError(*lines)
 
 
-def _mistakes(layers: Sequence[Layer], is_reversible: bool) -> Iterator[str]:
-    providers, seen = {"embedding": 0}, set[Layer]()
-    for number, layer in enumerate(layers, 1):
-        at = f"layers.{number - 1}"
+def _mistakes(numbers: dict[Layer, int], is_reversible: bool) -> Iterator[str]:
+    providers = {"embedding": 0}
+    states: dict[str, set[int]] = {}
+    for layer, number in numbers.items():
         if is_reversible and (names := [*layer.provides, *layer.reads_from]):
             yield (
-                f'{at}: passes "{names[0]}" between layers, and reversible layers are recomputed without it; expected '
-                "another residual"
+                f'layer {number}: passes "{names[0]}" between layers, and reversible layers are recomputed without it; '
+                "expected another residual"
             )
-            return
         for name, source in layer.reads_from.items():
             if providers.get(name) != source:
                 known = ", ".join(f'"{name}" of layer {i}' for name, i in providers.items())
-                yield (
-                    f'{at}: reads "{name}" of layer {source}, which does not provide it before; expected one of '
-                    f"{known}"
-                )
+                yield f'layer {number}: reads "{name}" of layer {source}; expected one of {known}'
         for name, mixer in layer.mixers().items():
-            state_of = mixer.reads_state_of
-            if state_of is not None and not _has_state(layers[: number - 1], state_of, name):
+            if mixer.reads_state_of is None:
+                states.setdefault(name, set()).add(number)
+            elif mixer.reads_state_of not in states.get(name, ()):
                 yield (
-                    f"{at}.{name}: reads the state of layer {state_of}; expected an earlier layer with {name} "
-                    "that has a state of its own"
+                    f"layer {number}: {name} reads the state of layer {mixer.reads_state_of}; expected an earlier "
+                    "layer with a state of its own"
                 )
-        # A shared layer provides a value the first time.
-        for name in () if layer in seen else layer.provides:
+        for name in layer.provides:
             if (other := providers.setdefault(name, number)) != number:
-                yield f'{at}: provides "{name}", as layer {other} does; expected another name, as {name}_{number}'
-        seen.add(layer)
-
-
-def _has_state(layers: Sequence[Layer], number: int, name: str) -> bool:
-    mixer = layers[number - 1].mixers().get(name) if 0 < number <= len(layers) else None
-    return mixer is not None and mixer.reads_state_of is None
+                yield f'layer {number}: provides "{name}", as layer {other} does; expected another name'

@@ -110,10 +110,10 @@ class Cache:
     def context(
         self,
         tokens: Tensor,
-        position_ids: Tensor | None,
-        segment_ids: Tensor | None,
-        padding_mask: Tensor | None,
-        prefix_lengths: Tensor | None,
+        position_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
     ) -> Context:
         """Return the context of new tokens behind those that were read.
 

@@ -82,33 +82,22 @@ class Decoder(LanguageModel):
         self,
         tokens: Int[Tensor, "batch length"],
         *,
-        position_ids: Int[Tensor, "*rows length"] | None = None,
-        segment_ids: Int[Tensor, "batch length"] | None = None,
-        padding_mask: Bool[Tensor, "batch length"] | None = None,
-        prefix_lengths: Int[Tensor, " batch"] | None = None,
         token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
+        **layout: Tensor | None,
     ) -> Float[Tensor, "batch read output_dim"]:
         """Return the input of the head for each token.
 
         Predicting streams without a cache add the inputs of all streams, the first stream's first. Arguments: as in
         `forward`.
         """
-        given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        context = cache.context(*given) if cache else self.new_context(*given)
+        new_context = cache.context if cache else self.new_context
+        context = new_context(tokens, **layout)
         return self.read(self.embedding(tokens, token_type_ids), context, cache)
 
-    def new_context(
-        self,
-        tokens: Int[Tensor, "batch length"],
-        position_ids: Int[Tensor, "*rows length"] | None,
-        segment_ids: Int[Tensor, "batch length"] | None,
-        padding_mask: Bool[Tensor, "batch length"] | None,
-        prefix_lengths: Int[Tensor, " batch"] | None,
-    ) -> Context:
+    def new_context(self, tokens: Int[Tensor, "batch length"], **layout: Tensor | None) -> Context:
         """Return the context of a pass without a cache. Arguments: as in `forward`."""
-        layout = token_layout(tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        return Context(layout, len(tokens), tokens=tokens)
+        return Context(token_layout(tokens, **layout), len(tokens), tokens=tokens)
 
     def output(
         self,

@@ -123,11 +123,12 @@ class EncoderDecoder(Decoder):
         memory = cache.memory if cache else None
         if memory is None:
             memory = self.encode(tokens, **layout)
-        given = (decoder_tokens, None, decoder_segment_ids, decoder_padding_mask, None)
+        new_context = self.new_context
         if cache:
-            cache.memory, context = memory, cache.context(*given)
-        else:
-            context = Context(token_layout(*given), len(decoder_tokens), tokens=decoder_tokens)
+            cache.memory, new_context = memory, cache.context
+        context = new_context(
+            decoder_tokens, segment_ids=decoder_segment_ids, padding_mask=decoder_padding_mask
+        )
         context.memory = memory
         return self.read(self.embedding(decoder_tokens), context, cache)
 

@@ -58,7 +58,7 @@ class Stack(nn.Module):
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers, self.norm = nn.ModuleList(layers), norm
         self.predicting_streams = predicting_streams
-        check(self.stack, is_reversible=self.is_reversible)
+        check(self.stack, is_reversible=spec.residual.is_reversible)
 
     def read(
         self,
@@ -94,7 +94,8 @@ class Stack(nn.Module):
         if self.global_tokens is not None:
             x, context, columns = self.global_tokens.before(x, context)
         x = self.begin(x, context)
-        if self.is_reversible and cache is None and torch.is_grad_enabled():
+        is_reversible = self.spec.residual.is_reversible
+        if is_reversible and cache is None and torch.is_grad_enabled():
             shared = chain(self.rotaries.parameters(), self.relatives.parameters())
             x = read_reversibly(self.stack, x, context, shared)
         else:
@@ -143,11 +144,6 @@ class Stack(nn.Module):
             else:
                 x = recomputed(layer, x, context, self.activation_checkpointing)
         return x
-
-    @property
-    def is_reversible(self) -> bool:
-        """Whether the backward pass computes the input of each layer from its output."""
-        return self.spec.residual.is_reversible
 
     @property
     def stack(self) -> Iterator[Layer]:

@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.context import Context
-from archwright.parts.global_tokens import GlobalNorm
 from archwright.parts.linear import Linear, fused_linears, to_autocast_dtype
 from archwright.parts.registry import Registry
 from archwright.parts.sharing import LayerInfo
@@ -164,9 +163,8 @@ class PreNorm(Wiring):
 
     def __init__(self, spec: spec.PreNorm, dim: int, layer: LayerInfo, groups: spec.Groups) -> None:
         super().__init__(spec, dim, layer, groups)
-        self.global_norm: GlobalNorm | None = None
-        if spec.global_norm and layer.global_tokens and "attention" in groups:
-            self.global_norm = GlobalNorm(layer.new_norm(dim), layer.global_tokens)
+        self.num_global, has_norm = layer.global_tokens, spec.global_norm and "attention" in groups
+        self.global_norm = layer.new_norm(dim) if has_norm and self.num_global else None
 
     @property
     def is_per_token(self) -> bool:
@@ -176,7 +174,9 @@ class PreNorm(Wiring):
         for name, branches in groups.items():
             h = self.norms[name](x) if name in self.norms else x
             if self.global_norm is not None and context is not None and name == "attention":
-                h = self.global_norm(context.layout, x, h)
+                is_global = context.layout.index_or_range() < self.num_global  # [rows, length]
+                # All of x is normed, though few tokens are global.
+                h = torch.where(is_global[..., None], self.global_norm(x), h)
             x = self.add(x, h, branches)
         return x
 

@@ -131,19 +131,15 @@ class StageShards:
         self,
         tokens: Tensor,
         *,
-        position_ids: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         cache: Cache | None = None,
+        **layout: Tensor | None,
     ) -> Tensor:
         """Return the stream behind the stage that is computed; behind the last one, what the head reads."""
         assert cache is None, "stages keep nothing of a text"
         model = self.model
         assert isinstance(model, Decoder), "others are refused"
-        given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        context, x = model.new_context(*given), self.stream
+        context, x = model.new_context(tokens, **layout), self.stream
         if x is None:
             x = model.summed(model.embedding(tokens, token_type_ids), context)
             x = model.begin(model.projected(x), context)

@@ -169,7 +169,7 @@ def shares_tokens(stack: Stack) -> bool:
     """Tell whether all that stands between the branches of a stack looks at each token by itself."""
     layers = [*stack.stack]
     plain = all(layer.residual.is_per_token and layer.embedding_skip is None for layer in layers)
-    return plain and len({*layers}) == len(layers) and not stack.is_reversible
+    return plain and len({*layers}) == len(layers) and not stack.spec.residual.is_reversible
 
 
 def stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:

@@ -127,7 +127,7 @@ class TestSharedKeys:
         found = []
         for what in ("none", "full", "selective"):
             model.zero_grad()
-            model.checkpoint_activations(what)(TOKENS).logits.square().mean().backward()  # type: ignore[arg-type]
+            model.checkpoint_activations(what)(TOKENS).logits.square().mean().backward()
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         for plain, *recomputed in zip(*found, strict=True):
             assert plain.any()
@@ -175,36 +175,33 @@ def linked(links: Mapping[int, dict[str, Any]], *words: str) -> ModelSpec:
         (
             {1: {"reads_from": {"v": 2}}, 2: {"provides": {"v": 32}}},
             (),
-            'layers.0: reads "v" of layer 2, which does not provide it before; expected one of "embedding" of layer 0',
+            'layer 1: reads "v" of layer 2; expected one of "embedding" of layer 0',
         ),
         (
             {1: {"provides": {"v": 32}}, 3: {"reads_from": {"w": 1}}},
             (),
-            'layers.2: reads "w" of layer 1, which does not provide it before; expected one of "embedding" of layer '
-            '0, "v" of layer 1',
+            'layer 3: reads "w" of layer 1; expected one of "embedding" of layer 0, "v" of layer 1',
         ),
         (
             {1: {"provides": {"v": 32}}, 3: {"provides": {"v": 32}}},
             (),
-            'layers.2: provides "v", as layer 1 does; expected another name, as v_3',
+            'layer 3: provides "v", as layer 1 does; expected another name',
         ),
         (
             {2: {"provides": {"v": 32}}},
             ("residual.kind=reversible",),
-            'layers.1: passes "v" between layers, and reversible layers are recomputed without it; expected another '
+            'layer 2: passes "v" between layers, and reversible layers are recomputed without it; expected another '
             "residual",
         ),
         (
             {2: {"reads_state_of": 3}},
             (),
-            "layers.1.recurrence: reads the state of layer 3; expected an earlier layer with recurrence that has a "
-            "state of its own",
+            "layer 2: recurrence reads the state of layer 3; expected an earlier layer with a state of its own",
         ),
         (
             {2: {"reads_state_of": 1}, 3: {"reads_state_of": 2}},
             (),
-            "layers.2.recurrence: reads the state of layer 2; expected an earlier layer with recurrence that has a "
-            "state of its own",
+            "layer 3: recurrence reads the state of layer 2; expected an earlier layer with a state of its own",
         ),
     ],
 )
@@ -221,11 +218,11 @@ def test_a_value_is_that_of_the_first_layer_that_provides_it() -> None:
     links = {1: {"provides": {"v": 32}}, 2: {"reads_from": {"v": 1, "embedding": 0}}}
     words = ("layers.shared=true", 'layers.cycle=["default", "other"]')
     model = build(linked(links, *words, "layer_kinds.other.norm.kind=layer"), seed=1)
-    first, second = (model.layers[i].branch("recurrence") for i in range(2))  # type: ignore[union-attr, operator]
+    first, second = (model.layers[i].branch("recurrence") for i in range(2))
     outs: list[Tensor] = []
     reads: list[Tensor] = []
     first.register_forward_hook(lambda m, args, out: outs.append(out))
-    second.map.register_forward_hook(lambda m, args, out: reads.append(-out))  # type: ignore[union-attr]
+    second.map.register_forward_hook(lambda m, args, out: reads.append(-out))
     second.register_forward_hook(lambda m, args, out: reads.append(out))
     model(TOKENS)
     embedding = model.embedding(TOKENS)
@@ -268,11 +265,11 @@ def test_a_wiring_attends_to_the_layers_before() -> None:
     gradients = []
     for what in ("none", "full"):
         model.zero_grad()
-        model.checkpoint_activations(what)(TOKENS).logits.square().mean().backward()  # type: ignore[arg-type]
+        model.checkpoint_activations(what)(TOKENS).logits.square().mean().backward()
         gradients.append([p.grad for p in model.parameters()])
     for plain, again in zip(*gradients, strict=True):
-        assert torch.equal(plain, again)  # type: ignore[arg-type]
-    scores = [layer.residual.scores.grad for layer in model.stack]  # type: ignore[union-attr]
+        assert torch.equal(plain, again)
+    scores = [layer.residual.scores.grad for layer in model.stack]
     assert all(grad is not None and grad.any() for grad in scores[1:])
 
 
@@ -320,9 +317,9 @@ def test_layers_of_a_kind_share_a_table_by_rank() -> None:
     assert (first.rank, third.rank) == (0, 1)
     same_in_pieces(model)
     seen: list[Tensor] = []
-    third.out.register_forward_hook(lambda m, args, out: seen.append(args[0]))  # type: ignore[union-attr]
+    third.out.register_forward_hook(lambda m, args, out: seen.append(args[0]))
     model(TOKENS)
-    torch.testing.assert_close(seen[0], first.table(TOKENS)[..., 8:])  # type: ignore[operator, misc]
+    torch.testing.assert_close(seen[0], first.table(TOKENS)[..., 8:])
 
 
 def test_a_part_knows_its_place() -> None:

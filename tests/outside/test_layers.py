@@ -121,7 +121,7 @@ class TestHyperConnections:
         streams = [*torch.randn(4, 1, 1, 32, generator=generator, dtype=torch.float64)]
         x = torch.cat(streams, -1)
         for name in ("attention", "feedforward"):
-            part: Any = layer.residual.connections[name]  # type: ignore[index, union-attr]
+            part: Any = layer.residual.connections[name]
             table = part.static.view(4, 6) + 0.01 * torch.stack(
                 [
                     torch.tanh(part.map(torch.nn.functional.layer_norm(s, (32,)))).flatten()
@@ -129,7 +129,7 @@ class TestHyperConnections:
                 ]
             )
             h = sum(table[i, 0] * streams[i] for i in range(4))
-            out = layer.branch(name)(layer.residual.norms[name](h))  # type: ignore[index, operator, union-attr]
+            out = layer.branch(name)(layer.residual.norms[name](h))
             streams = [
                 sum(table[i, 2 + j] * streams[i] for i in range(4)) + table[j, 1] * out
                 for j in range(4)
@@ -176,9 +176,9 @@ class TestValueResidual:
         first, second = (layer.branch("attention") for layer in model.stack)
         values: list[Tensor] = []
         for mixer in (first, second):
-            mixer.value.register_forward_hook(lambda m, args, out: values.append(out))  # type: ignore[union-attr]
+            mixer.value.register_forward_hook(lambda m, args, out: values.append(out))
         seen: list[Tensor] = []
-        second.mix.register_forward_hook(lambda m, args, out: seen.append(out))  # type: ignore[union-attr]
+        second.mix.register_forward_hook(lambda m, args, out: seen.append(out))
         model(TOKENS)
         torch.testing.assert_close(seen[0].flatten(-2), (values[0] + values[1]) / 2)
 
@@ -229,16 +229,16 @@ class TestMultiToken:
         part: Any = last.branch("recurrence")
         model(TOKENS[:1])
         found = pop_aux_losses(model)["multi_token_loss"]
-        context = model.new_context(TOKENS[:1], None, None, None, None)
+        context = model.new_context(TOKENS[:1])
         x = model.projected(model.embedding(TOKENS[:1]))
         h = model.through([*model.stack][:-1], model.begin(x, context), context)
-        h, expected = last.residual.norms["recurrence"](h), 0.0  # type: ignore[index, union-attr]
+        h, expected = last.residual.norms["recurrence"](h), 0.0
         for k, module in enumerate(part.ahead, 1):
             length = 24 - k
             joined = module.join(
                 torch.cat((module.norms[0](h[:, :length]), module.norms[1](x[:, k:])), -1)
             )
-            short = model.new_context(TOKENS[:1, :length], None, None, None, None)
+            short = model.new_context(TOKENS[:1, :length])
             joined = joined + module.attention(module.norms[2](joined), short)
             h = joined + module.feedforward(module.norms[3](joined))
             logits = model.head(module.norms[4](h[:, : length - 1])).flatten(0, 1)

@@ -68,10 +68,7 @@ PEGASUS_X = Family(
     ),
     **{
         **LAYERS,
-        "encoder_layer_keys": {
-            **LAYER_KEYS,
-            "global_self_attn_layer_norm": "residual.global_norm.norm",
-        },
+        "encoder_layer_keys": {**LAYER_KEYS, "global_self_attn_layer_norm": "residual.global_norm"},
     },
     model_keys={**SHARED, **FINAL_NORMS, "model.encoder.embed_global": "encoder.global_tokens"},
     ignored=TABLES_OF_SINES,
