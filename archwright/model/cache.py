@@ -9,7 +9,7 @@ Dynamic NTK has slightly other angles for every further token: kept keys rotate 
 its authors advise, while what deeper layers made of earlier tokens stays.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -61,8 +61,6 @@ class Cache:
         self._lengths_so_far: Tensor | None = None
         """How long the text of each row is that was read last, where that is asked for."""
         self._states: list[dict[str, LayerState]] = []
-        self._read_states: list[Mapping[str, LayerState]] = []
-        """States of each layer, those of other layers included."""
 
     @property
     def num_read(self) -> int:
@@ -72,32 +70,35 @@ class Cache:
     @property
     def num_bytes(self) -> int:
         """Bytes of all that is held for layers."""
-        return sum(state.num_bytes for layer in self._states for state in layer.values())
+        return sum(state.num_bytes for state in self._own_states)
 
     def states(self, layer: int) -> Mapping[str, LayerState]:
         """Return the states that the mixers of a layer read, by branch."""
-        return self._read_states[layer]
+        return self._states[layer]
 
     def _new_states(self, batch: int) -> None:
         for mixers in self._mixers:
-            own: dict[str, LayerState] = {}
-            others: dict[str, LayerState] = {}
+            states: dict[str, LayerState] = {}
             for name, mixer in mixers.items():
-                if mixer.reads_state_of is not None:
-                    others[name] = self._states[mixer.reads_state_of - 1][name]
-                elif (state := mixer.new_state(batch)) is not None:
-                    own[name] = state
-            self._states.append(own)
-            self._read_states.append(own | others)
+                source = mixer.reads_state_of
+                found = mixer.new_state(batch) if source is None else self._states[source - 1][name]
+                assert found is not None, "mixers without a state are refused"
+                states[name] = found
+            self._states.append(states)
+
+    @property
+    def _own_states(self) -> Iterator[LayerState]:
+        """Yield each state once, for the layer that updates it."""
+        for mixers, states in zip(self._mixers, self._states, strict=False):
+            yield from (states[name] for name, m in mixers.items() if m.reads_state_of is None)
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with some of the texts, by their numbers, in a new order; a text may come more than once.
 
         Shape: rows [new_batch].
         """
-        for layer in self._states:
-            for state in layer.values():
-                state.reorder(rows)
+        for state in self._own_states:
+            state.reorder(rows)
         for table in self._past.tables.values():
             table.reorder(rows)
         self.memory = None if self.memory is None else self.memory.rows(rows)

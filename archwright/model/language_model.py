@@ -31,9 +31,7 @@ class Output:
     sequence_logits: Float[Tensor, "batch classes"] | None = None
     """Logits of the classes of each row; None without a head for rows."""
     further_logits: Float[Tensor, "further batch length vocab"] | None = None
-    """Logits of further predicting streams: the same tokens, from one token less of the text each.
-
-    None without streams, and with a cache."""
+    """Logits of further predicting streams, each from one token less of the text; None with a cache."""
     replaced_logits: Float[Tensor, "batch length"] | None = None
     """Log-odds that each token was replaced. `logits` are then the generator's."""
     read: Int[Tensor, "batch length"] | None = None

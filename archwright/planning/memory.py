@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from archwright.model.language_model import LanguageModel
-from archwright.parts.mixers import Mixer
 from archwright.spec.objectives import Objective
 
 PER_PARAMETER = 16
@@ -57,12 +56,8 @@ def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) 
 
 def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
     """Return the bytes of a cache for `length` tokens, with numbers of `itemsize` bytes."""
-    return sum(mixer.state_bytes(length, itemsize) for mixer in with_states(model))
-
-
-def with_states(model: LanguageModel) -> list[Mixer]:
-    """Return the mixers with a state of their own."""
-    return [mixer for mixer in model.mixers() if mixer.reads_state_of is None]
+    own = (mixer for mixer in model.mixers() if mixer.reads_state_of is None)
+    return sum(mixer.state_bytes(length, itemsize) for mixer in own)
 
 
 def cache_bytes_per_token(model: LanguageModel) -> int:

@@ -7,7 +7,7 @@ from functools import cache
 from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 from archwright.planning.cost import next_token_flops, prefill_flops
-from archwright.planning.memory import cache_bytes, with_states
+from archwright.planning.memory import cache_bytes
 from archwright.planning.splits import share
 from archwright.planning.training_memory import USABLE
 from archwright.spec.hardware import Hardware
@@ -102,7 +102,8 @@ def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: 
     return sum(
         mixer.state_bytes(length, itemsize)
         * (1.0 if mixer.kept_blocks is None else tensor * share(mixer.kept_blocks, tensor))
-        for mixer in with_states(model)
+        for mixer in model.mixers()
+        if mixer.reads_state_of is None
     )
 
 
