@@ -1,6 +1,6 @@
 """The decoder: tokens in, logits out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -84,18 +84,18 @@ class Decoder(LanguageModel):
         *,
         token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
-        **layout: Tensor | None,
+        **layout: Any,
     ) -> Float[Tensor, "batch read output_dim"]:
         """Return the input of the head for each token.
 
         Predicting streams without a cache add the inputs of all streams, the first stream's first. Arguments: as in
         `forward`.
         """
-        new_context = cache.context if cache else self.new_context
+        new_context: Callable[..., Context] = cache.context if cache else self.new_context
         context = new_context(tokens, **layout)
         return self.read(self.embedding(tokens, token_type_ids), context, cache)
 
-    def new_context(self, tokens: Int[Tensor, "batch length"], **layout: Tensor | None) -> Context:
+    def new_context(self, tokens: Int[Tensor, "batch length"], **layout: Any) -> Context:
         """Return the context of a pass without a cache. Arguments: as in `forward`."""
         return Context(token_layout(tokens, **layout), len(tokens), tokens=tokens)
 

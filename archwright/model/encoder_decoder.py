@@ -1,6 +1,6 @@
 """Models of two stacks: an encoder reads the source, a decoder goes on with the target and looks at the source."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -123,7 +123,7 @@ class EncoderDecoder(Decoder):
         memory = cache.memory if cache else None
         if memory is None:
             memory = self.encode(tokens, **layout)
-        new_context = self.new_context
+        new_context: Callable[..., Context] = self.new_context
         if cache:
             cache.memory, new_context = memory, cache.context
         context = new_context(

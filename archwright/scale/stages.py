@@ -8,6 +8,7 @@ which add their gradients up (Narayanan et al., 2021, Megatron-LM: the embedding
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -133,7 +134,7 @@ class StageShards:
         *,
         token_type_ids: Tensor | None = None,
         cache: Cache | None = None,
-        **layout: Tensor | None,
+        **layout: Any,
     ) -> Tensor:
         """Return the stream behind the stage that is computed; behind the last one, what the head reads."""
         assert cache is None, "stages keep nothing of a text"
