@@ -19,6 +19,8 @@ from archwright.model import Decoder, build
 from archwright.optim import build_optimizers
 from archwright.planning.activations import activations, amount, layers_of
 from archwright.planning.cost import parameters_by_part
+from archwright.reporting.curves import step_charts
+from archwright.reporting.history import read_history
 from archwright.runs import RunFolder
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import AdamW
@@ -99,6 +101,8 @@ def test_it_is_planned_and_trained(
     assert main([*shape, *words, *parts, "--quiet"]) == 0
     losses = [r["loss"] for r in RunFolder("runs/modern").metrics() if r["kind"] == "train"]
     assert losses[-1] < losses[0] - 0.1
+    drawn = {chart.name for chart in step_charts(read_history(RunFolder("runs/modern")))}
+    assert ("multi-token-loss" in drawn) == (name == "multi_token")
     assert main(["generate", "runs/modern", *parts, "--max-tokens", "5", "--prompt", "the"]) == 0
 
 
