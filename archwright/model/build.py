@@ -51,11 +51,11 @@ def build(
     """Return the model of a spec, with float32 weights drawn from (seed, parameter name).
 
     Args:
-        device: where the weights live; "meta" gives shapes without memory or values.
-        vocab_size: the tokenizer's, for a spec whose vocab_size is "auto".
+        device: Device of the weights; "meta" gives shapes without memory or values.
+        vocab_size: Vocabulary of the tokenizer, for a spec with vocab_size "auto".
 
     Raises:
-        UserError: rules between axes that the spec breaks, one line each; a choice without a part.
+        UserError: The spec breaks rules between axes (a line for each), or a choice has no part.
     """
     spec = load(spec).resolved(vocab_size)
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
@@ -72,12 +72,11 @@ def initial_values(
     device: torch.device | str,
     names: Container[str] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names of a model's parameters and buffers and the values that `build` gives them, each made when it is
-    asked for, for a model that is on the meta device.
+    """Yield name and initial value of each parameter and buffer of a meta model, one at a time.
 
     Args:
-        device: where `build` would have made the model.
-        names: those that are wanted; None: all.
+        device: Device of the model that `build` would return.
+        names: Names to yield. Default: all.
     """
     for name, draw in initial_draws(model, seed, device=device):
         if names is None or name in names:
@@ -87,7 +86,7 @@ def initial_values(
 def initial_draws(
     model: LanguageModel, seed: int, *, device: torch.device | str
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yield the same names, and what draws the value of each."""
+    """Yield name and drawing function of each parameter and buffer."""
     spec = model.spec
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     return draws(model, init, seed, device=torch.device(device))
@@ -96,13 +95,13 @@ def initial_draws(
 def build_layer(
     spec: ModelSpec, index: int = 0, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Layer:
-    """Return one layer of a model, with the weights that `build` gives it, to be called by itself: `layer(x)`.
+    """Return one layer of a model with the weights of `build`, called as `layer(x)`.
 
-    What it shares with other layers of a model, rotary angles or a table of distances, is its own here, under
-    `shared`. Positions that a model adds to its embedding are no part of a layer.
+    Modules that layers of a model share, such as rotary angles, are in `layer.shared`. Positions that a model adds to
+    its embedding are not part of a layer.
 
     Raises:
-        UserError: rules between axes that the spec breaks, one line each; no layer of this number.
+        UserError: The spec breaks rules between axes (a line for each), or the index has no layer.
     """
     spec = spec.resolved()
     if not 0 <= index < spec.num_layers:
@@ -133,7 +132,7 @@ def build_uninitialized(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """Return the model of a spec with memory but no values, for weights to be copied in."""
+    """Return the model of a spec with uninitialised memory, to copy weights into."""
     spec = spec.resolved()
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     model = _unset(spec, init, device, dtype)
@@ -143,7 +142,7 @@ def build_uninitialized(
 
 
 def detector_of(model: ReplacedTokenDetector) -> Decoder:
-    """Return a model that finds replaced tokens without its generator, with copies of its weights."""
+    """Return a copy of a replaced-token detector without its generator."""
     first = next(model.parameters())
     alone = build_uninitialized(model.spec.detector, device=first.device, dtype=first.dtype)
     weights = model.state_dict()
@@ -167,8 +166,10 @@ def _unset(
 
 
 def _take_memory(model: nn.Module, device: torch.device | str) -> None:
-    """Give every tensor memory without values; what modules share they go on sharing. `to_empty` would ask the
-    meta device, whose Python loads a library of algebra."""
+    """Allocate every tensor, without values; shared tensors stay shared.
+
+    `to_empty` would use the meta device, which imports a library of algebra.
+    """
     made: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for name, old in list(module.named_parameters(recurse=False)):
@@ -224,7 +225,7 @@ def _head(spec: ModelSpec, embedding: TokenEmbedding, init: Init) -> Head:
 
 
 def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> dict[str, Any]:
-    """Return the parts of a stack of layers by the names of `Stack.assemble`."""
+    """Return the arguments of `Stack.assemble`."""
     # Of layers that share their parameters, the first one.
     first = [spec.layer_indices.index(number) for number in range(max(spec.layer_indices) + 1)]
     layers = [_layer(spec, i, sharing, memory_dim) for i in first]
