@@ -55,7 +55,7 @@ def _one_after_another(residual: Residual, groups: Groups, norm: str) -> list[st
 
 
 def _side_by_side(residual: Residual, groups: Groups, norm: str) -> list[str]:
-    """Draw parallel groups one below the other, between fork and sum."""
+    """Draw groups that run in parallel: one line per group, between fork and sum."""
     one_norm = norm and getattr(residual, "num_norms", 2) == 1
     shared = f" {norm} ─┬─" if one_norm else ""
     steps = [s for s in residual.flow.split() if s not in "<+" and not (one_norm and s == "norm")]

@@ -1,4 +1,4 @@
-"""A model's card: diagrams of layers, choices, sources, parameters and costs."""
+"""A model's card: diagrams of its layers, then its choices, sources, parameters and costs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ def card(
     counts: Counts,
     costs: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield the lines of a model's card. A source in another file than `file` is shown with the name of that file."""
+    """Yield the lines of a model's card. Sources from files other than `file` are shown with their file names."""
     encoder = spec.encoder_model
     generator = spec.generator_model
     if generator is not None:
@@ -81,7 +81,7 @@ def _norm(layer: LayerSpec) -> str:
 
 
 def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
-    """Yield a diagram and the choices of each layer kind, without choices that equal those of the first kind."""
+    """Yield the diagram and the choices of each layer kind; later kinds omit choices equal to the first kind's."""
     at = f"{stack}, " if stack else ""
     numbers = Counter(spec.layers.names(spec.num_layers))
     words, resolved = layer_words(spec), spec.resolved()

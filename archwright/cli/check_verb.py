@@ -205,9 +205,9 @@ def _check_widths(options: argparse.Namespace, parts: Mapping[str, str]) -> int:
 
 
 def _requested_run(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":
-    """Return the requested run, with smaller sizes except for assigned ones.
+    """Return the requested run with small sizes; sizes assigned by the user are kept.
 
-    If a batch has more tokens than the model has coordinates, changes depend on the width even under muP.
+    The batch is small, because changes depend on the width even under muP if a batch has more tokens than `dim`.
     """
     from archwright.cli.models import requested_run
     from archwright.spec.overrides import assigned

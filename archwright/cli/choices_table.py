@@ -36,7 +36,7 @@ def print_choices_of(name: str, sections: Sequence[Section], parts: Sequence[str
 
 
 def _matches(name: str, sections: Sequence[Section]) -> list[tuple[Section, list[str]]]:
-    """Return (section, names of kinds): sections called `name` with all kinds, or else the kinds called `name`."""
+    """Return (section, names of kinds) for each section called `name`, or else for the kinds called `name`."""
     _, axes, kinds = named(name, sections)
     matches = [(s, _kinds(s)) for s in axes] or [(s, [kind["name"]]) for s, kind in kinds]
     if not matches and plain(name) in OTHER_NAMES:  # an option's name elsewhere

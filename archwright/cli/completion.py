@@ -23,14 +23,14 @@ from archwright.spec.other_names import CHOICES
 
 Node = dict[str, Any]
 Completer = Callable[[str, str, Namespace], Iterable[str]]
-"""Function that returns the completions of a prefix, from the verb and the previous words."""
+"""Function of (prefix, verb, parsed words) that returns completions."""
 
 ROOMS = {
     "train": ("runs", "models"),
     "prepare": ("runs", "models"),
     "compare": ("studies", "models"),
 }
-"""Preset folders with names that are completed after each verb. Other verbs complete model presets and run folders."""
+"""Kinds of presets that complete each verb. Other verbs complete model presets and run folders."""
 OF_MODELS = ("show", "diff")
 """Verbs that accept only the keys of models."""
 UNLISTED = {"name", "source", "sources", "base", "parts"}

@@ -110,7 +110,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise a UserError if options exclude each other, or if an option that another requires is missing."""
+    """Raise a UserError if options exclude each other or a required option is missing."""
     lines = []
     if options.pairs and options.text:
         lines.append("--text: given together with --pairs; expected one of them")

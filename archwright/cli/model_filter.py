@@ -44,7 +44,7 @@ class Filter:
         """Return the names of matching models.
 
         Raises:
-            UserError: unknown key or value, or `<`, `>` with something that is not a number.
+            UserError: unknown key or value, or `<` or `>` without a number.
         """
         sources = _sources(self.key, records, index)
         if self.order in ORDERS:
@@ -97,7 +97,7 @@ class Filter:
 def filtered(
     records: Sequence[Record], index: Index, words: Sequence[str]
 ) -> tuple[list[Record], str]:
-    """Return the models matching all filters, and the filters as text.
+    """Return the models that match all filters, and the text of the filters.
 
     Raises:
         UserError: unknown keys or values.
@@ -129,7 +129,7 @@ def _read(word: str) -> Filter:
 
 
 def _sources(key: str, records: Sequence[Record], index: Index) -> list[tuple[bool, Texts]]:
-    """Return (True for a column of the table, values by model) for each column or path that a key matches."""
+    """Return the columns and paths that a key matches, as (True for a column, values by model)."""
     sources: list[tuple[bool, Texts]] = []
     columns = [name for name in records[0] if name != "unpublished"]
     if key in columns:
@@ -150,7 +150,7 @@ def _sources(key: str, records: Sequence[Record], index: Index) -> list[tuple[bo
 
 
 def _paths(key: str, index: Index) -> list[str]:
-    """Return the full paths of a key; ambiguous keys take the outermost."""
+    """Return the full paths of a key; if several paths match, only the outermost."""
     if key == "mixer":
         return [path for axis in MIXERS if (path := f"{axis}.kind") in index]
     for path in (key, f"{key}.kind"):

@@ -138,7 +138,7 @@ def _set_here(assignments: Sequence[str], values: Mapping[str, object]) -> dict[
 
 
 def _counts(spec: ModelSpec) -> Counts:
-    """Return parameter counts; a model with choices from outside the package is built for this."""
+    """Return parameter counts. Models with choices from outside the package are built to count them."""
     if (counts := parameter_counts(spec)) is not None:
         return counts
     from archwright.planning.counts import counts_of

@@ -42,7 +42,7 @@ def load_recipe(name: str, *, weights: bool = False) -> RunSpec:
     """Return the run of a recipe, a model or a config.json.
 
     Raises:
-        UserError: as `load_model`, or a folder with weights (allowed, but unused, if `weights`).
+        UserError: as in `load_model`, or a folder with weights, unless `weights` allows (and ignores) them.
     """
     if not is_config(name):
         return load_run(name)
@@ -91,7 +91,7 @@ def check_words(name: str, words: Sequence[str], *, run: bool) -> None:
     """Check the assignments of a model, or of a run if `run`.
 
     Raises:
-        UserError: a word is a model or a file, sets a key of a run in a model, or is a separate equals sign.
+        UserError: a word is a model, a file or a single equals sign, or sets a run's key in a model.
     """
     lines = []
     for word in words:

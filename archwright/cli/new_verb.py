@@ -95,7 +95,7 @@ def run(words: Sequence[str]) -> int:
 def _named(text: str, kind: str, file: Path) -> tuple[str, str]:
     """Rename a skeleton's choice after the file; return text and name.
 
-    The skeleton's name stays if the new one is no identifier, exists, or occurs in the code."""
+    The skeleton keeps its name if the new name is not an identifier, exists already, or occurs in the code."""
     example, title = f"my_{kind}", f"My{kind.capitalize()}"
     if re.fullmatch(r"[\w./ -]+", str(file), re.ASCII):  # others may end the comment around it
         text = text.replace(f"{example}{file.suffix}", shlex.quote(str(file)))

@@ -1,4 +1,4 @@
-"""The argument parser of all verbs, with options in any position."""
+"""The argument parser of all verbs. Options may have any position."""
 
 import argparse
 import os
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
         return f"{name}: {complaint}"
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words of a verb, with options in any position."""
+        """Parse the words of a verb. Options may have any position."""
         if "_ARGCOMPLETE" in os.environ:
             from archwright.cli.completion import complete_words
 
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
     def _options_first(self, words: Sequence[str]) -> list[str]:
         """Sort words for argparse: options with one value, positional words, other options.
 
-        A value is joined to its option (--tokens=-1T), as argparse takes -1T for an option."""
+        Values are joined to their options (--tokens=-1T), because argparse would parse -1T as an option."""
         first: list[str] = []
         others: list[str] = []
         last: list[str] = []
@@ -188,7 +188,7 @@ def as_options(error: UserError, settings: Collection[str]) -> UserError:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns, and wrap the last at the terminal's width."""
+    """Print rows in columns. The last column wraps at the terminal's width."""
     print("\n".join(columns(rows, wrapped=[len(rows[0]) - 1], width=terminal_width())) + "\n")
 
 

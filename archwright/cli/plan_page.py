@@ -53,7 +53,7 @@ def page(plan: Plan) -> Iterator[str]:
 
 
 def side_by_side(plans: Mapping[str, Plan]) -> Iterator[str]:
-    """Yield the lines of a table with a column per model, and a column with the basis of the numbers."""
+    """Yield the lines of a table with a column for each model and a last column for the basis of the numbers."""
     yield devices(next(iter(plans.values())))
     heads = {
         name: name if len(name) <= LONGEST_HEAD else f"[{number}]"

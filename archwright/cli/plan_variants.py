@@ -10,7 +10,7 @@ from archwright.spec.run_spec import RunSpec
 
 
 def variants(words: Sequence[str]) -> dict[str, RunSpec]:
-    """Return the runs of models and variants by name; KEY=VALUE changes all of them.
+    """Return the runs of models and variants by name. A word KEY=VALUE changes all of them.
 
     Raises:
         UserError: no model, a repeated name, or mistakes in a model.

@@ -99,7 +99,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _plans(runs: "Mapping[str, RunSpec]", work: "Workload") -> "dict[str, Plan]":
-    """Return the plans of runs by name."""
+    """Return a plan for each run, by name."""
     from archwright.planning.plans import plan
 
     plans: dict[str, Plan] = {}

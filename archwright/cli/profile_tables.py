@@ -1,4 +1,4 @@
-"""Tables of `archwright profile`: FLOPs and bytes of a step (counted, not measured), and several models compared."""
+"""Tables of `archwright profile`: counted FLOPs and bytes of a step, and a comparison of models."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from archwright.training.profiling import PartProfile, Profile
 
 NOTABLE = 1.1
-"""Minimum ratio of a part's times in two models for a remark."""
+"""Minimum ratio between a part's times in two models that causes a remark."""
 
 
 @dataclass(frozen=True)

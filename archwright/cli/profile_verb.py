@@ -194,7 +194,7 @@ def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:
 
 
 def _compared(profile: "Profile") -> Iterator[str]:
-    """Yield the shares of parts with more time than their FLOPs suggest."""
+    """Yield the shares of norms, and of parts that take more time than their FLOPs suggest."""
     total = profile.total
     for part in profile.parts[:-1]:  # the last is the rest
         time, flops = part.seconds / total.seconds, part.flops / total.flops

@@ -28,11 +28,11 @@ class TextLengths(NamedTuple):
     """Lengths of texts over an epoch; tokens attend only within their text."""
 
     mean: float
-    """Sum of squared lengths / sum of lengths: the mean over tokens, in tokens."""
+    """Mean length over tokens: sum of squared lengths / sum of lengths."""
     target: float
     """Target tokens per text token; 1 if there are no separate targets."""
     share: float = 1.0
-    """Text tokens per token that the run counts; less than 1 if it counts padding."""
+    """Text tokens / tokens counted by the run; less than 1 if the run counts padding."""
 
 
 class BatchSource(Protocol):
@@ -50,8 +50,8 @@ class Batches:
     """Batches of windows over one sequence of tokens, in pseudorandom order.
 
     An epoch cuts the tokens into windows and visits each window once. The objective sets their length and overlap (for
-    next-token prediction, `context_length` + 1 tokens that overlap by one). Each epoch has another offset and order.
-    `packing="document_mask"` needs `end_of_text`, an attribute of a `TokenStore`.
+    next-token prediction, `context_length` + 1 tokens that overlap by one). Each epoch has a different offset and
+    order. `packing="document_mask"` needs `end_of_text`, an attribute of a `TokenStore`.
 
     Raises:
         UserError: the text is shorter than one window.
@@ -109,7 +109,7 @@ class Batches:
 
     @cached_property
     def lengths(self) -> TextLengths | None:
-        """Lengths of a token store's documents, cut at windows, with document masks."""
+        """Lengths of documents, cut at windows; None without document masks or a token store."""
         offsets: Ids | None = getattr(self.tokens, "offsets", None)
         if self.end_of_text is None or offsets is None:
             return None

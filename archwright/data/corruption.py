@@ -107,7 +107,7 @@ def _split(number: int, parts: int, generator: np.random.Generator) -> Row:
 
 
 def _poisson_lengths(out: int, mean: float, generator: np.random.Generator) -> Row:
-    """Draw at most `out` span lengths from Poisson(mean), cut to the sum `out`."""
+    """Draw at most `out` span lengths from Poisson(mean). The last is cut so that their sum is `out`."""
     drawn: list[int] = []
     while sum(drawn) < out:
         drawn += generator.poisson(mean, 1 + round((out - sum(drawn)) / mean)).tolist()

@@ -30,7 +30,7 @@ class Inputs:
     token_type_ids: Array | None = None
     """Segment of each token within its row: 0 or 1."""
     draws: Array | None = None
-    """Uniform random number in [0, 1) to sample each generator token with; -1 elsewhere."""
+    """Uniform random numbers in [0, 1) for sampling the generator's tokens; -1 elsewhere."""
     decoder_tokens: Array | None = None
     decoder_segment_ids: Array | None = None
     decoder_padding_mask: Array | None = None

@@ -45,7 +45,7 @@ class Vocabulary(NamedTuple):
     decode: Callable[[list[int]], str] = lambda ids: ""
     """Function from ids to text."""
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Ids before and after an encoder input; None: `end_of_text` after it."""
+    """Ids before and after an encoder input; None: only `end_of_text`, after the input."""
     decoder_start: tuple[int, ...] | None = None
     """First input ids of a decoder with an encoder; None: `end_of_text`."""
 
@@ -211,8 +211,7 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
 def replaced_tokens(spec: ReplacedTokens, vocabulary: Vocabulary) -> MakeBatch:
     """Like `masked_tokens`, but every chosen token becomes the mask token.
 
-    The inputs also get a random number per masked position, with which the token that the generator puts there is
-    sampled.
+    The inputs also contain a random number per masked position, for sampling the generator's token.
     """
     masks = MaskedTokens(share=spec.share, kept=0.0, random=0.0, mask_token=spec.mask_token)
     masked = masked_tokens(masks, vocabulary)
@@ -415,9 +414,9 @@ def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
 def _sequence_to_sequence(
     rows: Sequence[Sequence[Pair]], start: int, *, packed: bool = False
 ) -> Batch:
-    """Return the padded batch of rows of pairs.
+    """Build a padded batch; each row consists of pairs.
 
-    The decoder reads `start` and a target without its last token. Packed pairs do not attend to each other.
+    The decoder reads `start`, then the target without its last token. Packed pairs do not attend to each other.
     """
     sources = [[source for source, _ in row] for row in rows]
     targets = [[target for _, target in row] for row in rows]

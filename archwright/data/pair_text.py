@@ -25,7 +25,7 @@ class Encoded(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of both sides, with an end token each."""
+        """Number of tokens of both sides, including an end token per side."""
         return len(self.source) + len(self.target) + 2
 
 
@@ -56,12 +56,12 @@ class PairText:
             self._report(too_long[0], len(texts))
 
     def __len__(self) -> int:
-        """Return the number of tokens of all pairs, or of a sample of endless pairs."""
+        """Return the number of tokens of all pairs; if pairs are endless, of the sample."""
         return sum(pair.num_tokens for pair in self.examples)
 
     @property
     def num_documents(self) -> int:
-        """Number of pairs, or of pairs in the sample."""
+        """Number of pairs; if pairs are endless, size of the sample."""
         return len(self.examples)
 
     @property
@@ -117,7 +117,7 @@ class PairBatches:
 
     @cached_property
     def lengths(self) -> TextLengths:
-        """Lengths of sources with special tokens; a sample's lengths if pairs are endless."""
+        """Lengths of sources with special tokens; if pairs are endless, lengths of the sample."""
         ends = sum(map(len, self.text.tokenizer.frame))
         source = np.array([len(pair.source) + ends for pair in self.text.examples])
         counted, total = len(source) * self.text.context_length, float(source.sum())
@@ -131,7 +131,7 @@ class PairBatches:
 
 
 class PairWindows(ListedWindows):
-    """Held-out pairs for evaluation: the first pairs, of `max_tokens` tokens in total at most."""
+    """Held-out pairs for evaluation: the first pairs, with at most `max_tokens` tokens in total."""
 
     def __init__(
         self, text: PairText, examples: Examples, batch_size: int, max_tokens: int | None = None

@@ -90,7 +90,7 @@ def prepare_documents(
         threads: Number of encoding threads; default: `num_threads()`.
 
     Raises:
-        UserError: full disk, read-only folder, or a change of the text meanwhile; unfinished files are removed.
+        UserError: full disk, read-only folder, or a text that changed during the call; unfinished files are removed.
     """
     target = _target(documents, tokenizer, folder, shard, threads)
     with _removing_stale_parts(target):

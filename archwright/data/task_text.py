@@ -21,7 +21,7 @@ Side = Literal["train", "held_out"]
 SIDES: tuple[Side, Side] = ("train", "held_out")
 
 FORMAT = 1
-"""Version of fingerprints; changes when the same seeds give other examples."""
+"""Version of fingerprints; incremented if the same seeds give different examples."""
 HELD_OUT_SHARE = 8
 """Inverse of the share of held-out examples."""
 NUM_HELD_OUT = 2048

@@ -55,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def text_config(config: dict[str, Any]) -> tuple[dict[str, Any], Wrapper | None]:
-    """Return the text model's config, and the wrapper of multimodal models."""
+    """Return the text model's config, and the `Wrapper` of a multimodal model, otherwise None."""
     kind = config.get("model_type")
     wrapper = WRAPPERS.get(kind) if isinstance(kind, str) else None
     return (config, None) if wrapper is None else (wrapper.config(config), wrapper)

@@ -17,7 +17,7 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.overrides import flatten, toml_value
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
-"""Top-level keys without influence on logits after `as_computed`; layers are compared one by one."""
+"""Top-level keys that do not affect logits after `as_computed`. Layers are compared one by one."""
 ONLY_TRAINING = (
     "balance_loss",
     "balance_over",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST, LARGEST_COUNT = 10**15, 2**31 - 1
-"""Largest magnitudes accepted in a config: of floats and RoPE bases, and of other integers."""
+"""Largest magnitudes in a config: for floats and RoPE bases, and for other integers."""
 MOST_LAYERS = 100_000
 """Largest accepted number of layers, so that a damaged config fails fast."""
 
@@ -197,7 +197,7 @@ class Family:
         return with_older_keys(keys)
 
     def with_unsaid(self, spec: ModelSpec, original: ModelSpec) -> ModelSpec:
-        """Copy heads and their tying to the embedding from `original` if the family's configs do not record them."""
+        """Copy heads, and ties to the embedding, from `original` if the family's configs do not record them."""
         replaced = original.head.predicts == "replaced"
         spec = self.with_heads(spec, original.head.bias, original.sequence_head, replaced)
         return self.tied(spec, original.head.tied) if self.ties_unsaid else spec

@@ -85,7 +85,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Listed:
-    """List of layer types in config[key]; if null, from `otherwise`."""
+    """List of layer types in config[key]. If the key is null, `otherwise` computes the list."""
 
     key: str = "layer_types"
     otherwise: Callable[[Config, int], list[str]] | None = None

@@ -176,7 +176,7 @@ class Computed:
 def converted(
     key: str, path: str, read: Callable[[Any], Any], write: Callable[[Any], Any]
 ) -> Computed:
-    """Return the lens between config[key] and a spec value, which the two functions convert."""
+    """Return the lens between config[key] and a spec value; `read` and `write` convert the value."""
 
     def write_key(get: Get) -> dict[str, Any]:
         return {} if (value := get(path)) is MISSING else nested(key, write(value))

@@ -37,7 +37,7 @@ NAMED = 3
 """Maximum number of tensors named in a message."""
 COPY = re.compile(r".*(?:decoder|generator_lm_head|vocab_projector|embed_tokens)\.(weight|bias)")
 COPIES = {"weight": ("embedding.weight",), "bias": ("head.bias",)}
-"""Tensors that published files may store again under a name that matches `COPY`, by the end of that name."""
+"""Tensors with duplicates in some files. `COPY` matches the names of duplicates; its group is the key."""
 SIZES = (
     *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
     *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),
@@ -248,7 +248,7 @@ def _unlike_copies(family: Family, slots: Mapping[str, Slot], store: Store) -> I
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
-    """Return the names under which old files store a tied head again."""
+    """Return the names of a tied head's duplicates in old files."""
     words = {"head": ".weight", "head.weight": ""}
     return {
         name + words[held]

@@ -28,7 +28,7 @@ class Wrapper:
 
     Args:
         ignored: Names of the other models, after an optional prefix "model.".
-        family: `model_type` of the text model; empty: as in its table.
+        family: `model_type` of the text model; empty if the config names it.
     """
 
     ignored: tuple[str, ...]

@@ -30,7 +30,7 @@ from archwright.text.companions import DECODER_START, GENERATION, TOKEN_IDS, as_
 from archwright.text.tokenizer import PAD, Tokenizer
 
 SHARD = 5 * 10**9
-"""Maximum bytes of tensors per file; a larger tensor has a file for itself."""
+"""Maximum bytes of tensors per file; a larger tensor gets a separate file."""
 
 
 def save(

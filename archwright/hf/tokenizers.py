@@ -154,7 +154,7 @@ def _begin(
 ) -> str:
     """Return the token added before a text; empty if there is none.
 
-    `add_bos_token` decides if the config has it, otherwise the tokenizer's post-processor.
+    The config's key `add_bos_token` has priority over the tokenizer's post-processor.
     """
     if (adds := settings.get("add_bos_token")) is not None:
         begin = content(settings.get("bos_token"))

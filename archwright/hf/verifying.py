@@ -65,7 +65,7 @@ class Certificate:
     torch: str
     comparisons: tuple[Comparison, ...]
     same_ids: bool
-    """True if archwright and `transformers` give a text the same token ids, apart from added begin and end tokens."""
+    """True if a text has the same token ids here and in `transformers`, apart from added begin and end tokens."""
     text: str
     """Summary of the comparison of token ids."""
 
@@ -163,7 +163,7 @@ def _theirs(folder: str | Path, loaded: Loaded, dtype: torch.dtype) -> nn.Module
 def _compare(
     loaded: Loaded, theirs: nn.Module, dtype: torch.dtype, exact: Tensor | None
 ) -> tuple[Comparison, Tensor]:
-    """Return the comparison and the logits of `transformers`; `exact` are its float32 logits."""
+    """Compare our logits with those of `transformers`, which are also returned. `exact` are its float32 logits."""
     # Two random sequences, the second one padded.
     assert loaded.spec.vocab_size != "auto"
     length = min(TOKENS, loaded.spec.context_length)
@@ -234,7 +234,7 @@ def _real_logits(logits: Tensor, real: Tensor) -> Tensor:
 
 
 def _pairs(loaded: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Return the modules that correspond one to one, ours and theirs, both under our module names."""
+    """Return the modules with a counterpart in `transformers`, and these counterparts, both by our names."""
     family = FAMILIES[loaded.family]
     names = dict(_names(family.model_keys, "", ""))
     for stack in family.stacks:

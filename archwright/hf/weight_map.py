@@ -43,7 +43,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class When:
-    """Model tensors of a checkpoint name in layers or models with the spec value `path` = `value`."""
+    """Model tensors of a checkpoint name, only for layers or models with `value` at `path` in the spec."""
 
     path: str
     value: object
@@ -64,7 +64,7 @@ def filled(
 
 
 Mapped = str | Fused | When | Constant | tuple[str | When, ...]
-"""Contents of a checkpoint module or tensor: a name in the model, several fused, a constant, or alternatives.
+"""Contents of a checkpoint module or tensor: a name in the model, several fused names, a constant, or alternatives.
 
 A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each matrix of a stack.
 """
@@ -77,7 +77,7 @@ class StackKeys:
     Args:
         theirs: Name prefix of layer `{i}` in files.
         ours: Name prefix of layer `{i}` in the model.
-        keys: For tensors of a layer: checkpoint name after the prefix, and the model tensors that it holds.
+        keys: Checkpoint name of a layer's tensor, after the prefix -> its model tensors.
         in_encoder: True for the encoder.
     """
 
@@ -159,7 +159,7 @@ def slots(
     Args:
         tensors: Model tensors by name; may be on the meta device.
         stacks: Tensor names of each stack.
-        model_keys: For tensors outside the layers: checkpoint name, and the model tensors that it holds.
+        model_keys: Checkpoint name of a tensor outside the layers -> its model tensors.
 
     Raises:
         LookupError: A model tensor has no checkpoint name.

@@ -16,7 +16,7 @@ from archwright.spec.errors import UserError
 MOST = 16
 """Maximum number of runs on a page."""
 ALIKE = 1.05
-"""Largest ratio of token counts, or held-out byte counts, without a note."""
+"""Ratio of token counts, or of held-out byte counts, above which a page has a note."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def compared(histories: Sequence[History]) -> Compared:
 
 
 def bits_per_byte(history: History) -> float | None:
-    """Convert one nat per token of training text to bits per byte; None if unknown."""
+    """Return one nat per token of training text in bits per byte; None if unknown."""
     text = history.environment.get("data", {}).get("train", {})
     if not text.get("num_bytes") or not text.get("num_tokens"):
         return None
@@ -109,7 +109,7 @@ def _all_alike(histories: Sequence[History], alike: Callable[[History, History],
 
 
 def _same_tokenizer(one: History, other: History) -> bool:
-    """True if two runs have the same tokenizer. If none is recorded, BPE requires equal training texts."""
+    """True if two runs have the same tokenizer. If it was not recorded, BPE requires equal training texts."""
     recorded = [history.environment.get("data", {}).get("tokenizer") for history in (one, other)]
     if all(recorded):
         return recorded.count(recorded[0]) == len(recorded)
@@ -119,7 +119,7 @@ def _same_tokenizer(one: History, other: History) -> bool:
 
 
 def _same_text(one: History, other: History, part: str) -> bool:
-    """True if two runs read the same text: their recorded sizes or, without records, their settings are equal."""
+    """True if two runs read the same text, judged by recorded sizes or, if none are recorded, by settings."""
     sizes = [_size(history, part) for history in (one, other)]
     if all(sizes):
         return sizes[0] == sizes[1]

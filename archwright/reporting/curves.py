@@ -25,7 +25,7 @@ def axes(histories: Sequence[History]) -> list[Axis]:
 
 
 def axes_up_to(seconds: float, time: str) -> list[Axis]:
-    """Return the horizontal axes of curves; `time` is the title of the axis of seconds, minutes or hours."""
+    """Return the horizontal axes of curves. `time` is the title of the time axis, in seconds, minutes or hours."""
     unit, divide = "seconds", 1.0
     if seconds >= 600:
         unit, divide = ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
@@ -67,7 +67,7 @@ def loss_chart(history: History) -> Chart:
 
 
 def bits_charts(history: History) -> list[Chart]:
-    """Return the chart of held-out bits per byte with levels of compressors; empty if no bits per byte are recorded."""
+    """Return the chart of held-out bits per byte, with compressor levels; empty if none is recorded."""
     lines = [e for e in history.evals if math.isfinite(e.get("bits_per_byte", math.nan))]
     if not lines:
         return []
@@ -202,7 +202,7 @@ def step_traces(
 ) -> list[Trace]:
     """Draw a column, or `values`, at every step and with each smoothing.
 
-    `style` overrides keys of the traces, and its `line` keys of their lines. Learning rates are never smoothed.
+    `style` overrides keys of the traces; its key `line` overrides keys of their lines. Learning rates are not smoothed.
     """
     values = history.train[column] if values is None else values
     line = {"color": color, **style.pop("line", {})}

@@ -51,7 +51,7 @@ class Chart:
         along: Table of columns instead of `x`; the trace follows the page's axis switch.
         smoothing: Weight of a smoothed curve, shown if that weight is selected.
         raw: True for the unsmoothed curve, which is faint next to a smoothed curve.
-        decades: Colour a heat map by the logarithm of `z`. Hover labels find (value, step) in `customdata`.
+        decades: Colour a heat map by the logarithm of `z`. Hover labels read (value, step) from `customdata`.
 
     A `Key` shows and hides traces by `legendgroup`. The colour `$name` is `--name` of `look/page.css`, in light and
     dark; `"$shades"` is the colour scale of heat maps.
@@ -255,7 +255,7 @@ class Page:
     sections: Sequence[Section]
     axes: Sequence[Axis] = ()
     smoothing: float = 0.0
-    """Initial weight of `SMOOTHING`."""
+    """Initially selected weight, one of `SMOOTHING`."""
     notice: str = ""
     """Warning about the verdict, such as a stopped run."""
     notes: Sequence[str] = ()
@@ -270,7 +270,7 @@ class Page:
         return [block for block in blocks if isinstance(block, Chart)]
 
     def html(self) -> str:
-        """Return a self-contained HTML document without network requests, followed by its hash."""
+        """Return a self-contained HTML document, which ends with its hash and makes no network requests."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from jinja2.utils import htmlsafe_json_dumps
         from markupsafe import Markup

@@ -241,7 +241,7 @@ def _scale(picture: Picture, values: Values) -> dict[str, Any]:
 
 
 def decade_marks(values: Values) -> list[float]:
-    """Return up to seven round numbers in the range of values, or its minimum, geometric mean and maximum."""
+    """Return up to seven round numbers in the range of values, or else its ends and geometric mean."""
     positive = values[np.isfinite(values) & (values > 0)]
     if not len(positive):
         return []

@@ -80,7 +80,7 @@ def overlay_page(histories: Sequence[History]) -> Page:
 def _styles(names: Sequence[str]) -> dict[str, Series]:
     """Return the style of each run.
 
-    Successive runs differ in dash first, then (after all dashes) in marker: per-step curves have no markers.
+    Runs differ in dash, because per-step curves have no markers. Markers change only after all dashes are used.
     """
     return {
         name: replace(series, dash=DASHES[i % 4], symbol=SYMBOLS[i // 4 % 4])

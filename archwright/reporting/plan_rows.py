@@ -41,7 +41,7 @@ class Figure(NamedTuple):
 
 
 SAME = {"cache past windows": "cache per token"}
-"""Label -> label of the number that models without the first show instead; for them, both numbers are equal."""
+"""Label -> label of the number that replaces it. Models without the first number show the second, which is equal."""
 Rows = Callable[[Plan], Iterator[Figure]]
 
 
@@ -118,7 +118,7 @@ def training_rows(plan: Plan) -> Iterator[Figure]:
 
 
 def memory_rows(plan: Plan) -> Iterator[Figure]:
-    """Yield whether training fits, with which setup, and its memory per device."""
+    """Yield the fit, the setup and the memory per device of training."""
     setup = plan.setup or plan.smallest
     limit = plan.workload.hardware.memory_bytes
     yield Figure("fits", *_fit(plan))
@@ -137,7 +137,7 @@ def memory_rows(plan: Plan) -> Iterator[Figure]:
 
 
 def _micro_batch(way: Setup) -> str:
-    """Return the sequences per micro-batch, and the micro-batches per step."""
+    """Return the number of sequences per micro-batch and of micro-batches per step."""
     micro, number = way.batch.micro, way.batch.number
     sequences = f"{micro:,} sequence{'s' * (micro > 1)}"
     return f"{sequences}, {number:,} accumulated" if number > 1 else sequences
@@ -270,7 +270,7 @@ def _brief(cell: Figure) -> str:
 
 
 def _merged(columns: Iterable[Sequence[str]]) -> list[str]:
-    """Merge the labels of all columns; a label in a single column follows its predecessor there."""
+    """Merge the labels of all columns. A new label is inserted after its predecessor in its column."""
     merged: list[str] = []
     for labels in columns:
         at = 0

@@ -12,7 +12,7 @@ from archwright.reporting.history import History, Line
 from archwright.runs.ending import early_end, early_end_text
 
 WARM_UP_SHARE = 0.1
-"""Share of the steps that the speed ignores at the start of a run, because caches fill and kernels compile then."""
+"""Share of the first steps that the speed excludes, because caches fill and kernels compile."""
 
 
 @dataclass(frozen=True)

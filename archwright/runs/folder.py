@@ -62,7 +62,7 @@ class RunFolder:
         self._held: tuple[int, ...] | None = None
         """Stamp of the holder file while this object holds the lock."""
         self._made: list[Path] | None = None
-        """Folders made by `create`, the run's first; None if `create` made no run."""
+        """Folders created by `create`, beginning with the run's; None if `create` created no run."""
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -220,7 +220,7 @@ class RunFolder:
         return self._record.names is not None
 
     def start_over(self, *files: Path) -> None:
-        """Remove an unfinished start's files except the spec, and record `files`.
+        """Remove the files of an unfinished start, except the spec. Then record `files` for a new start.
 
         The caller holds the lock."""
         paths = (self.spec_file, self.requested_file, self.lock_file, self.holder_file)
@@ -243,7 +243,7 @@ class RunFolder:
         """Save the run's tokenizer.
 
         Raises:
-            UserError: the folder has another tokenizer, not saved by this run.
+            UserError: the folder has a different tokenizer that this run did not save.
         """
         folder = self.tokenizer_folder
         self._record.add(folder.name)
@@ -295,7 +295,7 @@ class RunFolder:
     def sweep(self, *files: Path) -> None:
         """Remove temporary files that dead processes left.
 
-        With `files`, only the temporary files for them. Otherwise all of the run; the caller must then hold the lock.
+        With `files`, removes only their temporary files. Otherwise, removes all; the caller must then hold the lock.
         """
         sweep(self.path, *(re.escape(path.name) for path in files))
         if not files and self.checkpoints_folder.is_dir():

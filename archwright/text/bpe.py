@@ -83,7 +83,7 @@ def bpe_of(
     Special tokens missing from the vocabulary get the next ids, in order.
 
     Raises:
-        UserError: The vocabulary lacks a byte, or the parts or the result of a merge.
+        UserError: The vocabulary lacks a byte, a token of a merge, or the result of a merge.
     """
     special = {name.encode() for name in special_tokens}
     tokens = {content for i, content in vocab.items() if content not in special}

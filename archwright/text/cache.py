@@ -19,7 +19,7 @@ SETTING = "ARCHWRIGHT_CACHE"
 """Environment variable for the cache folder."""
 
 UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+")
-"""Names of temporary files. Their process holds the lock of the final name."""
+"""Names of temporary files. A process that writes a file holds the lock of the file's final name."""
 NAME = "[0-9a-f]{32}(?:-[0-9a-f]{16})?"
 """Names of entries: a hash. A hash of the boot ID follows if an entry is valid for one boot only."""
 LOCK = re.compile(rf"\.(?P<name>{NAME}(?:\.json)?)\.lock")
@@ -87,7 +87,7 @@ def listed(folder: Path) -> list[Path]:
 
 
 def mark_used(path: Path) -> None:
-    """Set the modification time to now: it records the last use."""
+    """Set the modification time, which records the last use, to now."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

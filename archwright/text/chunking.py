@@ -45,7 +45,7 @@ def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> I
 def split_at(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, Iterator[str]]]:
     """Split the joined texts at `names`; if several names match, the longest is used.
 
-    Yields (name, no texts) for each name, and ("", texts) for the text between names, to be read before the next pair.
+    Yields (name, empty iterator) for names and ("", texts) for text between them. Read texts before the next pair.
     """
     if not names:
         yield "", iter(texts)

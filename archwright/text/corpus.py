@@ -18,7 +18,7 @@ from archwright.text.reading import Span, Surveyed, line_border, read, spans, su
 from archwright.text.sources import find_files
 
 FORMAT = 1
-"""Version of fingerprints, incremented if the same files would give other documents."""
+"""Version of fingerprints; incremented if the same files give different documents."""
 
 DIGITS = 16
 """Hexadecimal digits of a document in `Surveyed.contents`."""
@@ -72,7 +72,7 @@ class Documents:
     def parts(self, least: int) -> tuple["Documents", ...]:
         """Split into parts of at least `least` bytes. The last may be smaller.
 
-        Parts are runs of whole files, and depend only on the files. Sizes of parts are estimated from sizes of files.
+        A part consists of consecutive whole files. The parts depend only on the files, and their sizes are estimates.
         """
         borders, num_bytes = [0], 0
         for stop, file in enumerate(self.files, 1):
@@ -110,8 +110,8 @@ class Corpus:
 def open_corpus(data: DataSpec) -> Corpus:
     """Open the text of `data`, split into training and held-out documents.
 
-    Held out are the files of `data.held_out`; by default, the documents with names that hash to 0 modulo 10, or, if
-    that leaves a side empty, the last tenth of the text. Exact duplicates are on the side of their first copy.
+    `data.held_out` names the held-out files. By default, documents with names that hash to 0 modulo 10 are held out; if
+    a side is empty, the last tenth of the text. Exact duplicates are on the side of their first copy.
 
     Raises:
         UserError: Missing, binary, empty or undecodable files, one per line.
@@ -191,7 +191,7 @@ def _tail(
 ) -> tuple[int, int]:
     """Return the start of the held-out tail, and the number of earlier documents.
 
-    The start is in bytes over all files. It is in or at the start of a document that duplicates no earlier one.
+    The start is a byte offset over all files, inside or at the start of a document without an earlier duplicate.
     """
     starts: list[tuple[int, int]] = []
     number = -1

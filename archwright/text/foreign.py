@@ -22,7 +22,7 @@ LARGEST_ID = 1 << 24
 GROWTH = 1 << 8
 """Maximum factor by which a tokenizer may lengthen a text. Published ones map a character to one or two."""
 SETTINGS, ADDED, LONGEST = 1 << 15, 1 << 20, 1 << 12
-"""Maximum characters of all settings, all added tokens, and one token. The library compiles added tokens."""
+"""Maximum characters: settings in total, added tokens in total (the library compiles them), and a single token."""
 CHARACTERS = re.compile(r'"precompiled_charsmap": "[^"]*"')
 STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 GAPS = 1 << 16

@@ -59,7 +59,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
 
 
 def sample(documents: Readable, limit: int) -> Iterator[str]:
-    """Yield pieces of text, evenly spread over the documents, of about `limit` bytes in total at most."""
+    """Yield pieces of text, spread evenly over the documents, with at most about `limit` bytes in total."""
     share = min(1.0, limit / max(documents.size, 1))
     seen = taken = 0
     warned = False

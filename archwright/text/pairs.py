@@ -21,7 +21,7 @@ Side = Literal["train", "held_out", "longer"]
 JUDGED: Mapping[str, Side] = {SYNTHETIC: "held_out", f"{SYNTHETIC}-longer": "longer"}
 """Synthetic pairs for evaluation, by name."""
 FORMAT = 1
-"""Version of fingerprints, incremented if the same files would give other pairs."""
+"""Version of fingerprints; incremented if the same files give different pairs."""
 TABLES = (".tsv", ".jsonl", ".ndjson")
 NUM_PAIRS: Mapping[Side, int] = {"train": 20_000, "held_out": 2048, "longer": 500}
 """Number of synthetic pairs per side: "train" for training a tokenizer, the others for evaluation."""
@@ -46,7 +46,7 @@ class Pairs(Readable, Protocol):
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs. For drawn training pairs: the number for training a tokenizer."""
+        """Number of pairs. If training pairs are drawn: the number for training a tokenizer."""
 
     def pair(self, seed: int, index: int) -> Pair:
         """Return a pair by its number. The seed matters only for drawn pairs."""
@@ -62,8 +62,8 @@ class PairCorpus(NamedTuple):
 def open_pairs(data: DataSpec) -> PairCorpus:
     """Open the pairs of `data.pairs`, split by source.
 
-    Held out are the pairs of `data.held_out`; by default, the pairs with sources that hash to 0 modulo 10, or, if that
-    leaves a side empty, the pairs of the last tenth of sources. No held-out source is in the training pairs.
+    `data.held_out` names the held-out pairs. By default, pairs with sources that hash to 0 modulo 10 are held out; if a
+    side is empty, the pairs of the last tenth of sources. No held-out source is in the training pairs.
 
     Raises:
         UserError: Missing or malformed files, or too few pairs.
@@ -139,7 +139,7 @@ class FilePairs:
 
 @dataclass(frozen=True)
 class SyntheticPairs:
-    """Sentences in two artificial languages. Sides share no sentences; those on the side "longer" have more words."""
+    """Sentences in two artificial languages. Sides share no sentences; side "longer" has longer sentences."""
 
     side: Side
     endless: ClassVar[bool] = True

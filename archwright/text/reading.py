@@ -20,7 +20,7 @@ from archwright.text.tables import rows
 BLOCK = 1 << 18
 HEAD = 8192
 NO_CONTROLS = bytes({*range(32, 256), *b"\t\n\r\f\b\x1b"})
-"""Bytes other than control characters, and control characters of text."""
+"""Bytes that occur in text: all except control characters, plus the usual ones, such as tab."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "
 class TextFile:
     """A file to read. Its name is relative to the user's source and decides the split.
 
-    An implicit file (from a folder or a glob) is skipped and counted if it is binary; a file of the standard
-    library also if it is not UTF-8.
+    An implicit file (from a folder or a glob) is skipped and counted if it is binary. A file of the standard library is
+    also skipped if it is not UTF-8.
     """
 
     path: Path

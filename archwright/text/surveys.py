@@ -81,7 +81,7 @@ def cached_survey(
 
 
 def _read(place: Path, state: Mapping[str, Any]) -> Survey | None:
-    """Return the cached survey of a file; None if it is missing, damaged, or of another state of the file."""
+    """Return the cached survey of a file; None if it is missing or damaged, or if the file changed."""
     try:
         entry = _Entry.model_validate_json(place.read_bytes())
     except (OSError, ValidationError):

@@ -2,7 +2,7 @@
 
 The source has the order subject, verb, object, with adjectives before nouns; articles agree with number.
 The target puts verbs at the end, adverbs before verbs, and adjectives after nouns. Its nouns have one of three genders,
-to be memorised. Its articles, adjectives and verbs have endings for gender and number.
+which a model must memorise. Its articles, adjectives and verbs have endings for gender and number.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 FORMAT = 1
-"""Version of fingerprints, incremented if the same seeds would give other sentences."""
+"""Version of fingerprints; incremented if the same seeds give different sentences."""
 HELD_OUT_SHARE = 8
 """One in this many sentences is held out, by hash."""
 NOUNS, ADJECTIVES, VERBS, ADVERBS, PREPOSITIONS = 120, 60, 60, 20, 10

@@ -93,7 +93,7 @@ def dataset_files(folder: Path) -> list[Path] | None:
     """Return the files of a `save_to_disk` dataset, or None for other folders.
 
     Raises:
-        UserError: The dataset has several splits, its rows have another order than its files, or its list of files is
+        UserError: The dataset has several splits, its rows were reordered after writing, or its list of files is
             missing.
     """
     if (folder / SPLITS).is_file():
@@ -107,7 +107,7 @@ def dataset_files(folder: Path) -> list[Path] | None:
         names = [str(file["filename"]) for file in state["_data_files"]]
         mapped = bool(state.get("_indices_files") or state.get("_indices_data_files"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        if not (folder / ABOUT).is_file():  # any file may be called so
+        if not (folder / ABOUT).is_file():  # other folders may have a file of this name
             return None
         raise UserError(
             f'"{folder / DATASET}" is damaged: it does not list the files of the rows. Save the dataset again.'

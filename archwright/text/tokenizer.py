@@ -233,7 +233,7 @@ class Tokenizer:
 
     @cached_property
     def decoder_start(self) -> tuple[int, ...]:
-        """First inputs of the decoder after an encoder. A start id, then the forced first id or `frame[0]`."""
+        """First inputs of an encoder-decoder's decoder: a start id, then the forced first id or `frame[0]`."""
         start, first = (first_id(self.files, key) for key in (DECODER_START, FORCED_FIRST))
         return (
             self.begin_of_text if start is None else start,
@@ -449,7 +449,7 @@ class Tokenizer:
         return encoder
 
     def _spelled(self, encoder: tokenizers.Tokenizer, text: str = "") -> set[str]:
-        """Return the special tokens with ids that appear when `text` (default: the name of each token) is encoded."""
+        """Return the special tokens with ids in the encoding of `text` (default: of the token's name)."""
         return {
             name
             for name, i in self.special_ids.items()

@@ -1,4 +1,4 @@
-"""`python -m docs._make.architectures` writes docs/architectures.md: what each published model chose, one row each."""
+"""`python -m docs._make.architectures` writes docs/architectures.md: a row with the choices of each published model."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""`python -m docs._make.catalogue` writes docs/catalogue.md: every choice with its formula, its source, who made it,
-and how to ask for it."""
+"""`python -m docs._make.catalogue` writes docs/catalogue.md: every choice with its formula, its source, its users and
+its command."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ A choice belongs to an **axis**, has a name, its `kind`, and options. Both are d
 archwright train {BASE} model.attention.mask.kind=window model.attention.mask.size=64
 ```
 
-In a file they are tables; in Python, assignments without `model.`:
+In a file, they are tables. In Python, they are assignments without `model.`:
 
 ```toml
 base = "{BASE}"
@@ -55,7 +55,7 @@ size = 64
 spec = archwright.load("{BASE}").override("attention.mask.kind=window", "attention.mask.size=64")
 ```
 
-Options that are not set have their defaults. Instead of `{BASE}`, use any preset or file. All layers are equal
+Unset options have their defaults. Instead of `{BASE}`, use any preset or file. All layers are equal
 unless you define layer kinds, here two layers with a window for each layer without:
 
 ```sh
@@ -82,7 +82,7 @@ def markdown() -> str:
 
 
 def _contents(found: Sequence[Section]) -> Iterator[str]:
-    """Yield a line for each section, with links to its kinds, indented below where it is asked for."""
+    """Yield a line per section with links to its kinds; nested sections are indented."""
     yield "## Contents\n"
     paths = {section.path for section in found}
     for section in found:
@@ -100,7 +100,7 @@ def _section(section: Section, usage: Usage) -> Iterator[str]:
         where = listed([f"`{place}`" for place in section.places])
         default = f", by default `{section.default}`" if section.default else ""
         several = len(section.places) > 1 and section.default
-        yield f"Asked for at {where}{f'; the first is{default[1:]}' if several else default}.\n"
+        yield f"Set at {where}{f'; the first is{default[1:]}' if several else default}.\n"
     if section.kinds and section.options:
         yield "Options of all kinds:\n"
     yield from _options(section.options, usage)
@@ -112,7 +112,7 @@ def _section(section: Section, usage: Usage) -> Iterator[str]:
 
 
 def _which(family: Family, section: Section) -> str:
-    """Name the kinds of a family, or those that are not in it where these are fewer."""
+    """Name the kinds of a family, or the other kinds if these are much fewer."""
     others = [kind.name for kind in section.kinds if kind.name not in family.kinds]
     most = len(others) < len(family.kinds) / 2
     words = listed([f"`{name}`" for name in (others if most else family.kinds)])
@@ -131,7 +131,7 @@ def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
 def _options(options: Sequence[Option], usage: Usage) -> Iterator[str]:
     if not options:
         return
-    yield "| ask for it | default | values | meaning |\n|---|---|---|---|"
+    yield "| assignment | default | values | meaning |\n|---|---|---|---|"
     for option in options:
         asks = f"`{shlex.join(option.asks)}`"
         values = f"a {_link(option.opens, option.opens.replace('_', ' '))}"

@@ -29,8 +29,8 @@ def generate(model_types: Iterable[str]) -> dict[str, Any]:
 
 
 def _declared(config_class: Any) -> dict[str, Any]:
-    """Return the defaults that a class declares; not those it computes from other values of a config, as it
-    does the number of key heads."""
+    """Return the defaults that a class declares, without defaults computed from other values of a config, such
+    as the number of key heads."""
     from transformers import PreTrainedConfig
 
     theta = getattr(config_class, "default_theta", None)

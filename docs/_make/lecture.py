@@ -1,5 +1,5 @@
-"""`python -m docs._make.lecture` writes docs/lecture.md: each claim and each row of the lecture, the preset that it is
-about, what is wrong with it, and commands that show it."""
+"""`python -m docs._make.lecture` writes docs/lecture.md: each claim and each row of the lecture, its preset, its
+errors, and commands that test it."""
 
 import csv
 import tomllib
@@ -26,7 +26,7 @@ TITLES = {
     "activation": "activation",
     "stability": "stability",
 }
-"""Columns of the lecture's table, as the page has them."""
+"""Columns of the lecture's table, in the order of the page."""
 
 ERAS = (("until 2020", 0, 2020), ("2021 to 2023", 2021, 2023), ("2024 and 2025", 2024, 2025))
 GATED = ("SwiGLU", "GeGLU", "GEGELU")
@@ -93,7 +93,7 @@ WIRINGS = {
     "serial": ("Serial", ""),
     "": ("", ""),
 }
-"""Whether a wiring is parallel, and whether it is pre-norm, as the lecture has it."""
+"""(is parallel, is pre-norm) for each wiring, as in the lecture."""
 
 LECTURE_WORDS = {
     "GELU": "GeLU",
@@ -113,7 +113,7 @@ LECTURE_WORDS = {
 }
 
 IN_TRAINING = {"Z-loss"}
-"""Stability tricks of the lecture that are terms of the loss, in no preset of a model."""
+"""Stability tricks of the lecture that are terms of the loss; presets of models do not have them."""
 
 
 class Row(Spec):
@@ -122,38 +122,38 @@ class Row(Spec):
     name: str
     year: str
     cells: Cells
-    """By column, without the name; empty where the lecture is silent."""
+    """Text by column, without the name; empty if the lecture has none."""
     preset: str
-    """The model of the row; empty: there is none."""
+    """Preset of the row; empty if there is none."""
     also: str
-    """Another model that the row is said to hold for."""
+    """Another model with the same row, according to the lecture."""
 
     @property
     def statements(self) -> Cells:
-        """What the row states. An empty cell states nothing, except that there is no stability trick."""
+        """Non-empty cells of the row. An empty cell of stability tricks means that there are none."""
         stated = {c: text for c, text in self.cells.items() if text or c == "stability"}
         return stated | {"stability": alphabetical(stated["stability"].split(", "))}
 
 
 class Correction(Spec):
-    """A cell of the table that its sources contradict."""
+    """A cell of the table that the model's sources contradict."""
 
     name: str
     year: str
     column: str
     corrected: str
-    """Empty: what the cell states is not published."""
+    """Correct value; empty if it is not published."""
     reason: str
     evidence: str
     """A paper and its section, a config.json, or published code."""
     code: str = ""
     """A file below transformers/models that shows it."""
     lines: Texts = ()
-    """What stands in that file."""
+    """Text in that file."""
 
 
 class Remark(Spec):
-    """What a row leaves out that an implementer must know."""
+    """Information that a row omits but an implementer needs."""
 
     name: str
     year: str
@@ -162,10 +162,10 @@ class Remark(Spec):
 
 
 class Claim(Spec):
-    """A claim of one or more slides, how it stands in the literature, and what shows it."""
+    """A claim of one or more slides, its verdict in the literature, and commands that test it."""
 
     slides: Annotated[tuple[int, int], Field(strict=False)]
-    """First and last."""
+    """First and last slide."""
     claim: str
     verdict: Verdict
     remark: str
@@ -173,14 +173,14 @@ class Claim(Spec):
 
 
 class Topic(Spec):
-    """Claims on one thing."""
+    """Claims on one subject."""
 
     title: str
     claims: Annotated[tuple[Claim, ...], Field(strict=False)]
 
 
 class Corrections(Spec):
-    """Cells that are wrong, and rows that say too little."""
+    """Wrong cells, and incomplete rows."""
 
     corrections: Annotated[tuple[Correction, ...], Field(strict=False)]
     remarks: Annotated[tuple[Remark, ...], Field(strict=False)]
@@ -209,12 +209,12 @@ def table() -> list[Row]:
 
 
 def corrections() -> Corrections:
-    """Return what the table has wrong, and what it leaves out."""
+    """Return the errors and omissions of the table."""
     return Corrections.model_validate(_toml("corrections.toml"))
 
 
 def claims() -> Claims:
-    """Return what the slides claim."""
+    """Return the claims of the slides."""
     return Claims.model_validate(_toml("claims.toml"))
 
 
@@ -234,7 +234,7 @@ def in_lecture_words(cells: Cells) -> Cells:
 
 
 def alphabetical(tricks: list[str]) -> str:
-    """Return stability tricks in one order, without those of training."""
+    """Return stability tricks in a fixed order, without terms of the loss."""
     return ", ".join(sorted({*tricks} - IN_TRAINING))
 
 
@@ -290,7 +290,7 @@ def _cell(text: str, correction: Correction, number: int) -> str:
 
 
 def _convergence() -> Iterator[str]:
-    """Count what the rows chose, era by era."""
+    """Count the choices of the rows, by era."""
     yield "### Convergence, counted\n"
     yield "Counted from the presets of all rows that can be built:\n"
     yield "| years | models | pre-norm | RMSNorm | RoPE | gated feed-forward |\n|---|--:|--:|--:|--:|--:|"

@@ -20,7 +20,7 @@ def write() -> None:
 
 
 def _costs() -> dict[str, dict[str, int | None]]:
-    """Return what each model costs, by column; apart from other columns, as models are built for it."""
+    """Return the costs of each model by column. Models are built to count them."""
     loaded = {name: load_with_blame(name) for name in preset_names("models")}
     return {name: asdict(model_costs(each.spec, each.objective)) for name, each in loaded.items()}
 

@@ -90,7 +90,7 @@ def _step(shares: Floats, table: Floats) -> Floats:
 
 
 def _solved(table: Floats) -> Floats:
-    """Solve pi P = pi with sum pi = 1; P are the transitions between states."""
+    """Solve pi P = pi with sum pi = 1, where P is the matrix of transition probabilities."""
     states, symbols = table.shape
     here = np.arange(states)
     equations = -np.eye(states)

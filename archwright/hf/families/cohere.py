@@ -107,7 +107,7 @@ DENSE = (
 
 
 def _roles() -> dict[str, Role]:
-    """Return the roles; RoPE is in windows, and optional in dense full layers."""
+    """Return the roles. Window layers have RoPE; dense full-attention layers may have it."""
     mixed, turned, still = (
         {"feedforward.kind": "experts"},
         {"position.kind": "rope"},

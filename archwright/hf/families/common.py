@@ -37,7 +37,7 @@ ROPE = Rope(fraction="")
 
 
 def rope_in_some(without: str) -> CustomPattern:
-    """Return the pattern of `rope` layers and layers without positions, named `without`."""
+    """Return a pattern of two types: `rope`, and `without` for layers without positions."""
 
     def read(config: Config, n: int) -> list[str]:
         listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]

@@ -80,7 +80,7 @@ def _one(key: str, path: str) -> Computed:
 
 
 def _read_shared(config: Config) -> Table:
-    """Refuse layers with more or fewer than one shared expert."""
+    """Refuse layers without exactly one shared expert."""
     keys = config["num_shared_expert"]
     if set(keys if isinstance(keys, list) else [keys]) != {1}:
         raise UserError(refused("num_shared_expert", keys, (1,)))

@@ -139,7 +139,7 @@ STABLELM = LLAMA.derive(
 
 
 def _far(config: Config, n: int) -> list[str]:
-    """Return the mask types: sliding windows from layer `max_window_layers`."""
+    """Return the mask types: full attention in the first `max_window_layers` layers, then sliding windows."""
     first = n if config["sliding_window"] is None else config["max_window_layers"]
     return ["full_attention" if i < first else "sliding_attention" for i in range(n)]
 
@@ -193,7 +193,7 @@ def _write_depth(get: Get) -> dict[str, Any]:
 
 
 def _shortest(near: float, target: float, read: Callable[[float], float]) -> float:
-    """Return the shortest decimal close to `near` that reads as `target`."""
+    """Return the shortest decimal close to `near` for which `read` returns `target`."""
     candidates = (float(f"{near:.{digits}g}") for digits in range(1, 18))
     return next((number for number in candidates if read(number) == target), near)
 
@@ -233,7 +233,7 @@ def _window(config: Config) -> Table:
 
 
 def _mimo_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
-    """Return the lenses that differ between window and full layers."""
+    """Return the lenses that differ between window layers and full-attention layers."""
     return (
         Rope(layer_type=layer_type, scaled=False),
         Set({"attention.sinks": sinks}),

@@ -167,7 +167,7 @@ def _roles(num_layers: int, sparse: int) -> list[str]:
 
 
 def _mixed(number: str) -> Layers:
-    """Return the lenses of a stack of dense and sparse layers, config[number] of them sparse."""
+    """Return the lenses of a stack with config[number] sparse layers; all other layers are dense."""
     dense = (
         Activation("dense_act_fn", gated=False),
         Field("d_ff", "feedforward.hidden_dim"),
@@ -214,7 +214,7 @@ SWITCH_TRANSFORMERS = T5.derive(
     layer_keys={**_switch_layer("layer.2"), **CROSS_ATTENTION},
     encoder_layer_keys=_switch_layer("layer.1"),
 )
-"""Router losses follow the paper: per layer, over all sequences. transformers averages over layers, per sequence."""
+"""Router losses follow the paper: one per layer, over all sequences. transformers has one per sequence, over layers."""
 
 
 LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
