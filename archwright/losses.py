@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from archwright.data.inputs import IGNORE
+from archwright.parts.branch import Branch
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
+from archwright.parts.norms import without_autocast
+from archwright.spec.errors import UserError
 
 AUXILIARY = "auxiliary"
-"""Module attribute with the auxiliary loss of the last forward pass in training."""
+"""Attribute of `Branch` with the auxiliary loss of the last forward pass in training."""
 
 CHUNK, CUDA_CHUNK = 2**19, 2**25
 """Logits per chunk, to fit a CPU's cache and amortise a GPU's kernel launches."""
@@ -139,20 +142,27 @@ def of_streams(losses: Sequence[Loss], decay: float = 1.0) -> Loss:
 
 def pop_aux_losses(
     model: nn.Module, mean: Callable[[Tensor], Tensor] = lambda values: values
-) -> Tensor:
-    """Return and clear the sum of the modules' auxiliary losses; 0 without any.
+) -> dict[str, Tensor]:
+    """Return and clear the auxiliary losses of the modules, added up by `Branch.auxiliary_name`.
 
     A balance loss is factor * sum of f_e p_e over experts e, per layer or with f_e and p_e averaged over layers.
 
     Args:
         mean: Average of the shares f_e over the ranks. Their p_e need none: the losses of ranks are summed.
     """
-    losses = []
+    by_name: dict[str, list[Tensor | RouterAuxLoss]] = {}
     for module in model.modules():
         loss = vars(module).get(AUXILIARY)  # getattr would raise for most modules
         if loss is not None:
             setattr(module, AUXILIARY, None)
-            losses.append(loss)
+            name = getattr(module, "auxiliary_name", Branch.auxiliary_name)
+            by_name.setdefault(name, []).append(loss)
+    return {name: _total(losses, mean) for name, losses in by_name.items()}
+
+
+def _total(
+    losses: Sequence[Tensor | RouterAuxLoss], mean: Callable[[Tensor], Tensor]
+) -> Float[Tensor, ""]:
     balances = [loss for loss in losses if isinstance(loss, RouterAuxLoss)]
     shares: Iterator[Tensor] = iter(())
     if balances:
@@ -173,7 +183,22 @@ def pop_aux_losses(
     for (_, factor), layers in averaged.items():
         share, score = (torch.stack(parts).mean(0) for parts in list(zip(*layers, strict=True))[:2])
         terms.append(_balance(factor, share, score))
-    return torch.stack(terms).sum() if terms else torch.zeros(())
+    return torch.stack(terms).sum()
+
+
+def aux_loss_names(model: nn.Module) -> list[str]:
+    """Return the names of all auxiliary losses that a model may have, the same on every rank.
+
+    Raises:
+        UserError: A name does not end with `_loss`, or belongs to another loss.
+    """
+    names = sorted({m.auxiliary_name for m in model.modules() if isinstance(m, Branch)})
+    for name in names:
+        if not name.endswith("_loss") or name in ("z_loss", "second_loss"):
+            raise UserError(
+                f'auxiliary_name: found "{name}"; expected another, which ends with _loss'
+            )
+    return names
 
 
 def _balance(factor: float, share: Tensor, mean_score: Tensor) -> Tensor:
@@ -202,10 +227,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ]
         for rows in _slices(len(hidden), LINEAR_CHUNK // (4 * head.d_out)):
             chunk = hidden[rows].detach()
-            with torch.set_grad_enabled(needs_gradient):
+            # Hooks of a checkpointed layer would recompute it here.
+            keep = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+            with torch.set_grad_enabled(needs_gradient), keep:
                 chunk.requires_grad_(needs_gradient)
                 logits = head(chunk)
-                with torch.autocast(hidden.device.type, enabled=False):
+                with without_autocast(hidden.device.type):
                     loss = cross_entropy(
                         logits,
                         targets[rows],

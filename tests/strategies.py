@@ -297,7 +297,7 @@ def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
         for name, field in LayerSpec.model_fields.items()
     }
     options["position"] = options["position"].filter(lambda position: not position.absolute)
-    options["residual"] = options["residual"].filter(lambda residual: residual.num_streams == 1)
+    options["residual"] = options["residual"].filter(lambda residual: residual.streams == 1)
     tables = {
         name: choice.flatmap(
             lambda choice: st.fixed_dictionaries(

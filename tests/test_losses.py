@@ -9,10 +9,12 @@ from torch import Tensor
 
 from archwright import losses
 from archwright.losses import cross_entropy, linear_cross_entropy
+from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
 from archwright.spec.embeddings import Head as HeadSpec
+from archwright.spec.errors import UserError
 
 
 def reference(
@@ -257,15 +259,26 @@ def test_linear_with_another_ignore_index(few_rows):
 class Asking(torch.nn.Module):
     """Asks for something to be minimised besides, as routers do."""
 
-    def __init__(self, asked: Tensor | RouterAuxLoss | None) -> None:
+    def __init__(self, asked: Tensor | RouterAuxLoss | None, name: str = "router_loss") -> None:
         super().__init__()
-        self.auxiliary = asked
+        self.auxiliary, self.auxiliary_name = asked, name
 
 
 def test_what_modules_ask_for_is_taken_once():
-    model = torch.nn.Sequential(Asking(torch.tensor(2.0)), Asking(None), Asking(torch.tensor(0.5)))
-    assert losses.pop_aux_losses(model).item() == 2.5
-    assert losses.pop_aux_losses(model).item() == 0
+    asked = (torch.tensor(2.0), None, torch.tensor(0.5))
+    further = Asking(torch.tensor(3.0), "further_loss")
+    model = torch.nn.Sequential(*map(Asking, asked), further)
+    assert losses.pop_aux_losses(model) == {"router_loss": 2.5, "further_loss": 3.0}
+    assert losses.pop_aux_losses(model) == {}
+
+
+@pytest.mark.parametrize("name", ["z_loss", "loss", "tokens_per_second"])
+def test_auxiliary_losses_have_names_of_their_own(name):
+    branch = Branch()
+    assert losses.aux_loss_names(branch) == ["auxiliary_loss"]
+    branch.auxiliary_name = name
+    with pytest.raises(UserError, match=f'found "{name}"; expected another, which ends with _loss'):
+        losses.aux_loss_names(branch)
 
 
 def test_balance_over_all_layers_is_of_their_means():
@@ -277,7 +290,9 @@ def test_balance_over_all_layers_is_of_their_means():
         for share, score in zip(shares, scores, strict=True)
     ]
     expected = 3 * 0.1 + 0.7 * (shares.mean(0) * scores.mean(0)).sum().item()
-    assert losses.pop_aux_losses(torch.nn.Sequential(*asked)).item() == pytest.approx(expected)
+    assert losses.pop_aux_losses(torch.nn.Sequential(*asked))[
+        "router_loss"
+    ].item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", ["bias", "soft-cap"])

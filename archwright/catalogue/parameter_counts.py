@@ -82,7 +82,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         layer = spec.layers_by_kind[name]
         attention, feedforward = layer.attention, layer.feedforward
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
-        if spec.global_tokens and layer.residual.norms_global_tokens and not attention.is_none:
+        if spec.global_tokens and dict(layer.residual).get("global_norm") and not attention.is_none:
             norms += layer.norm.num_parameters(dim)
         position = 0 if layer.position.is_shared else _position(layer, dim)
         if isinstance(attention, MaskedAttention):

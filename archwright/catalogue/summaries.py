@@ -335,10 +335,11 @@ def _stack_line(spec: ModelSpec) -> str:
     for kind in kinds:
         layer = spec.layers_by_kind[kind]
         parts = [
-            f"{layer.residual.kind}{'-norm' * (layer.residual.num_streams == 1)} {layer.norm.kind}",
+            f"{layer.residual.kind}{'-norm' * (layer.residual.streams == 1)} {layer.norm.kind}",
             f"{layer.position.kind} positions",
         ]
-        parts += [mixer.one_line for mixer in layer.mixers.values()]
+        mixers = (mixer for name, mixer in layer.mixers.items() if name != "feedforward")
+        parts += [mixer.one_line for mixer in mixers]
         parts += [layer.feedforward.one_line] * (not layer.feedforward.is_none)
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
     shared = " that share their parameters" if spec.layers.shared else ""

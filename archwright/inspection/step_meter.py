@@ -155,9 +155,8 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
                 yield module, "positions"
     for layer in dict.fromkeys(model.all_layers):  # one that is shared comes more than once
         yield layer, "residual adds"  # all of it that its branches and norms do not claim
-        mixers = layer.mixers()
         for name in layer.branches:
-            part = "attention projections" if name in mixers else "feed-forward"
+            part = "feed-forward" if name == "feedforward" else "attention projections"
             yield layer.get_submodule(name), part
     norms = tuple(
         part

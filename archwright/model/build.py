@@ -16,7 +16,7 @@ from archwright.model.replaced_tokens import Generator, ReplacedTokenDetector
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
-from archwright.parts.global_tokens import GlobalNorm, GlobalTokens
+from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.init import INITS, Init, draws, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
@@ -27,16 +27,18 @@ from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.parts.weighted_sum import WeightedSum
 from archwright.spec.errors import UserError
+from archwright.spec.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.read import load
 
-MIXERS = {
+BRANCHES = {
     "attention": ATTENTIONS,
     "recurrence": RECURRENCES,
     "cross_attention": CROSS_ATTENTIONS,
+    "feedforward": FEEDFORWARDS,
 }
-"""Parts of the branches in which tokens exchange information."""
+"""Registry of each branch of a layer."""
 
 
 def build(
@@ -49,11 +51,11 @@ def build(
     """Return the model of a spec, with float32 weights drawn from (seed, parameter name).
 
     Args:
-        device: where the weights live; "meta" gives shapes without memory or values.
-        vocab_size: the tokenizer's, for a spec whose vocab_size is "auto".
+        device: Device of the weights; "meta" gives shapes without memory or values.
+        vocab_size: Vocabulary of the tokenizer, for a spec with vocab_size "auto".
 
     Raises:
-        UserError: rules between axes that the spec breaks, one line each; a choice without a part.
+        UserError: The spec breaks rules between axes (a line for each), or a choice has no part.
     """
     spec = load(spec).resolved(vocab_size)
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
@@ -70,12 +72,11 @@ def initial_values(
     device: torch.device | str,
     names: Container[str] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names of a model's parameters and buffers and the values that `build` gives them, each made when it is
-    asked for, for a model that is on the meta device.
+    """Yield name and initial value of each parameter and buffer of a meta model, one at a time.
 
     Args:
-        device: where `build` would have made the model.
-        names: those that are wanted; None: all.
+        device: Device of the model that `build` would return.
+        names: Names to yield. Default: all.
     """
     for name, draw in initial_draws(model, seed, device=device):
         if names is None or name in names:
@@ -85,7 +86,7 @@ def initial_values(
 def initial_draws(
     model: LanguageModel, seed: int, *, device: torch.device | str
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yield the same names, and what draws the value of each."""
+    """Yield name and drawing function of each parameter and buffer."""
     spec = model.spec
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     return draws(model, init, seed, device=torch.device(device))
@@ -94,13 +95,13 @@ def initial_draws(
 def build_layer(
     spec: ModelSpec, index: int = 0, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Layer:
-    """Return one layer of a model, with the weights that `build` gives it, to be called by itself: `layer(x)`.
+    """Return one layer of a model with the weights of `build`, called as `layer(x)`.
 
-    What it shares with other layers of a model, rotary angles or a table of distances, is its own here, under
-    `shared`. Positions that a model adds to its embedding are no part of a layer.
+    Modules that layers of a model share, such as rotary angles, are in `layer.shared`. Positions that a model adds to
+    its embedding are not part of a layer.
 
     Raises:
-        UserError: rules between axes that the spec breaks, one line each; no layer of this number.
+        UserError: The spec breaks rules between axes (a line for each), or the index has no layer.
     """
     spec = spec.resolved()
     if not 0 <= index < spec.num_layers:
@@ -131,7 +132,7 @@ def build_uninitialized(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """Return the model of a spec with memory but no values, for weights to be copied in."""
+    """Return the model of a spec with uninitialised memory, to copy weights into."""
     spec = spec.resolved()
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     model = _unset(spec, init, device, dtype)
@@ -141,7 +142,7 @@ def build_uninitialized(
 
 
 def detector_of(model: ReplacedTokenDetector) -> Decoder:
-    """Return a model that finds replaced tokens without its generator, with copies of its weights."""
+    """Return a copy of a replaced-token detector without its generator."""
     first = next(model.parameters())
     alone = build_uninitialized(model.spec.detector, device=first.device, dtype=first.dtype)
     weights = model.state_dict()
@@ -165,8 +166,10 @@ def _unset(
 
 
 def _take_memory(model: nn.Module, device: torch.device | str) -> None:
-    """Give every tensor memory without values; what modules share they go on sharing. `to_empty` would ask the
-    meta device, whose Python loads a library of algebra."""
+    """Allocate every tensor, without values; shared tensors stay shared.
+
+    `to_empty` would use the meta device, which imports a library of algebra.
+    """
     made: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for name, old in list(module.named_parameters(recurse=False)):
@@ -222,7 +225,7 @@ def _head(spec: ModelSpec, embedding: TokenEmbedding, init: Init) -> Head:
 
 
 def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> dict[str, Any]:
-    """Return the parts of a stack of layers by the names of `Stack.assemble`."""
+    """Return the arguments of `Stack.assemble`."""
     # Of layers that share their parameters, the first one.
     first = [spec.layer_indices.index(number) for number in range(max(spec.layer_indices) + 1)]
     layers = [_layer(spec, i, sharing, memory_dim) for i in first]
@@ -246,26 +249,31 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
 
 
 def _layer(spec: ModelSpec, index: int, sharing: Sharing, memory_dim: int | None = None) -> Layer:
-    """Return a layer of a resolved spec: the branches that it has, in order, and their wiring."""
+    """Return a layer of a resolved spec."""
     layer, dim = spec.layer(index), spec.dim
+    info = LayerInfo(
+        index + 1,
+        layer.position,
+        sharing,
+        int(spec.vocab_size),
+        memory_dim,
+        spec.layer_order,
+        layer.norm,
+        spec.global_tokens,
+    )
     branches: dict[str, Branch] = {}
-    info = LayerInfo(index + 1, layer.position, sharing, int(spec.vocab_size), memory_dim)
-    for name, choice in layer.mixers.items():
-        branches[name] = MIXERS[name].make(choice, dim, info)
-    if not layer.feedforward.is_none:
-        branches["feedforward"] = FEEDFORWARDS.make(layer.feedforward, dim)
+    for name, choice in layer.branches.items():
+        place = (info,) if isinstance(choice, Mixer) else ()
+        branches[name] = BRANCHES[name].make(choice, dim, *place)
     for branch in branches.values():
         for module in branch.modules():
             if isinstance(module, Linear) and module.deepnorm:
                 module.init_gain = layer.residual.init_gain
-    residual = RESIDUALS.make(layer.residual, layer.groups, lambda: _norm(layer.norm, dim))
+    residual = RESIDUALS.make(layer.residual, dim, info, layer.groups)
     takes = {name: choice.takes for name, choice in layer.mixers.items()}
     # The stream alone at first, as in nanochat.
     embedding_skip = WeightedSum(1.0, 0.0) if layer.residual.embedding_skip else None
-    global_norm = None
-    if spec.global_tokens and layer.residual.norms_global_tokens and "attention" in branches:
-        global_norm = GlobalNorm(_norm(layer.norm, dim), spec.global_tokens)
-    return Layer(residual, branches, layer.groups, takes, embedding_skip, global_norm)
+    return Layer(residual, branches, layer.groups, takes, embedding_skip)
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

@@ -1,15 +1,14 @@
-"""KV cache and states of mixers: where the next tokens of a batch of texts stand, and the state of each mixer.
+"""Cache of a batch of texts: token positions read before, and the state of each mixer.
 
-How many keys and values are kept follows from a layer's mask: all, or as many of the last as it reaches back.
+The mask of a layer decides how many keys and values are kept: all, or only the visible ones.
 
-Read in pieces, a text gives what it gives in one piece, but where angles depend on its length. LongRoPE has
-other angles for all positions of a text longer than its original length, so that what was read of a shorter
-one counts no more: a cache refuses to be carried over that length, and the whole text goes into a new one.
-Dynamic NTK has slightly other angles for every further token: kept keys rotate by those of the text so far, as
-its authors advise, while what deeper layers made of earlier tokens stays.
+A text read in pieces gives the logits of the whole text, unless angles depend on its length. LongRoPE changes all
+angles beyond its original length: a cache then raises an error, and a new cache must read the whole text. Dynamic NTK
+changes the angles slightly with each further token: kept keys rotate by the angles of the current length, as its
+authors advise, and the results of deeper layers for earlier tokens remain.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,13 +22,12 @@ from archwright.spec.errors import UserError
 
 
 class Cache:
-    """The cache of a batch of texts; `Decoder.new_cache` makes one, `forward` fills it.
+    """Cache of a batch of texts, made by `Decoder.new_cache` and filled by `forward`.
 
-    Rows may have padding on either side, in any call. What is kept of a row is its real tokens.
+    Rows may have padding on either side, in any call. The cache keeps real tokens only.
 
     Args:
-        switch_lengths: lengths of a text that it may not grow beyond between calls; see
-            `Decoder.switch_lengths`.
+        switch_lengths: Lengths that no text may cross between calls; see `Decoder.switch_lengths`.
     """
 
     def __init__(
@@ -46,20 +44,20 @@ class Cache:
                 )
         for i, layer in enumerate(mixers):
             for name, mixer in layer.items():
-                if mixer.new_state(1) is None:
+                if not mixer.can_cache:
                     raise UserError(
                         f"layers.{i}.{name}: {type(mixer).__name__} keeps nothing of what it has "
                         "read; expected text as a whole, without a cache"
                     )
         self._masks, self._mixers, self._switch_lengths = masks, mixers, switch_lengths
         self.memory: Memory | None = None
-        """What the encoder made of the source, once it was read."""
+        """Output of the encoder, once it has read the source."""
         self._batch = 0
         self._prefix: Tensor | None = None
         self._past = Past()
         self._read: Read | None = None
         self._lengths_so_far: Tensor | None = None
-        """How long the text of each row is that was read last, where that is asked for."""
+        """Length of the last text of each row, if there are switch lengths."""
         self._states: list[dict[str, LayerState]] = []
 
     @property
@@ -69,21 +67,33 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all that is held for layers."""
-        return sum(state.num_bytes for layer in self._states for state in layer.values())
+        """Bytes of all states."""
+        return sum(state.num_bytes for state in self._own_states)
 
     def states(self, layer: int) -> Mapping[str, LayerState]:
-        """Return what the mixers of a layer keep, by the names of their branches."""
+        """Return the states that the mixers of a layer read, by branch."""
         return self._states[layer]
 
-    def reorder(self, rows: Tensor) -> None:
-        """Go on with some of the texts, by their numbers, in a new order; a text may come more than once.
+    def _new_states(self, batch: int) -> None:
+        for mixers in self._mixers:
+            states: dict[str, LayerState] = {}
+            for name, mixer in mixers.items():
+                source = mixer.reads_state_of
+                found = mixer.new_state(batch) if source is None else self._states[source - 1][name]
+                assert found is not None, "mixers without a state are refused"
+                states[name] = found
+            self._states.append(states)
 
-        Shape: rows [new_batch].
-        """
-        for layer in self._states:
-            for state in layer.values():
-                state.reorder(rows)
+    @property
+    def _own_states(self) -> Iterator[LayerState]:
+        """Yield each state once, for the layer that updates it."""
+        for mixers, states in zip(self._mixers, self._states, strict=False):
+            yield from (states[name] for name, m in mixers.items() if m.reads_state_of is None)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Select texts by number, in a new order; a text may occur more than once. Shape: rows [new_batch]."""
+        for state in self._own_states:
+            state.reorder(rows)
         for table in self._past.tables.values():
             table.reorder(rows)
         self.memory = None if self.memory is None else self.memory.rows(rows)
@@ -96,16 +106,15 @@ class Cache:
     def context(
         self,
         tokens: Tensor,
-        position_ids: Tensor | None,
-        segment_ids: Tensor | None,
-        padding_mask: Tensor | None,
-        prefix_lengths: Tensor | None,
+        position_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
     ) -> Context:
-        """Return the context of new tokens behind those that were read.
+        """Return the context of tokens that continue the texts.
 
         Raises:
-            ValueError: shapes that do not fit, a prefix that is not read in one piece, or a text that grows
-                beyond a switch length.
+            ValueError: Shapes do not match, a prefix is not in one piece, or a text crosses a switch length.
         """
         self._check(tokens, segment_ids, prefix_lengths)
         ragged = self._read is not None or padding_mask is not None or segment_ids is not None
@@ -125,9 +134,7 @@ class Cache:
         if self._switch_lengths:
             self._check_lengths(layout, batch)
         if not self._states:
-            for mixers in self._mixers:
-                states = {name: mixer.new_state(batch) for name, mixer in mixers.items()}
-                self._states.append({name: s for name, s in states.items() if s is not None})
+            self._new_states(batch)
         past = Past(self.num_read, self._past.tables)
         self._past.num_read += length
         if ragged:
@@ -151,7 +158,7 @@ class Cache:
         self._check_prefix(prefix_lengths)
 
     def _check_lengths(self, layout: TokenLayout, batch: int) -> None:
-        """Refuse a text that grows beyond a switch length: its cached keys have the angles of a shorter one."""
+        """Refuse a text that crosses a switch length: its cached keys have the angles of a shorter text."""
         lengths_so_far = layout.lengths_so_far_or_end().expand(batch, -1)
         first, before = lengths_so_far[:, 0], self._lengths_so_far
         if before is not None:
@@ -172,7 +179,7 @@ class Cache:
         self._lengths_so_far = last if before is None else torch.where(last > 0, last, before)
 
     def _check_prefix(self, prefix_lengths: Tensor | None) -> None:
-        """A prefix sees itself whole, so it must come whole, in the first call."""
+        """Refuse a prefix in pieces: its tokens attend to each other, so the first call needs all of it."""
         if not self.num_read:
             self._prefix = prefix_lengths
         elif prefix_lengths is not None:
@@ -193,7 +200,7 @@ class Cache:
 
 
 def _after(layout: TokenLayout) -> Read:
-    """Return where the next token of each row would stand."""
+    """Return the place of the next token of each row."""
     index = layout.index_or_range()
     real = torch.ones_like(index) if layout.padding_mask is None else layout.padding_mask.long()
     last = index[:, -1] + real[:, -1]  # padding already carries the count of what was before it

@@ -1,6 +1,6 @@
-"""Models of two stacks: an encoder reads the source, a decoder goes on with the target and looks at the source."""
+"""Encoder-decoders: the encoder reads the source, the decoder continues the target and attends to the source."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -22,14 +22,14 @@ class Encoder(Stack):
     """A stack of layers that reads the source.
 
     Args:
-        spec: of the encoder as a model of its own, `ModelSpec.encoder_model`.
-        embedding: a table of its own; None where it reads by the decoder's.
-        parts: the arguments of `Stack.assemble`.
+        spec: Spec of the encoder, `ModelSpec.encoder_model`.
+        embedding: Table of the encoder; None if it shares the decoder's.
+        parts: Arguments of `Stack.assemble`.
     """
 
     def __init__(self, spec: ModelSpec, *, embedding: TokenEmbedding | None, **parts: Any) -> None:
         super().__init__()
-        self.embedding = embedding
+        self.embedding, self.head = embedding, None
         self.assemble(spec, **parts)
 
     def forward(
@@ -41,10 +41,10 @@ class Encoder(Stack):
         segment_ids: Int[Tensor, "batch source_length"] | None = None,
         padding_mask: Bool[Tensor, "batch source_length"] | None = None,
     ) -> Memory:
-        """Return what the layers make of the source.
+        """Return the output for a source, with its layout.
 
         Args:
-            shared: the decoder's table, which counts where there is none of its own.
+            shared: Table of the decoder, used if the encoder has none.
         """
         layout = token_layout(tokens, position_ids, segment_ids, padding_mask)
         context = Context(layout, len(tokens), tokens=tokens)
@@ -52,12 +52,13 @@ class Encoder(Stack):
 
 
 class EncoderDecoder(Decoder):
-    """A decoder whose layers look at what an encoder made of another text (Vaswani et al., 2017, section 3.1);
-    `archwright.build` makes it from a spec with an encoder.
+    """A decoder with layers that attend to the output of an encoder; `archwright.build` makes it from a spec.
+
+    Vaswani et al., 2017, section 3.1.
 
     Args:
-        encoder: the stack that reads the source.
-        decoder: the arguments of `Decoder`.
+        encoder: Stack that reads the source.
+        decoder: Arguments of `Decoder`.
     """
 
     def __init__(self, spec: ModelSpec, *, encoder: Encoder, **decoder: Any) -> None:
@@ -79,18 +80,18 @@ class EncoderDecoder(Decoder):
         """Return logits for the token after each token of the decoder.
 
         Args:
-            tokens: the source; None where a cache has read it.
-            decoder_tokens: what the decoder reads, of which each token sees those before it and the whole source.
-            position_ids: where the tokens of the source stand; by default 0, 1, 2, ... in each document.
-            segment_ids: tokens of the source with different ids do not see each other.
-            decoder_segment_ids: the same of the decoder's, which see no token of the source with another id either.
-            padding_mask: True where a token of the source is real; padding is seen by no token.
-            decoder_padding_mask: the same of the decoder's.
-            cache: what was read before, of the source and of the decoder's tokens.
+            tokens: Source; None if the cache has read it.
+            decoder_tokens: Target. Each token attends to earlier tokens and to all of the source.
+            position_ids: Positions in the source. Default: 0, 1, 2, ... in each document.
+            segment_ids: Document of each source token. Tokens attend only within their document.
+            decoder_segment_ids: Document of each target token, which attends to the source of the same document.
+            padding_mask: True for real tokens of the source.
+            decoder_padding_mask: True for real tokens of the target.
+            cache: Cache of source and target, from `new_cache`.
 
         Raises:
-            ValueError: shapes that do not fit, or a text longer than learned positions.
-            UserError: no tokens for the decoder, or no source where none was read.
+            ValueError: Shapes do not match, or a text exceeds the learned positions.
+            UserError: There are no target tokens, or there is no source.
         """
         hidden = self.hidden(
             tokens,
@@ -115,7 +116,7 @@ class EncoderDecoder(Decoder):
         cache: Cache | None = None,
         **layout: Tensor | None,
     ) -> Float[Tensor, "batch read dim"]:
-        """Return the vectors the head reads, as `Decoder.hidden`; arguments as of `forward`."""
+        """Return the input of the head, as `Decoder.hidden`. Arguments: as in `forward`."""
         if decoder_tokens is None:
             raise UserError(
                 "decoder_tokens: found none; a model with an encoder reads a source and the tokens of its decoder"
@@ -123,21 +124,22 @@ class EncoderDecoder(Decoder):
         memory = cache.memory if cache else None
         if memory is None:
             memory = self.encode(tokens, **layout)
-        given = (decoder_tokens, None, decoder_segment_ids, decoder_padding_mask, None)
+        new_context: Callable[..., Context] = self.new_context
         if cache:
-            cache.memory, context = memory, cache.context(*given)
-        else:
-            context = Context(token_layout(*given), len(decoder_tokens), tokens=decoder_tokens)
+            cache.memory, new_context = memory, cache.context
+        context = new_context(
+            decoder_tokens, segment_ids=decoder_segment_ids, padding_mask=decoder_padding_mask
+        )
         context.memory = memory
         return self.read(self.embedding(decoder_tokens), context, cache)
 
     def encode(
         self, tokens: Int[Tensor, "batch source_length"] | None, **layout: Tensor | None
     ) -> Memory:
-        """Return what the encoder makes of a source; arguments as those of `forward`.
+        """Return the output of the encoder. Arguments: as in `forward`.
 
         Raises:
-            UserError: there is none.
+            UserError: There is no source.
         """
         if tokens is None:
             raise UserError("tokens: found no source, and the cache has read none; expected one")
@@ -146,7 +148,7 @@ class EncoderDecoder(Decoder):
 
     @property
     def source_maps(self) -> Iterator[Linear]:
-        """Yield the maps that read the source: the encoder, and keys and values of its output."""
+        """Yield the maps of the source: the encoder's, and those of cross-attention's keys and values."""
         yield from (module for module in self.encoder.modules() if isinstance(module, Linear))
         for layer in self.stack:
             for name in layer.branches:
@@ -154,7 +156,7 @@ class EncoderDecoder(Decoder):
 
     @property
     def shared_maps(self) -> Iterator[Linear]:
-        """Yield the maps of an embedding that both stacks read."""
+        """Yield the maps of a shared embedding."""
         if self.encoder.embedding is None:
             yield from (m for m in self.embedding.modules() if isinstance(m, Linear))
 

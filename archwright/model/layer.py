@@ -1,7 +1,7 @@
-"""One layer: named branches, wired by a residual choice."""
+"""One layer: named branches, joined to the stream by a residual wiring."""
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 from jaxtyping import Float
@@ -9,38 +9,34 @@ from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
-from archwright.parts.global_tokens import GlobalNorm
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
-from archwright.parts.residuals import Groups, Step
+from archwright.parts.residuals import Groups, Reversible, Step, Wiring
 from archwright.parts.states import LayerState
 from archwright.spec.errors import UserError
 
 States = Mapping[str, LayerState]
-"""States of a layer's mixers, by the names of their branches."""
+"""States of a layer's mixers, by branch."""
 
 
 class Layer(nn.Module):
-    """Branches in order, such as attention and a feed-forward; the residual part says how they join the stream.
+    """Branches in order, such as attention and a feed-forward, and the wiring that joins them to the stream.
 
     Args:
-        branches: modules by name. Mixers are called with x, the context and their state; others with x alone.
-        groups: names of the branches that read the same normed stream and are added.
-        mixers: names of the branches in which tokens exchange information, and what each does not ignore of what
-            a batch has beside its tokens.
-        embedding_skip: what joins the stream and the one before the first layer; None: the layer begins with the
-            stream as it is.
-        global_norm: what norms global tokens before attention; None: the norm of all others.
+        residual: The wiring.
+        branches: Modules by name. Mixers are called with x, the context and their state, other branches with x.
+        groups: Names of branches that read the same normed stream and are added.
+        mixers: Names of the mixers, and the inputs of a batch that each one uses.
+        embedding_skip: Mixes the stream with the one before the first layer. Default: none.
     """
 
     def __init__(
         self,
-        residual: nn.Module,
+        residual: Wiring,
         branches: Mapping[str, Branch],
         groups: Mapping[str, Collection[str]],
         mixers: Mapping[str, Collection[str]],
         embedding_skip: nn.Module | None = None,
-        global_norm: GlobalNorm | None = None,
     ) -> None:
         super().__init__()
         self.residual, self.groups, self._takes = residual, groups, mixers
@@ -48,62 +44,79 @@ class Layer(nn.Module):
         """Names of the branches, in order."""
         for name, branch in branches.items():
             self.add_module(name, branch)
-        self.embedding_skip, self.global_norm = embedding_skip, global_norm
+        self.embedding_skip = embedding_skip
 
     def forward(
         self,
-        x: Float[Tensor, "batch length dim"],
+        x: Float[Tensor, "batch length width"],
         context: Context | None = None,
         states: States | None = None,
         *,
         attention_mask: Tensor | None = None,
-    ) -> Float[Tensor, "batch length dim"]:
-        """Return the stream behind the layer.
+    ) -> Float[Tensor, "batch length width"]:
+        """Return the stream after the layer.
 
-        A model gives the context, and the states of a cache. Alone, each row is a text that begins at position 0;
-        `attention_mask` then says which keys a query may see, in place of the spec's mask, as
-        `SoftmaxAttention.forward` takes it. Where the layer asks for the stream before the first, it is x.
+        The model passes the context and the states of a cache. Without a context, each row is a text from position 0,
+        and x the stream before the first layer.
+
+        Args:
+            x: All streams of the wiring, next to each other: width = streams * dim.
+            attention_mask: Visible keys of each query, instead of the spec's mask, as in `SoftmaxAttention.forward`.
 
         Raises:
-            UserError: an `attention_mask` of another shape, or one that a branch ignores.
+            UserError: `attention_mask` has another shape, or a branch ignores it.
         """
         if context is None:
             context = Context.alone(x, attention_mask)
+            context.provide("embedding", x)
             self._check(context)
         if self.embedding_skip is not None:
-            x = self.embedding_skip(x, x if context.embedding is None else context.embedding)
-        more: tuple[Any, ...] = () if context.replay is None else (context.replay,)
-        if self.global_norm is not None:
-            more = (partial(self.global_norm, context.layout),)
-        out: Tensor = self.residual(x, self._wired(context, states), *more)
+            x = self.embedding_skip(x, self.residual.widen(context.read("embedding")))
+        out: Tensor = self.residual(x, self._wired(context, states), context)
         return out
 
     def steps(self, context: Context) -> list[Step]:
-        """Return what each group of a reversible layer adds to one stream, as a function of the other."""
-        steps: list[Step] = cast(Any, self.residual).steps(self._wired(context, None))
-        return steps
+        """Return, for each group of a reversible layer, its sum as a function of the other stream."""
+        return cast(Reversible, self.residual).steps(self._wired(context, None))
 
     def _wired(self, context: Context, states: States | None) -> Groups:
-        wired = {name: _Wired(self.branch(name)) for name in self.branches}
-        for name in self._takes:
-            wired[name].given = {"context": context, "state": (states or {}).get(name)}
+        wired = {}
+        for name in self.branches:
+            is_mixer = name in self._takes
+            given = {"context": context, "state": (states or {}).get(name)} if is_mixer else {}
+            wired[name] = _Wired(self.branch(name), given)
         return {
             group: {name: wired[name] for name in names} for group, names in self.groups.items()
         }
 
     def branch(self, name: str) -> Branch:
-        """Return a branch by its name."""
+        """Return a branch by name."""
         return cast(Branch, self.get_submodule(name))
 
     def mixers(self) -> dict[str, Mixer]:
-        """Return the branches in which tokens exchange information, by name."""
+        """Return the mixers by name."""
         return {name: cast(Mixer, self.get_submodule(name)) for name in self._takes}
 
+    @property
+    def provides(self) -> Mapping[str, int]:
+        """Values for later layers: name -> numbers per token."""
+        return ChainMap(*({**part.provides} for part in self._parts))
+
+    @property
+    def reads_from(self) -> Mapping[str, int]:
+        """Values of earlier layers: name -> number of the layer; 0 is the stream before the first one."""
+        skip = {} if self.embedding_skip is None else {"embedding": 0}
+        return ChainMap(skip, *({**part.reads_from} for part in self._parts))
+
+    @property
+    def _parts(self) -> list[Branch | Wiring]:
+        return [self.residual, *map(self.branch, self.branches)]
+
     def prepare(self, context: Context) -> None:
-        """Do what depends on the data of a pass, ahead of `forward`, which may be compiled.
+        """Prepare masks and rotations of a pass. They depend on data, and `forward` may be compiled.
 
         Raises:
-            UserError: the batch has something that a branch ignores.
+            UserError: A branch ignores an input of the batch.
         """
         self._check(context)
         for mixer in self.mixers().values():
@@ -119,15 +132,14 @@ class Layer(nn.Module):
 
 
 class _Wired:
-    """A branch with what it is given besides x."""
+    """A branch with its context and state."""
 
-    def __init__(self, branch: Branch) -> None:
-        self.branch = branch
-        self.given: dict[str, Any] = {}
+    def __init__(self, branch: Branch, given: Mapping[str, Any]) -> None:
+        self.branch, self.given = branch, given
 
     @property
     def inputs(self) -> Sequence[Linear]:
-        """Its maps that read x, which a wiring may compute together with those of other branches."""
+        """Maps of x, which a wiring may compute together with other branches' maps."""
         return self.branch.inputs
 
     def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:

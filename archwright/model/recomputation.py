@@ -1,4 +1,4 @@
-"""Layers that keep little for the backward pass, which computes the rest of them again."""
+"""Activation checkpointing: layers store less for the backward pass, which recomputes the rest."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +23,7 @@ PRODUCTS = {
     torch.ops.aten._grouped_mm.default,
     torch.ops.aten._scaled_mm.default,
 }
-"""Operations that multiply with weights."""
+"""Products with weights."""
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -31,8 +31,8 @@ ATTENTION = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default,
 }
-"""Operations that are all of attention, and keep no scores. Of others, products of batches make scores and mix values:
-to keep these would take more memory than all else."""
+"""Attention as one operation, without stored scores. Other kernels store scores as batched products, which would need
+more memory than all other activations."""
 
 
 def recomputed(
@@ -41,12 +41,12 @@ def recomputed(
     context: Context,
     checkpointing: ActivationCheckpointing,
 ) -> Float[Tensor, "batch length dim"]:
-    """Return what a layer makes of x, of which its backward pass computes again what is not kept.
+    """Return layer(x, context); the backward pass recomputes activations that are not stored.
 
     Args:
-        checkpointing: what is kept. full: x. selective: x, and the results of products with weights and of attention
-            (Korthikanti et al., 2022, section 5, whose scores alone are computed again; here norms, activations and
-            gates are, too). A compiler keeps as much by itself, so that layers that are compiled are left to it.
+        checkpointing: Stored activations. full: x. selective: x, and the results of products with weights and of
+            attention (Korthikanti et al., 2022, section 5, recompute scores; here also norms, activations and gates).
+            A compiler stores about as much, so compiled layers are called directly.
     """
     is_compiled = layer._compiled_call_impl is not None
     if checkpointing == "none" or (checkpointing == "selective" and is_compiled):
@@ -61,7 +61,7 @@ def recomputed(
 def _passes(
     layer: Layer, checkpointing: ActivationCheckpointing
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return what holds while a layer is computed for the first time, and while it is again."""
+    """Return the context managers of the forward pass and of the recomputation."""
     if checkpointing == "full":
         return nullcontext(), _again(layer, nullcontext())
     first, again = create_selective_checkpoint_contexts(_policy)
@@ -69,13 +69,13 @@ def _passes(
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep the results of an operation unless it draws random numbers."""
+    """Store the result of an operation, unless it draws random numbers."""
     kept = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether attention hides some of its weights at random."""
+    """True if attention has dropout."""
     names = [argument.name for argument in operation._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     return bool(given.get("dropout_p", 0.0))
@@ -83,7 +83,7 @@ def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 @contextmanager
 def _again(layer: Layer, inside: AbstractContextManager[Any]) -> Iterator[None]:
-    """Inside, branches do not count what they see, as they saw it before."""
+    """Mark the recomputation in all branches: they have counted this batch already."""
     branches = [layer.branch(name) for name in layer.branches]
     for branch in branches:
         branch.first_pass = False

@@ -1,4 +1,4 @@
-"""Models of a generator, which proposes tokens, and of layers that find them among those of a text."""
+"""ELECTRA: a generator proposes tokens, and a detector finds them in the text."""
 
 from typing import Any
 
@@ -16,12 +16,14 @@ from archwright.spec.model_spec import ModelSpec
 
 
 class Generator(Stack):
-    """A stack of layers that fills in masked tokens, behind the embedding of those that find its tokens.
+    """A stack of layers that fills in masked tokens, with the detector's embedding.
 
     Args:
-        spec: of the generator as a model of its own, `ModelSpec.generator_model`.
-        parts: the arguments of `Stack.assemble`, without those of the embedding.
+        spec: Spec of the generator, `ModelSpec.generator_model`.
+        parts: Arguments of `Stack.assemble`, without positions and norm of the embedding.
     """
+
+    head: Head
 
     def __init__(self, spec: ModelSpec, *, head: Head, **parts: Any) -> None:
         super().__init__()
@@ -30,12 +32,13 @@ class Generator(Stack):
 
 
 class ReplacedTokenDetector(Decoder):
-    """Layers whose head finds the tokens of a generator among those of a text (Clark et al., 2020, ELECTRA, section
-    2); `archwright.build` makes it from a spec with a generator.
+    """A decoder with a head that finds replaced tokens, and a generator; `archwright.build` makes it from a spec.
+
+    Clark et al., 2020, ELECTRA, section 2.
 
     Args:
-        generator: the stack that proposes tokens.
-        detector: the arguments of `Decoder`.
+        generator: Stack that proposes tokens.
+        detector: Arguments of `Decoder`.
     """
 
     def __init__(self, spec: ModelSpec, *, generator: Generator, **detector: Any) -> None:
@@ -50,19 +53,17 @@ class ReplacedTokenDetector(Decoder):
         token_type_ids: Int[Tensor, "batch length"] | None = None,
         **layout: Any,
     ) -> Output:
-        """Return the generator's logits of each token, what is drawn from them, and the log-odds that a token of the
-        text with these in their places was replaced.
+        """Return the generator's logits, the text with drawn tokens, and the log-odds that each token was replaced.
 
         Args:
-            tokens: the text, masked where the generator proposes tokens.
-            draws: a uniform number at each of these places, and a negative one at all others, whose tokens stay; by
-                default nothing is drawn.
-            token_type_ids: as of `Decoder.forward`.
-            layout: what else `Decoder.forward` takes, but a cache.
+            tokens: Text with masks at the places of proposed tokens.
+            draws: Uniform random number at each of these places, a negative number elsewhere. Default: no draws.
+            token_type_ids: As in `Decoder.forward`.
+            layout: Other arguments of `Decoder.forward`, except a cache.
 
         Raises:
-            ValueError: shapes that do not fit, or a text longer than learned positions.
-            UserError: token types, where the embedding has none.
+            ValueError: Shapes do not match, or a text exceeds the learned positions.
+            UserError: Token types are given, and the embedding has none.
         """
         hidden = self._read(self.generator, tokens, token_type_ids, **layout)
         logits = self.generator.head(hidden)
@@ -77,7 +78,7 @@ class ReplacedTokenDetector(Decoder):
         token_type_ids: Int[Tensor, "batch length"] | None,
         **layout: Any,
     ) -> Float[Tensor, "batch length output_dim"]:
-        """Return what the layers of a stack make of tokens behind the embedding that both have."""
+        """Return the output of a stack for tokens, by the shared embedding."""
         context = Context(token_layout(tokens, **layout), len(tokens), tokens=tokens)
         x = self.summed(self.embedding(tokens, token_type_ids), context)
         return stack.through_layers(x, context)
@@ -93,8 +94,10 @@ def drawn(
     logits: Float[Tensor, "batch length vocab"],
     draws: Float[Tensor, "batch length"],
 ) -> Int[Tensor, "batch length"]:
-    """Return tokens with one drawn from softmax(logits) at each place whose number u is not negative: the first token
-    that the tokens up to it have together a probability above u."""
+    """Return tokens, with a draw from softmax(logits) at each place with u = draws >= 0.
+
+    The draw is the first token with a cumulative probability above u.
+    """
     places = draws >= 0
     p = (
         logits[places].to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)

@@ -1,4 +1,4 @@
-"""Reversible layers: the backward pass computes again what the forward pass did not keep."""
+"""Reversible layers: the backward pass recomputes activations from the output of the last layer."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -21,13 +21,13 @@ Both = Float[Tensor, "batch length both"]
 def read_reversibly(
     layers: Iterable[Layer], x: Both, context: Context, shared: Iterable[nn.Parameter] = ()
 ) -> Both:
-    """Return what reversible layers make of both streams, with gradients for which their results alone are kept.
+    """Return both streams after reversible layers. Only their final values are stored for the backward pass.
 
-    What layers were given is what they gave less what their branches added, up to rounding: streams are best float32 or
-    wider. Random numbers are drawn again as they were, and what mixers decided from values, such as buckets, is kept.
+    The input of a layer is its output minus the sums of its branches, up to rounding, so streams should be float32 or
+    wider. The recomputation repeats random numbers, and reads stored decisions of mixers, such as hash buckets.
 
     Args:
-        shared: parameters that layers read beside their own.
+        shared: Parameters outside of layers that layers use.
     """
     layers = list(layers)
     training = any(layer.training for layer in layers)
@@ -41,7 +41,7 @@ def read_reversibly(
 
 @dataclass
 class _Pass:
-    """What a pass through reversible layers needs in order to be computed again."""
+    """Arguments of a pass through reversible layers."""
 
     layers: Sequence[Layer]
     context: Context
@@ -56,15 +56,14 @@ class _Pass:
         self._dtype = torch.get_autocast_dtype(kind) if self._autocasts else None
 
     def autocast(self) -> Any:
-        """Compute as the forward pass did. Weights that are cast where no gradient is asked for must not be used where
-        one is, so none is kept."""
+        """Use the autocast of the forward pass, without its cache: casts made without gradients must not be reused."""
         if not self._autocasts:
             return nullcontext()
         return torch.autocast(self.device.type, self._dtype, cache_enabled=False)
 
 
 class _Reversed(torch.autograd.Function):
-    """All layers as one operation; for the backward pass it keeps the last streams and what mixers decided."""
+    """All layers as one operation, which stores the last streams and the decisions of mixers."""
 
     @staticmethod
     def forward(ctx: Any, given: _Pass, x: Tensor, memory: Tensor | None, *_: Tensor) -> Tensor:
@@ -97,7 +96,7 @@ class _Reversed(torch.autograd.Function):
 def _backward(
     given: _Pass, out: Tensor, grad: Tensor, wanted: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the gradients of the first streams and of all parameters that are wanted."""
+    """Return the gradients of the first streams and of the tensors in `wanted`."""
     first, second = out.chunk(2, -1)
     grad_first, grad_second = grad.chunk(2, -1)
     sums: dict[Tensor, Tensor] = {}

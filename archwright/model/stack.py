@@ -1,4 +1,4 @@
-"""A stack of layers, with what stands before the first and behind the last."""
+"""A stack of layers: from embedded tokens to the input of the head."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.model.across_layers import check
 from archwright.model.cache import Cache
 from archwright.model.layer import Layer
 from archwright.model.recomputation import recomputed
@@ -24,20 +25,15 @@ from archwright.spec.run_spec import ActivationCheckpointing
 
 
 class Stack(nn.Module):
-    """Layers that read embedded tokens: positions that are added, a norm, the layers, and a last norm."""
+    """Positions that are added to the embedding, a norm, the layers, and the last norm."""
 
     spec: ModelSpec
     embedding: nn.Module | None
-    position: nn.Module | None
-    embedding_norm: nn.Module
-    project_in: Linear | None
-    global_tokens: GlobalTokens | None
-    predicting_streams: PredictingStreams | None
+    head: nn.Module | None
     layers: nn.ModuleList
-    """Those with parameters of their own: fewer than there are to go through where some are shared."""
-    norm: nn.Module
+    """Layers in order; shared layers occur once."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """What layers keep for the backward pass, which computes the rest again."""
+    """Activations that layers store for the backward pass; the rest is recomputed."""
 
     def assemble(
         self,
@@ -52,12 +48,17 @@ class Stack(nn.Module):
         norm: nn.Module,
         predicting_streams: PredictingStreams | None = None,
     ) -> None:
-        """Take the parts of a stack, in the order in which they are registered."""
+        """Register the parts of a stack, in this order.
+
+        Raises:
+            UserError: A layer reads a value or a state that no earlier layer has.
+        """
         self.spec, self.position, self.embedding_norm = spec, position, embedding_norm
         self.project_in, self.global_tokens = project_in, global_tokens
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers, self.norm = nn.ModuleList(layers), norm
         self.predicting_streams = predicting_streams
+        check(self.stack, is_reversible=spec.residual.is_reversible)
 
     def read(
         self,
@@ -65,8 +66,10 @@ class Stack(nn.Module):
         context: Context,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch read output_dim"]:
-        """Return what the layers make of embedded tokens, after the last norm; with predicting streams, of their
-        vectors, stream by stream, and behind a cache of the first stream's alone."""
+        """Return the input of the head for embedded tokens.
+
+        With predicting streams, the inputs of all streams follow each other; with a cache, only the first one's.
+        """
         if self.predicting_streams is not None:
             number = None if cache is None else 1
             x, context = self.predicting_streams.beside(x, context, number)
@@ -75,7 +78,7 @@ class Stack(nn.Module):
     def summed(
         self, x: Float[Tensor, "batch length width"], context: Context
     ) -> Float[Tensor, "batch length width"]:
-        """Return embedded tokens with positions that are added, after the norm and the dropout of the sum."""
+        """Return dropout(norm(x + positions))."""
         if self.position is not None:
             x = x + self.position(context.layout).to(x.dtype)
         return F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
@@ -86,28 +89,43 @@ class Stack(nn.Module):
         context: Context,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch read output_dim"]:
-        """Run the layers on the result of `summed`, and the last norm."""
-        if self.project_in is not None:
-            x = self.project_in(x)
-        columns = None
+        """Run the layers and the last norm on the result of `summed`."""
+        x, columns = self.projected(x), None
         if self.global_tokens is not None:
             x, context, columns = self.global_tokens.before(x, context)
-        context.embedding = x
-        keeps_all = cache is not None or not torch.is_grad_enabled()
-        if self.is_reversible:
-            x = torch.cat((x, x), -1)
-        if self.is_reversible and not keeps_all:
+        x = self.begin(x, context)
+        is_reversible = self.spec.residual.is_reversible
+        if is_reversible and cache is None and torch.is_grad_enabled():
             shared = chain(self.rotaries.parameters(), self.relatives.parameters())
             x = read_reversibly(self.stack, x, context, shared)
         else:
             x = self.through(self.stack, x, context, cache)
         if columns is not None:
             x = rows_at(x, columns)
-        if context.layout.text is not None:
+        if context.layout.text is not None:  # the vectors of predicting streams come after the text
             x = x[:, context.layout.text.length :]
-        if x.shape[-1] != self.spec.output_dim:
-            x = x.unflatten(-1, (-1, self.spec.output_dim)).mean(-2)  # [batch, length, dim]
-        normed: Tensor = self.norm(x)
+        return self.end(x)
+
+    def projected(
+        self, x: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return vectors of the model's width."""
+        return x if self.project_in is None else self.project_in(x)
+
+    def begin(
+        self, x: Float[Tensor, "batch length dim"], context: Context
+    ) -> Float[Tensor, "batch length streams_dim"]:
+        """Return the streams of the first layer, and make embedding and head available to all layers."""
+        context.head = self.head
+        context.provide("embedding", x)
+        return next(self.stack).residual.widen(x)
+
+    def end(
+        self, x: Float[Tensor, "batch read streams_dim"]
+    ) -> Float[Tensor, "batch read output_dim"]:
+        """Return the last norm of the streams, joined into one."""
+        last = cast(Layer, self.layers[self.spec.layer_indices[-1]])
+        normed: Tensor = self.norm(last.residual.narrow(x))
         return normed
 
     def through(
@@ -117,7 +135,7 @@ class Stack(nn.Module):
         context: Context,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return the stream behind some of the layers, one after the other."""
+        """Return the stream after some of the layers, one after another."""
         keeps_all = cache is not None or not torch.is_grad_enabled()
         for i, layer in enumerate(layers):
             layer.prepare(context)
@@ -128,16 +146,11 @@ class Stack(nn.Module):
         return x
 
     @property
-    def is_reversible(self) -> bool:
-        """Whether two streams run through the layers, which are computed again in the backward pass."""
-        return self.spec.residual.num_streams == 2
-
-    @property
     def stack(self) -> Iterator[Layer]:
-        """Yield the layers in the order in which they are gone through; one that is shared comes again."""
+        """Yield the layers in the order of the forward pass; shared layers occur again."""
         return (cast(Layer, self.layers[index]) for index in self.spec.layer_indices)
 
     def mixers(self) -> Iterator[Mixer]:
-        """Yield all branches in which tokens exchange information, layer by layer."""
+        """Yield the mixers of all layers, in order."""
         for layer in self.stack:
             yield from layer.mixers().values()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -20,14 +20,21 @@ class HasRoles(Protocol):
 
 
 class Branch(nn.Module):
-    """A module that reads the normed stream and whose result is added to it; all below has a sensible default.
+    """A module between two points of the residual stream: it reads the normed stream, and its result is added.
+
+    All members have a default. Values cross layers through the context: `context.provide(name, tensor)` in one layer,
+    `context.read(name)` in a later one. The stack keeps them for one pass, also while a layer is recomputed. Its own
+    value is "embedding" of layer 0: the stream before the first layer, [batch, length, dim].
 
     Attributes:
-        first_pass: whether a batch is read for the first time, so that what is seen counts; not so while a layer is
-            computed again for its backward pass.
-        counts: the names of tensors in which a branch counts what it sees in a step, of which a larger batch has the
-            sum; None where it has seen nothing.
-        roles: role in optimization of a parameter, by its name in this module: Muon makes a "matrix" orthogonal, weight
+        first_pass: False while a layer is recomputed in the backward pass, where nothing must be counted again.
+        counts: Names of tensors that count events of a step, such as tokens per expert. Ranks sum them; None is empty.
+        provides: Values for later layers: name -> numbers per token. A name belongs to one layer.
+        reads_from: Values of earlier layers: name -> number of the providing layer, from 1.
+        auxiliary: Auxiliary loss of the last forward pass in training, a scalar tensor. The training step adds it to
+            the loss and resets it to None. Scale it as it should enter the loss; set it only if `first_pass`.
+        auxiliary_name: Name of that loss in the log, ending with `_loss`; losses with one name are added up.
+        roles: Role in optimization of a parameter, by its name in this module: Muon makes a "matrix" orthogonal, weight
             decay shrinks a "matrix" or a "kernel", neither applies to a "vector". Required for parameters with two axes
             in no Linear, embedding, convolution or expert stack, as in `{"A_log": "vector"}`.
     """
@@ -35,6 +42,10 @@ class Branch(nn.Module):
     first_pass: bool = True
     counts: Sequence[str] = ()
     roles: Mapping[str, Role] = MappingProxyType({})
+    provides: Mapping[str, int] = {}
+    reads_from: Mapping[str, int] = {}
+    auxiliary: Any = None
+    auxiliary_name: str = "auxiliary_loss"
 
     @property
     def inputs(self) -> Sequence[Linear]:

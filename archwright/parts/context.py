@@ -52,14 +52,14 @@ class Context:
         tokens: ids of the tokens, [batch, length]; None outside a model.
 
     Attributes:
-        embedding: hidden states before the first layer, [batch, length, dim]; None outside a model.
+        head: the model's head, for auxiliary losses; None outside a model.
         memory: output of the encoder.
         decisions: data-dependent decisions by layer and mixer, if layers are recomputed; otherwise None.
         layer_number: index of the recomputed layer, from 0.
         replay: random numbers of recomputed layers, if they draw any.
     """
 
-    embedding: Tensor | None = None
+    head: Callable[[Tensor], Tensor] | None = None
     decisions: dict[tuple[int, Any], Tensor] | None = None
     layer_number: int = 0
     replay: Replay | None = None
@@ -79,6 +79,7 @@ class Context:
         self._masks: dict[str, AttentionMask] = {}
         self._rotations: dict[str, Any] = {}
         self._slots: dict[int | None, SlotTable] = {}
+        self._provided: dict[str, Tensor] = {}
 
     @classmethod
     def alone(cls, x: Tensor, attention_mask: Tensor | None = None) -> "Context":
@@ -164,6 +165,25 @@ class Context:
         if rotary.name not in self._rotations:
             self._rotations[rotary.name] = rotation(rotary.value, self.layout)
         return self._rotations[rotary.name]
+
+    def provide(self, name: str, value: Tensor) -> None:
+        """Keep a value of a layer for later layers of this pass.
+
+        The first value of a name stays: a recomputed layer provides it again, without the graph of the pass.
+        """
+        self._provided.setdefault(name, value)
+
+    def read(self, name: str) -> Tensor:
+        """Return a value that an earlier layer of this pass provided.
+
+        Raises:
+            UserError: No layer has provided it, as in a layer on its own.
+        """
+        if name not in self._provided:
+            raise UserError(
+                f"{name}: is read by this layer, and no layer before it has provided it; call the model"
+            )
+        return self._provided[name]
 
     def kept(self, mixer: Any, decide: Callable[[], Tensor]) -> Tensor:
         """Return a decision of a mixer; recomputed layers reuse the first decision."""

@@ -121,6 +121,7 @@ class Experts(Branch):
     """
 
     counts = ("load",)
+    auxiliary_name = "router_loss"
 
     def __init__(self, spec: spec.Experts, dim: int) -> None:
         super().__init__()
@@ -478,7 +479,7 @@ GATES = Registry(
 
 FEEDFORWARDS = Registry(
     spec.FeedForward,
-    "(spec, dim)",
+    "(spec, dim) or, of a spec that is a Mixer, (spec, dim, layer)",
     Branch,
     {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
 )

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from archwright.parts.context import Context
 from archwright.parts.linear import Embedding
@@ -38,30 +38,6 @@ class GlobalTokens(Embedding):
         is_global = (source == at.length) & (layout.index < number)
         longer = torch.where(is_global[..., None], vectors, moved)
         return longer, context.placed(layout), columns
-
-
-class GlobalNorm(nn.Module):
-    """norm(x) of global tokens, and h of all others, which is the stream x or its norm. Shapes: x, h and the result
-    [batch, length, dim]. All of x is normed, of which few tokens are taken.
-
-    Phang et al., 2022, Pegasus-X, published code.
-
-    Args:
-        number: how many tokens at the start of a text are global.
-    """
-
-    def __init__(self, norm: nn.Module, number: int) -> None:
-        super().__init__()
-        self.norm, self.number = norm, number
-
-    def forward(
-        self,
-        at: TokenLayout,
-        x: Float[Tensor, "batch length dim"],
-        h: Float[Tensor, "batch length dim"],
-    ) -> Float[Tensor, "batch length dim"]:
-        is_global = at.index_or_range() < self.number  # [rows, length]
-        return torch.where(is_global[..., None], self.norm(x), h)
 
 
 def _behind(at: TokenLayout, number: int) -> TokenLayout:

@@ -1,33 +1,36 @@
-"""Residual wirings, each written once: how a layer's branches join the stream.
+"""Residual wirings: the ways in which a layer's branches join the residual stream.
 
-The stream keeps its dtype, float32 under autocast; a branch's narrower result is widened first, as torch's
-sum of two dtypes is slow.
+The stream keeps its dtype, float32 under autocast. Narrower results of branches are widened before they are added,
+because torch adds two dtypes slowly.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.context import Context
 from archwright.parts.linear import Linear, fused_linears, to_autocast_dtype
 from archwright.parts.registry import Registry
-from archwright.parts.replay import Replay
+from archwright.parts.sharing import LayerInfo
 from archwright.spec import residuals as spec
 from archwright.spec.errors import UserError
 
 Stream = Float[Tensor, "batch length dim"]
+Streams = Float[Tensor, "batch length streams_dim"]
+"""All streams of a wiring, next to each other."""
 
 
 @runtime_checkable
 class Wired(Protocol):
-    """A branch as a wiring has it: called with x, or with x and the results of its `inputs`."""
+    """A branch with its context and state bound: f(x), or f(x, results of its `inputs`)."""
 
     @property
     def inputs(self) -> Sequence[Linear]: ...
@@ -36,41 +39,74 @@ class Wired(Protocol):
 
 
 Branches = Mapping[str, Wired]
-"""Branches by name and in order."""
+"""Branches by name, in order."""
 Groups = Mapping[str, Branches]
-"""Branches of a layer in groups, in order. Those of a group read the same normed stream and are added."""
-NewNorm = Callable[[], nn.Module]
+"""Groups of branches, in order. The branches of a group read the same normed stream, and their results are added."""
 Norms = nn.ModuleDict | Mapping[str, nn.Module]
 
 
 @dataclass(frozen=True)
 class StreamCosts:
-    """What a wiring does with the stream in a layer, for each token, in vectors of its width."""
+    """Traffic of a wiring per layer and token, in vectors of the model's width."""
 
     entering: int
-    """Of the stream, that enter norms, or branches without one."""
+    """Streams that norms read, or branches without a norm."""
     normed: int
-    """That norms give to branches."""
+    """Outputs of norms in front of branches."""
     behind: int
-    """Of branches, that enter norms behind them."""
+    """Inputs of norms after branches."""
     summed: int
-    """That sums read and write."""
+    """Vectors that sums read and write."""
 
 
 class Wiring(nn.Module):
-    """Base of wirings: a norm for each group of branches, and what happens to a branch before it is added.
+    """Base of residual wirings: norms of the groups, dropout and multiplier of the branches, and streams.
+
+    A wiring with n streams holds them next to each other: x [batch, length, n dim].
 
     Args:
-        norms: names of the norms; groups, where each has one.
+        spec: The residual choice.
+        dim: Width of one stream.
+        layer: Place of the layer in the model; `layer.new_norm` makes a norm of the layer's kind.
+        groups: Names of the branches. `spec.norm_names(groups)` are those of the norms.
+
+    Attributes:
+        provides: As in `Branch`.
+        reads_from: As in `Branch`.
     """
 
-    def __init__(self, spec: spec.Residual, norms: Iterable[str], new_norm: NewNorm) -> None:
+    provides: Mapping[str, int] = {}
+    reads_from: Mapping[str, int] = {}
+
+    def __init__(
+        self, spec: spec.Residual, dim: int, layer: LayerInfo, groups: spec.Groups
+    ) -> None:
         super().__init__()
-        self.dropout, self.multiplier = spec.dropout, spec.multiplier
-        self.norms = nn.ModuleDict({name: new_norm() for name in norms})
+        self.spec: Any = spec
+        self.dropout, self.multiplier, self.streams = spec.dropout, spec.multiplier, spec.streams
+        names = spec.norm_names(groups)
+        self.norms = nn.ModuleDict({name: layer.new_norm(dim) for name in names})
+
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
+        """Return the stream after the layer. A wiring on its own needs no context."""
+        raise NotImplementedError
+
+    def widen(self, x: Stream) -> Streams:
+        """Return the streams of the first layer: by default n copies of x."""
+        return x if self.streams == 1 else torch.cat([x] * self.streams, -1)
+
+    def narrow(self, x: Streams) -> Float[Tensor, "batch length output_dim"]:
+        """Return the input of the last norm from the streams of the last layer: by default their sum."""
+        # [batch, length, streams, dim] to [batch, length, dim]
+        return x if self.streams == 1 else x.unflatten(-1, (self.streams, -1)).sum(-2)
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the wiring handles each token alone, so that ranks may split the tokens of a text."""
+        return not self.provides and not self.reads_from
 
     def costs(self, groups: spec.Groups) -> StreamCosts:
-        """Return what it does with the stream; here of groups in turn, which have one norm each or none."""
+        """Return the traffic of the wiring; by default that of one group after another."""
         number = num_norms(self.norms)
         return StreamCosts(len(groups), number, 0, sum(len(g) + 2 for g in groups.values()))
 
@@ -78,7 +114,7 @@ class Wiring(nn.Module):
         """Return x + sum of multiplier_f * dropout(norm_f(f(h))) over branches f, in the dtype of x.
 
         Args:
-            norms: those of the branches' results, if there are any.
+            norms: Norms of the branches' results. Default: none.
         """
         for term in self.terms(x.dtype, h, branches, norms):
             x = x + term
@@ -87,28 +123,20 @@ class Wiring(nn.Module):
     def terms(
         self, dtype: torch.dtype, h: Tensor, branches: Branches, norms: Norms | None = None
     ) -> Iterator[Stream]:
-        """Yield what each branch adds to a stream of a dtype."""
+        """Yield the term of each branch, in the dtype of the stream."""
         for name, out in outputs(h, branches).items():
             out = out if norms is None else norms[name](out)
             out = F.dropout(out, self.dropout, self.training).to(dtype)
             yield out if self.multiplier[name] == 1 else out * self.multiplier[name]
 
 
-def stream_costs(residual: nn.Module, groups: spec.Groups) -> StreamCosts:
-    """Return what a layer's wiring does with the stream; one from outside, as those do that norm before each group."""
-    if isinstance(residual, Wiring):
-        return residual.costs(groups)
-    number = len(groups)
-    return StreamCosts(number, number, 0, sum(len(group) + 2 for group in groups.values()))
-
-
 def num_norms(norms: nn.ModuleDict) -> int:
-    """Return how many norms there are that are not left out."""
+    """Return the number of norms other than the identity."""
     return sum(not isinstance(norm, nn.Identity) for norm in norms.values())
 
 
 def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
-    """Return f(h) for each branch f. Where all say which maps read h, these are computed as one product."""
+    """Return f(h) for each branch f. Branches that all declare `inputs` share one matrix product for them."""
     inputs = {name: branch.inputs for name, branch in branches.items()}
     maps = [read for maps in inputs.values() for read in maps]
     if len(branches) < 2 or not all(inputs.values()) or not all(m.can_join for m in maps):
@@ -120,33 +148,35 @@ def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
 class PostNorm(Wiring):
     """x = norm(x + f(x)) for each group f in turn (Vaswani et al., 2017, section 3.1)."""
 
-    def forward(self, x: Stream, groups: Groups) -> Stream:
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
             x = self.norms[name](self.add(x, x, branches))
         return x
 
 
 class PreNorm(Wiring):
-    """x = x + f(norm(x)) for each group f in turn (Xiong et al., 2020, figure 1b); one may have no norm, and global
-    tokens one of their own before attention (Phang et al., 2022, Pegasus-X)."""
+    """x = x + f(norm(x)) for each group f in turn (Xiong et al., 2020, figure 1b).
 
-    def __init__(self, spec: spec.PreNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
-        super().__init__(spec, [name for name in groups if name != spec.skip_norm], new_norm)
+    One group may have no norm. Global tokens may have a norm of their own before attention (Phang et al., 2022,
+    Pegasus-X).
+    """
 
-    def forward(
-        self,
-        x: Stream,
-        groups: Groups,
-        norm_global: Callable[[Stream, Stream], Stream] | None = None,
-    ) -> Stream:
-        """Return the stream behind the layer.
+    def __init__(self, spec: spec.PreNorm, dim: int, layer: LayerInfo, groups: spec.Groups) -> None:
+        super().__init__(spec, dim, layer, groups)
+        self.num_global, has_norm = layer.global_tokens, spec.global_norm and "attention" in groups
+        self.global_norm = layer.new_norm(dim) if has_norm and self.num_global else None
 
-        Args:
-            norm_global: what attention reads, of the stream and its norm, where global tokens have one of their own.
-        """
+    @property
+    def is_per_token(self) -> bool:
+        return self.global_norm is None and super().is_per_token
+
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
             h = self.norms[name](x) if name in self.norms else x
-            h = norm_global(x, h) if norm_global is not None and name == "attention" else h
+            if self.global_norm is not None and context is not None and name == "attention":
+                is_global = context.layout.index_or_range() < self.num_global  # [rows, length]
+                # All of x is normed, though few tokens are global.
+                h = torch.where(is_global[..., None], self.global_norm(x), h)
             x = self.add(x, h, branches)
         return x
 
@@ -154,14 +184,17 @@ class PreNorm(Wiring):
 class SandwichNorm(Wiring):
     """x = x + norm_out(f(norm_in(x))) for each group f in turn (Ding et al., 2021, section 2.4)."""
 
-    def __init__(self, spec: spec.SandwichNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
-        super().__init__(spec, groups, new_norm)
-        self.out_norms = nn.ModuleDict({f: new_norm() for group in groups.values() for f in group})
+    def __init__(
+        self, spec: spec.SandwichNorm, dim: int, layer: LayerInfo, groups: spec.Groups
+    ) -> None:
+        super().__init__(spec, dim, layer, groups)
+        outputs = [f for group in groups.values() for f in group]
+        self.out_norms = nn.ModuleDict({name: layer.new_norm(dim) for name in outputs})
 
     def costs(self, groups: spec.Groups) -> StreamCosts:
         return replace(super().costs(groups), behind=num_norms(self.out_norms))
 
-    def forward(self, x: Stream, groups: Groups) -> Stream:
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
             x = self.add(x, self.norms[name](x), branches, self.out_norms)
         return x
@@ -170,13 +203,10 @@ class SandwichNorm(Wiring):
 class OutputNorm(Wiring):
     """x = x + norm(f(x)) for each group f in turn (OLMo 2, section 3.1)."""
 
-    def __init__(self, spec: spec.OutputNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
-        super().__init__(spec, [f for group in groups.values() for f in group], new_norm)
-
     def costs(self, groups: spec.Groups) -> StreamCosts:
         return replace(super().costs(groups), normed=0, behind=num_norms(self.norms))
 
-    def forward(self, x: Stream, groups: Groups) -> Stream:
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for branches in groups.values():
             x = self.add(x, x, branches, self.norms)
         return x
@@ -189,14 +219,11 @@ class Parallel(Wiring):
     section 2; Black et al., 2022, GPT-NeoX, section 2.1.
     """
 
-    def __init__(self, spec: spec.Parallel, groups: spec.Groups, new_norm: NewNorm) -> None:
-        super().__init__(spec, groups if spec.num_norms == 2 else ["shared"], new_norm)
-
     def costs(self, groups: spec.Groups) -> StreamCosts:
         # All are added at once to what all read.
         return replace(super().costs(groups), entering=1, summed=sum(map(len, groups.values())) + 2)
 
-    def forward(self, x: Stream, groups: Groups) -> Stream:
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         if "shared" in self.norms:
             everything = {name: f for group in groups.values() for name, f in group.items()}
             return self.add(x, self.norms["shared"](x), everything)
@@ -209,54 +236,56 @@ class Parallel(Wiring):
 class NormedResidual(Wiring):
     """h = norm(x), x = alpha h + f(h) for each group f in turn (MiniMax-01, section 2.2)."""
 
-    def __init__(self, spec: spec.NormedResidual, groups: spec.Groups, new_norm: NewNorm) -> None:
-        super().__init__(spec, groups, new_norm)
-        self.alpha = spec.alpha
-
-    def forward(self, x: Stream, groups: Groups) -> Stream:
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
             h = self.norms[name](x)
-            x = self.add(h * self.alpha[name], h, branches)
+            x = self.add(h * self.spec.alpha[name], h, branches)
         return x
 
 
 class DeepNorm(Wiring):
     """x = norm(alpha x + f(x)) for each group f in turn (Wang et al., 2022, DeepNet, section 3)."""
 
-    def __init__(self, spec: spec.DeepNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
-        super().__init__(spec, groups, new_norm)
+    def __init__(
+        self, spec: spec.DeepNorm, dim: int, layer: LayerInfo, groups: spec.Groups
+    ) -> None:
+        super().__init__(spec, dim, layer, groups)
         if spec.alpha == "auto":
             raise UserError(
                 'residual.alpha: found "auto", which follows from the number of layers; give a number, or take '
                 "the layer of a resolved spec: spec.resolved()"
             )
-        self.alpha = spec.alpha
 
-    def forward(self, x: Stream, groups: Groups) -> Stream:
+    def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
-            x = self.norms[name](self.add(x * self.alpha, x, branches))
+            x = self.norms[name](self.add(x * self.spec.alpha, x, branches))
         return x
 
 
 Step = Callable[[Stream], Stream]
-"""What a group of branches adds to one stream, of the other."""
+"""The sum that a group of branches adds to one stream, as a function of the other stream."""
 
 
 class Reversible(Wiring):
-    """x1, x2 = x2, x1 + f(norm(x2)) for each group f in turn, over both streams side by side: x [batch, length, 2 dim].
+    """x1, x2 = x2, x1 + f(norm(x2)) for each group f in turn. Shape: x = [x1, x2] [batch, length, 2 dim].
 
-    Gomez et al., 2017, section 3.1; Kitaev et al., 2020, section 3: with attention and a feed-forward, y1 = x1 +
-    attention(x2) and y2 = x2 + feedforward(y1).
+    With attention and a feed-forward: y1 = x1 + attention(x2), y2 = x2 + feedforward(y1).
+
+    Gomez et al., 2017, section 3.1; Kitaev et al., 2020, section 3.
     """
 
-    def forward(
-        self, x: Float[Tensor, "batch length both"], groups: Groups, replay: Replay | None = None
-    ) -> Float[Tensor, "batch length both"]:
-        """Return the streams behind the layer.
+    def narrow(self, x: Streams) -> Float[Tensor, "batch length output_dim"]:
+        # Both streams, or their mean: [batch, length, 2, dim] to [batch, length, dim]
+        return x if self.spec.join == "concat" else x.unflatten(-1, (2, -1)).mean(-2)
 
-        Args:
-            replay: what lets each group draw the random numbers again that it draws now.
-        """
+    def forward(
+        self,
+        x: Float[Tensor, "batch length both"],
+        groups: Groups,
+        context: Context | None = None,
+    ) -> Float[Tensor, "batch length both"]:
+        """Return both streams after the layer; `context.replay` records the random numbers of each group."""
+        replay = None if context is None else context.replay
         first, second = x.chunk(2, -1)
         for step in self.steps(groups):
             with nullcontext() if replay is None else replay.next():
@@ -264,7 +293,7 @@ class Reversible(Wiring):
         return torch.cat((first, second), -1)
 
     def steps(self, groups: Groups) -> list[Step]:
-        """Return what each group adds to one stream, as a function of the other."""
+        """Return the sum that each group adds to one stream, as a function of the other."""
         return [partial(self._added, name, branches) for name, branches in groups.items()]
 
     def _added(self, name: str, branches: Branches, x: Stream) -> Stream:
@@ -273,8 +302,8 @@ class Reversible(Wiring):
 
 RESIDUALS = Registry(
     spec.Residual,
-    "(spec, groups, new_norm)",
-    nn.Module,
+    "(spec, dim, layer, groups)",
+    Wiring,
     {
         spec.PostNorm: PostNorm,
         spec.PreNorm: PreNorm,
@@ -286,5 +315,5 @@ RESIDUALS = Registry(
         spec.Reversible: Reversible,
     },
 )
-"""Modules, best below `Wiring`: x = residual(x, groups). They are made of the names of the branches in groups, and
-called with the branches themselves."""
+"""Subclasses of `Wiring`, called as residual(x, groups, context). They are built from the names of the branches in
+groups (`layer` is a `LayerInfo`) and called with the branches themselves."""

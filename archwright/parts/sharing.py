@@ -1,4 +1,4 @@
-"""Modules that the layers of a model share: patterns of masks, rotary angles, and tables of distances."""
+"""A layer's place in its model, and modules that layers share: masks, rotary angles, tables of distances."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,9 +9,11 @@ from torch import nn
 
 from archwright.parts.linear import TokenTable
 from archwright.parts.masks import MaskPattern, pattern_of
+from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
+from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.positions import Position
 
 T = TypeVar("T")
@@ -19,10 +21,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Shared(Generic[T]):
-    """A reference to what several layers share. A module in it is registered by its owner, and not again here."""
+    """A reference to a value that layers share. Its owner registers it if it is a module."""
 
     name: str
-    """Key by which a compiled layer knows it: the same in every model of one shape. Empty: no other layer shares it."""
+    """Key in compiled layers, equal in all models of one shape; empty if no other layer shares the value."""
     value: T
 
 
@@ -34,12 +36,12 @@ class Sharing:
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     relatives: dict[str, nn.Module] = field(default_factory=dict)
     _choices: dict[str, Any] = field(default_factory=dict)
-    """The spec that each of them was made from."""
+    """Spec of each shared value, by name."""
 
     def named(
         self, axis: str, made: dict[str, Any], choice: Any, new: Callable[[], Any]
     ) -> Shared[Any]:
-        """Return what was made from an equal choice, or make it."""
+        """Return the value of an equal choice; make it the first time."""
         for name in made:
             if self._choices[name] == choice:
                 return Shared(name, made[name])
@@ -50,26 +52,57 @@ class Sharing:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """Site of a mixer when it is made: which layer it stands in, its positions, and what layers share.
+    """Place of a part in its model: layer number, kinds of layers, positions, norm, and shared modules.
 
-    Without arguments it is that of a mixer alone: in the first layer, without positions.
+    The defaults describe a part on its own: the only layer, without positions.
     """
 
     number: int = 1
-    """The number of the layer, counted from 1."""
+    """Number of the layer, from 1."""
     position: Position = Position.none()
-    """The layer's position encoding."""
+    """Position encoding of the layer."""
     sharing: Sharing = field(default_factory=Sharing)
     vocab_size: int | None = None
-    """Rows of the model's embedding; None where no model is known."""
+    """Rows of the model's embedding; None without a model."""
     memory_dim: int | None = None
-    """Width of the encoder's output; None where there is none."""
+    """Width of the encoder's output; None without an encoder."""
+    kinds: tuple[str, ...] = ()
+    """Kind of every layer of the model, first to last; empty without a model."""
+    norm: Norm = RMSNorm()
+    """Norm of the layer's residual stream."""
+    global_tokens: int = 0
+    """Learned vectors in front of each text."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers of the model."""
+        return len(self.kinds) or self.number
+
+    @property
+    def alike(self) -> tuple[int, ...]:
+        """Numbers of the layers of the same kind, in order, this one included.
+
+        The first layer of the kind is `alike[0]`, the rank of this one `alike.index(number)`.
+        """
+        if not self.kinds:
+            return (self.number,)
+        kind = self.kinds[self.number - 1]
+        return tuple(i for i, other in enumerate(self.kinds, 1) if other == kind)
+
+    def new_norm(self, dim: int) -> nn.Module:
+        """Return a new norm of the layer's kind."""
+        norm: nn.Module = NORMS.make(self.norm, dim)
+        return norm
 
     def token_table(self, width: int, name: str) -> TokenTable:
-        """Return a table with a row of this width for each token of the vocabulary, for the option `name`.
+        """Return a table with one row per token of the vocabulary.
+
+        Args:
+            width: Numbers per row.
+            name: Option that requires the table, for the message.
 
         Raises:
-            UserError: no model, and so no vocabulary, is known.
+            UserError: The part is on its own, without a vocabulary.
         """
         if self.vocab_size is None:
             raise UserError(
@@ -79,18 +112,18 @@ class LayerInfo:
         return TokenTable(self.vocab_size, width)
 
     def pattern(self, mask: Mask, num_heads: int) -> Shared[MaskPattern]:
-        """Return the pattern of a mask, for this number of heads and this layer if they matter."""
+        """Return the pattern of a mask, which may depend on the heads and on the layer."""
         layer = self.number if mask.differs_by_layer else 1
         key = (mask, num_heads if mask.differs_by_head else 1, layer)
         patterns = self.sharing.patterns
         return self.sharing.named("mask", patterns, key, lambda: pattern_of(mask, num_heads, layer))
 
     def shared(self, axis: str, key: Any, new: Callable[[], nn.Module]) -> Shared[Any]:
-        """Return a module with parameters that all layers share which give the same key."""
+        """Return a module that all layers with the same key share, parameters included."""
         return self.sharing.named(axis, self.sharing.relatives, (axis, key), new)
 
     def rotary(self, head_dim: int) -> Shared[Any] | None:
-        """Return what rotates queries and keys of this width; None where positions do not."""
+        """Return the rotation of queries and keys of a width; None if positions do not rotate."""
         if not self.position.rotates:
             return None
 
@@ -108,9 +141,9 @@ class LayerInfo:
     def relative(
         self, dim: int, num_heads: int, head_dim: int, *, two_way: bool
     ) -> Shared[Any] | None:
-        """Return what adds a bias to the scores of heads; None where positions do not.
+        """Return the bias of the scores of heads; None if positions add none.
 
-        One that layers do not share has no name: the mixer registers it.
+        A bias of this layer alone has no name, and the mixer registers it.
         """
         sizes = (dim, num_heads, head_dim)
         if not self.position.scores:

@@ -8,7 +8,6 @@ from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
-from archwright.parts.residuals import stream_costs
 from archwright.planning.splits import blocks_of, share
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import ActivationCheckpointing
@@ -54,12 +53,12 @@ def activations(
     """
     specs = {id(spec): spec for _, spec in layers}.values()
     ends = sum(
-        2 * spec.dim * spec.vectors_per_token for spec in specs if spec.residual.num_streams == 2
+        2 * spec.dim * spec.vectors_per_token for spec in specs if spec.residual.is_reversible
     )
     kept: list[Values] = [{STREAM: ends}]
     again: Values = {}
     for layer, spec in layers:
-        is_reversible = spec.residual.num_streams == 2
+        is_reversible = spec.residual.is_reversible
         # A spec with an encoder is that of the decoder beside it.
         text = length if spec.encoder_model is None else target_length or length
         longer = text + spec.global_tokens
@@ -87,6 +86,8 @@ class LayerValues(NamedTuple):
     """Those of them that are not only summed: norms, or weights of experts, stand behind."""
     others: Values
     """What norms, activations and gates give."""
+    provided: Values
+    """Values for later layers, most of them among the results, too."""
 
     def under(self, checkpointing: str) -> tuple[Values, Values]:
         """Return what is kept until the backward pass, and what is there while the layer is computed again."""
@@ -94,16 +95,17 @@ class LayerValues(NamedTuple):
         if checkpointing == "none":
             return everything, {}
         if checkpointing == "full":
-            return self.entering, everything
+            return added((self.entering, self.provided)), everything
         return added((self.entering, self.results, self.written)), self.others
 
 
 def layer_values(layer: Layer, dim: int, length: int, source_length: int) -> LayerValues:
     """Return the numbers per token that a layer has while it is computed."""
     results, written, needed, others = (defaultdict[int, float](float) for _ in range(4))
-    mixers, wiring = layer.mixers(), stream_costs(layer.residual, layer.groups)
+    mixers, wiring = layer.mixers(), layer.residual.costs(layer.groups)
+    streams = layer.residual.streams
     # The first of what enters norms is what enters the layer.
-    others[STREAM] += (wiring.entering + wiring.normed - 1) * dim
+    others[STREAM] += ((wiring.entering - 1) * streams + wiring.normed) * dim
     needed[STREAM] += wiring.behind * dim
     for name in layer.branches:
         branch, mixer = layer.branch(name), mixers.get(name)
@@ -128,7 +130,8 @@ def layer_values(layer: Layer, dim: int, length: int, source_length: int) -> Lay
             (others if mixer is None else results)[blocks] += times * module.d_in
             # Where it is shared by rows, each device has a part of the sum for all tokens.
             written[min(blocks, WHOLE)] += times * module.d_out
-    return LayerValues({STREAM: dim}, results, written, needed, others)
+    provided = {STREAM: float(sum(layer.provides.values()))}
+    return LayerValues({STREAM: streams * dim}, results, written, needed, others, provided)
 
 
 def added(values: Iterable[Values]) -> Values:

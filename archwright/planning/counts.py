@@ -9,7 +9,6 @@ from archwright.spec.model_spec import ModelSpec
 LAYER_PARTS = {
     "feedforward": "feed-forward",
     "residual": "norms",
-    "global_norm": "norms",
     "embedding_skip": "embedding skip",
     "cross_attention": "cross-attention",
     "attention.value_embedding": "value embeddings",

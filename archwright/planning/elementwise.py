@@ -9,7 +9,6 @@ from archwright.model.language_model import LanguageModel
 from archwright.model.stack import Stack
 from archwright.optim.groups import build_optimizers
 from archwright.optim.muon import Muon
-from archwright.parts.residuals import stream_costs
 from archwright.planning.activations import layers_of
 from archwright.planning.cost import global_tokens, vectors_read
 from archwright.planning.counts import part_of
@@ -48,7 +47,7 @@ def of_layers(
             continue  # the source was read before
         text = 1 if decodes else (target_length if in_decoder else length) + more[layer]
         vectors = texts * text * (1 + streams if in_decoder else 1)
-        wiring, dim = stream_costs(layer.residual, layer.groups), spec.dim
+        wiring, dim = layer.residual.costs(layer.groups), spec.dim
         branches = {name: layer.branch(name) for name in layer.branches}
         normed = (wiring.normed + wiring.behind) * dim + sum(
             each.normed_per_token for each in branches.values()

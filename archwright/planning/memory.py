@@ -42,10 +42,11 @@ class LeastMemory:
 def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) -> LeastMemory:
     """Return the bytes that a step on `rows` full rows needs at least; the model may be a meta one."""
     logits = logit_bytes(model, rows)
-    # What enters each layer, or both streams that leave the last of reversible ones.
-    layers = 2 if model.spec.residual.num_streams == 2 else model.spec.num_layers
+    # Streams that enter each layer, or those that leave the last of reversible ones.
+    residual = model.spec.residual
+    vectors = residual.streams * (1 if residual.is_reversible else model.spec.num_layers)
     tokens = rows * model.spec.context_length * model.spec.vectors_per_token
-    values = tokens * model.spec.dim * layers
+    values = tokens * model.spec.dim * vectors
     return LeastMemory(
         model.num_parameters() * PER_PARAMETER,
         logits if whole_logits else min(logits, WHOLE_LOGITS),
@@ -55,7 +56,8 @@ def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) 
 
 def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
     """Return the bytes of a cache for `length` tokens, with numbers of `itemsize` bytes."""
-    return sum(mixer.state_bytes(length, itemsize) for mixer in model.mixers())
+    own = (mixer for mixer in model.mixers() if mixer.reads_state_of is None)
+    return sum(mixer.state_bytes(length, itemsize) for mixer in own)
 
 
 def cache_bytes_per_token(model: LanguageModel) -> int:

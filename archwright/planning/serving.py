@@ -103,6 +103,7 @@ def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: 
         mixer.state_bytes(length, itemsize)
         * (1.0 if mixer.kept_blocks is None else tensor * share(mixer.kept_blocks, tensor))
         for mixer in model.mixers()
+        if mixer.reads_state_of is None
     )
 
 

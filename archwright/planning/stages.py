@@ -125,9 +125,10 @@ class Needs:
             for name in CHECKPOINTING
         }
         keys = [_keys(layer) for layer, _ in layers]
+        spec = self.model.spec
         return Stage(
             len(layers),
-            self.model.spec.dim * self.model.spec.vectors_per_token,
+            spec.dim * spec.residual.streams * spec.vectors_per_token,
             2 - is_first - is_last,
             _added_up(weights | around),
             max(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from archwright import format as fmt
 from archwright.reporting.document import SMOOTHING, Axis, Chart
-from archwright.reporting.history import History, Line
+from archwright.reporting.history import MEASURED, History, Line
 from archwright.reporting.result import as_nats_per_token, closing_steps, closing_words
 from archwright.reporting.thinning import BUCKETS, Values, smoothed, thin
 
@@ -149,6 +149,11 @@ def step_columns(history: History) -> list[tuple[str, str, str, str]]:
             f"{name[:1].upper()}{name[1:]}",
             f"nats per {history.spec.second_cases}",
             ".4f",
+        ),
+        *(
+            (column, column.replace("_", " ").capitalize(), "auxiliary loss", ".3e")
+            for column in history.train
+            if column.endswith("_loss") and column not in MEASURED
         ),
     ]
 

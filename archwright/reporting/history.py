@@ -106,7 +106,8 @@ def read_history(run_folder: RunFolder) -> History:
         name: np.array([line[name] for line in lines], dtype=np.int64)
         for name in ("step", "tokens")
     }
-    for name in ("seconds", "progress", *MEASURED):
+    auxiliary = {name for line in lines for name in line if name.endswith("_loss")}
+    for name in ("seconds", "progress", *MEASURED, *sorted(auxiliary - {*MEASURED})):
         columns[name] = np.array([line.get(name) for line in lines], dtype=np.float64)
     evals = [_numbers(line) for line in kinds.get("eval", [])]
     change = text_change_of(run_folder)

@@ -38,10 +38,10 @@ def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
 
     def new_context(
         tokens: Tensor,
-        position_ids: Tensor | None,
-        segment_ids: Tensor | None,
-        padding_mask: Tensor | None,
-        prefix_lengths: Tensor | None,
+        position_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
     ) -> Context:
         layout = token_layout(
             tokens.repeat(1, group.size()),  # which has the shape of whole rows

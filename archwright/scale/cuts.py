@@ -19,7 +19,12 @@ from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
     """Return the branches of a model that processes may share, with what each says of itself."""
     branches = [layer.branch(name) for layer in distinct_layers(model) for name in layer.branches]
-    found = {b: parallel for b in branches if (parallel := b.tensor_parallel) is not None}
+    found = {
+        b: parallel
+        for b in branches
+        # Values that cross layers are whole.
+        if (parallel := b.tensor_parallel) is not None and not b.provides and not b.reads_from
+    }
     # A table of distances that one attention needs whole is whole for all that read it.
     whole = {shared_position(branch) for branch in branches if branch not in found} - {None}
     return {b: parallel for b, parallel in found.items() if shared_position(b) not in whole}

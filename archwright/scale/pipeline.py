@@ -20,7 +20,6 @@ from archwright.data.inputs import Batch
 from archwright.model.language_model import LanguageModel, Output
 from archwright.scale.processes import Passes
 from archwright.scale.stages import StageShards
-from archwright.spec.errors import UserError
 
 Schedule = Schedule1F1B | ScheduleInterleaved1F1B
 # Where a process ends, torch would write the whole schedule beside the one line that says so.
@@ -73,7 +72,7 @@ class Pipeline:
         stream, auxiliary = passes.hidden(part)
         if auxiliary.requires_grad:
             stream = _AlsoMinimised.apply(stream, auxiliary)  # type: ignore[no-untyped-call]
-        return self._sent(stream, part)
+        return self._sent(stream)
 
     def count_backward(self) -> None:
         """Say whether the backward pass that comes now is the last one of the step."""
@@ -87,7 +86,7 @@ class Pipeline:
         for stage in self.stages.own:
             stream = None
             if stage:
-                shape = (*batch.inputs.tokens.shape, self.model.spec.dim)
+                shape = (*batch.inputs.tokens.shape, self._width)
                 dtype = next(self.model.parameters()).dtype
                 stream = torch.empty(shape, dtype=dtype, device=batch.inputs.tokens.device)
                 dist.recv(stream, self._process(rank - 1), self.group)
@@ -95,18 +94,17 @@ class Pipeline:
             if self.stages.is_last:
                 out = self.model(**batch.inputs.given())
             else:
-                stream = self._sent(self.model.hidden(**batch.inputs.given()), batch)
+                stream = self._sent(self.model.hidden(**batch.inputs.given()))
                 dist.send(stream, self._process((rank + 1) % size), self.group)
         return out
 
-    def _sent(self, stream: Tensor, batch: Batch) -> Tensor:
-        """Return a stream as the next stage receives it, [rows, length, dim]; refuse several streams side by side."""
-        spec, tokens = self.model.spec, batch.inputs.tokens
-        if stream.shape != (*tokens.shape, spec.dim):
-            raise UserError(
-                f'model.residual.kind: found "{spec.residual.kind}", by which layers hand on a stream of shape '
-                f"{[*stream.shape]}; expected {[*tokens.shape, spec.dim]}, or scale.pipeline = 1"
-            )
+    @property
+    def _width(self) -> int:
+        """Width of what stages send: all streams next to each other."""
+        return self.model.spec.dim * self.model.spec.residual.streams
+
+    def _sent(self, stream: Tensor) -> Tensor:
+        """Return the streams, [rows, length, width], as the next stage receives them."""
         return stream.to(next(self.model.parameters()).dtype).contiguous()
 
     def _process(self, rank: int) -> int:
@@ -115,7 +113,7 @@ class Pipeline:
     def _new_schedule(self, num_parts: int, rows: int, length: int) -> Schedule:
         """Return the order of so many parts of a shape. Torch is given the shapes between stages, and so sends none."""
         weight = next(self.model.parameters())
-        device, shape = weight.device, (rows, length, self.model.spec.dim)
+        device, shape = weight.device, (rows, length, self._width)
         stream = torch.empty(shape, dtype=weight.dtype, device="meta", requires_grad=True)
         loss = torch.empty(1, dtype=weight.dtype, device="meta", requires_grad=True)
         number = len(self.stages.runs)

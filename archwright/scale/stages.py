@@ -8,6 +8,7 @@ which add their gradients up (Narayanan et al., 2021, Megatron-LM: the embedding
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -131,24 +132,20 @@ class StageShards:
         self,
         tokens: Tensor,
         *,
-        position_ids: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         cache: Cache | None = None,
+        **layout: Any,
     ) -> Tensor:
         """Return the stream behind the stage that is computed; behind the last one, what the head reads."""
         assert cache is None, "stages keep nothing of a text"
         model = self.model
         assert isinstance(model, Decoder), "others are refused"
-        given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        context, x = model.new_context(*given), self.stream
+        context, x = model.new_context(tokens, **layout), self.stream
         if x is None:
             x = model.summed(model.embedding(tokens, token_type_ids), context)
-            x = x if model.project_in is None else model.project_in(x)
+            x = model.begin(model.projected(x), context)
         x = model.through(self.runs[self.now], x, context)
-        return model.norm(x) if self.is_last else x
+        return model.end(x) if self.is_last else x
 
 
 def stage_runs(model: LanguageModel, num_stages: int) -> list[list[Layer]]:
@@ -189,12 +186,18 @@ def refusals(model: LanguageModel, layout: Layout) -> Iterator[str]:
     for path, found, none in beside_the_stream(spec):
         yield f"{path}: found {found}, which layers read beside the stream; expected {none}, {otherwise}"
     lines = dict[str, None]()
-    for kind, layer in zip(spec.layers.names(spec.num_layers), model.stack, strict=True):
+    runs = stage_runs(model, min(layout.num_stages, spec.num_layers))
+    stages = [0, *(stage for stage, run in enumerate(runs) for _ in run)]  # by number; 0: embedding
+    kinds = spec.layers.names(spec.num_layers)
+    for number, (kind, layer) in enumerate(zip(kinds, model.stack, strict=True), 1):
         path = "model" if kind == "default" else f"model.layer_kinds.{kind}"
         if layer.embedding_skip is not None:
             lines[
                 f"{path}.residual.embedding_skip: found true, which layers read beside the stream"
             ] = None
+        for name, source in layer.reads_from.items():
+            if stages[number] != stages[source] and layer.embedding_skip is None:
+                lines[f'{path}: reads "{name}" of layer {source}, in another stage'] = None
         for name in layer.branches:
             if option := layer.branch(name).across_layers:
                 choice = getattr(spec.layers_by_kind[kind], name)

@@ -25,7 +25,6 @@ from archwright.model.stack import Stack
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import RouterAuxLoss
-from archwright.parts.residuals import Wiring
 from archwright.scale.cuts import (
     cut_axes,
     distinct_layers,
@@ -169,13 +168,8 @@ def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
 def shares_tokens(stack: Stack) -> bool:
     """Tell whether all that stands between the branches of a stack looks at each token by itself."""
     layers = [*stack.stack]
-    plain = all(
-        isinstance(layer.residual, Wiring)
-        and layer.embedding_skip is None
-        and layer.global_norm is None
-        for layer in layers
-    )
-    return plain and len({*layers}) == len(layers) and not stack.is_reversible
+    plain = all(layer.residual.is_per_token and layer.embedding_skip is None for layer in layers)
+    return plain and len({*layers}) == len(layers) and not stack.spec.residual.is_reversible
 
 
 def stacks(model: nn.Module) -> Iterator[tuple[Stack, str]]:

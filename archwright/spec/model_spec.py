@@ -110,10 +110,11 @@ class StackSpec(LayerSpec):
 
     def layer(self, index: int) -> LayerSpec:
         """Return the full spec of layer `index`."""
-        return self.layers_by_kind[self._names[index]]
+        return self.layers_by_kind[self.layer_order[index]]
 
     @cached_property
-    def _names(self) -> tuple[str, ...]:
+    def layer_order(self) -> tuple[str, ...]:
+        """Kind of every layer, first to last."""
         return self.layers.names(self.num_layers)
 
     @cached_property
@@ -121,8 +122,8 @@ class StackSpec(LayerSpec):
         """The parameters of each layer, by a number: its own, or with `layers.shared` that of its kind."""
         if not self.layers.shared:
             return tuple(range(self.num_layers))
-        kinds = [*dict.fromkeys(self._names)]
-        return tuple(kinds.index(name) for name in self._names)
+        kinds = [*dict.fromkeys(self.layer_order)]
+        return tuple(kinds.index(name) for name in self.layer_order)
 
     @property
     def distinct_layers(self) -> list[LayerSpec]:
@@ -369,7 +370,7 @@ class ModelSpec(StackSpec, Shown):
     def is_reversible(self) -> bool:
         """Whether the layers of some stack are computed again in the backward pass."""
         stacks = (self, self.encoder_model, self.generator_model)
-        return any(stack.residual.num_streams == 2 for stack in stacks if stack is not None)
+        return any(stack.residual.is_reversible for stack in stacks if stack is not None)
 
     @property
     def head_width(self) -> int:

@@ -75,9 +75,13 @@ class Residual(Choice):
     """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
     numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
 
-    num_streams: ClassVar[int] = 1
-    """Streams of the model's width side by side. With two, each branch reads one and is added to the other, so that
-    what a layer was given follows from what it gave, and is computed again in the backward pass."""
+    is_reversible: ClassVar[bool] = False
+    """Whether the input of a layer follows from its output, so that the backward pass computes it again."""
+
+    @property
+    def streams(self) -> int:
+        """Number of streams of the model's width side by side."""
+        return 1
 
     def output_dim(self, dim: int) -> int:
         """Return the width of what leaves the layers of a model of width `dim`."""
@@ -89,18 +93,17 @@ class Residual(Choice):
         return 1.0
 
     @property
-    def norms_global_tokens(self) -> bool:
-        """Whether attention reads global tokens behind a norm of their own, where there are some."""
-        return False
-
-    @property
     def num_parameters(self) -> int:
         """Number of parameters of a layer's wiring beside those of its norms."""
         return 2 * self.embedding_skip
 
+    def norm_names(self, groups: Groups) -> list[str]:
+        """Return the names of a layer's norms: by default one norm in front of each group."""
+        return [*groups]
+
     def num_norms_of(self, groups: Groups) -> int:
-        """Return the number of norms of a layer with these groups of branches."""
-        return len(groups)
+        """Return the number of norms of a layer."""
+        return len(self.norm_names(groups))
 
 
 class PostNorm(Residual):
@@ -124,12 +127,8 @@ class PreNorm(Residual):
     """Norm the stack's `global_tokens`, where it has some, before attention by a norm of their own (Phang et al., 2022,
     Pegasus-X's published code)."""
 
-    @property
-    def norms_global_tokens(self) -> bool:
-        return self.global_norm
-
-    def num_norms_of(self, groups: Groups) -> int:
-        return len({*groups} - {self.skip_norm})
+    def norm_names(self, groups: Groups) -> list[str]:
+        return [name for name in groups if name != self.skip_norm]
 
 
 class SandwichNorm(Residual):
@@ -151,8 +150,8 @@ class OutputNorm(Residual):
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< f norm +"
 
-    def num_norms_of(self, groups: Groups) -> int:
-        return sum(map(len, groups.values()))
+    def norm_names(self, groups: Groups) -> list[str]:
+        return [name for group in groups.values() for name in group]
 
 
 class Parallel(Residual):
@@ -166,8 +165,8 @@ class Parallel(Residual):
     num_norms: Literal[1, 2] = 1
     """One norm for both branches (GPT-J, PaLM), or one each (GPT-NeoX)."""
 
-    def num_norms_of(self, groups: Groups) -> int:
-        return 1 if self.num_norms == 1 else len(groups)
+    def norm_names(self, groups: Groups) -> list[str]:
+        return ["shared"] if self.num_norms == 1 else [*groups]
 
 
 class NormedResidual(Residual):
@@ -211,10 +210,14 @@ class Reversible(Residual):
 
     kind: Literal["reversible"] = "reversible"
     final_norm: ClassVar[bool] = True
-    num_streams: ClassVar[int] = 2
+    is_reversible: ClassVar[bool] = True
     join: Literal["concat", "mean"] = "concat"
     """What the last norm reads: both streams side by side (Reformer's published code), or their mean, which is as wide
     as one."""
+
+    @property
+    def streams(self) -> int:
+        return 2
 
     def output_dim(self, dim: int) -> int:
         return 2 * dim if self.join == "concat" else dim

@@ -353,12 +353,15 @@ def sums_have_distances(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
         )
 
 
-@_rule("Two streams run through all layers, or through none.")
+@_rule("All layers have the same streams.")
 def streams_run_through(spec: "ModelSpec") -> Iterator[str]:
     for name, layer in spec.layers_by_kind.items():
         wanted, found = spec.residual, layer.residual
-        alike = found.num_streams == wanted.num_streams
-        if not alike or found.output_dim(spec.dim) != wanted.output_dim(spec.dim):
+        numbers = [
+            (choice.streams, choice.is_reversible, choice.output_dim(spec.dim))
+            for choice in (wanted, found)
+        ]
+        if numbers[0] != numbers[1]:
             yield (
                 f'layer_kinds.{name}.residual: found "{found.kind}" beside residual.kind "{wanted.kind}"; expected as '
                 "many streams in all layers, joined in one way"
@@ -368,7 +371,7 @@ def streams_run_through(spec: "ModelSpec") -> Iterator[str]:
 @_rule("What a layer was given follows from what it gave.")
 def layers_are_reversible(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
-        if layer.residual.num_streams == 1:
+        if not layer.residual.is_reversible:
             continue
         if layer.residual.embedding_skip:
             yield (

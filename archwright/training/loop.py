@@ -227,7 +227,7 @@ class Loop:
             "train",
             loss=result.loss,
             z_loss=result.z_loss,
-            **({"router_loss": result.router_loss} if result.router_loss else {}),
+            **result.auxiliary,
             **({} if result.second_loss is None else {"second_loss": result.second_loss}),
             grad_norm=result.grad_norm,
             lr=self.session.learning_rate(lr_scale),

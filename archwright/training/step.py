@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE, Batch
-from archwright.losses import Loss, cross_entropy, linear_cross_entropy, of_streams, pop_aux_losses
+from archwright.losses import (
+    Loss,
+    aux_loss_names,
+    cross_entropy,
+    linear_cross_entropy,
+    of_streams,
+    pop_aux_losses,
+)
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel, Output
@@ -30,8 +37,8 @@ class StepResult:
     grad_norm: float
     finite: bool
     """Whether loss and gradient are numbers; if not, nothing was updated."""
-    router_loss: float = 0.0
-    """Auxiliary losses of routers."""
+    auxiliary: Mapping[str, float] = field(default_factory=dict)
+    """Auxiliary losses by name, such as router_loss; see `Branch.auxiliary`."""
     second_loss: float | None = None
     """Of what is learned beside tokens, in nats per row or per token; None where that is nothing."""
 
@@ -79,7 +86,7 @@ def train_step(
         },
     )
     processes.backward(model, passes.parts, passes)
-    loss, z_loss, router_loss, second_loss = passes.means()
+    loss, z_loss, second_loss, auxiliary = passes.means()
     processes.bring_gradients()
     precision.unscale(optimizers.values())
     # Asking the optimizers needs no walk through the model.
@@ -94,7 +101,7 @@ def train_step(
             precision.step(optimizer)
         precision.update()
     _finish_step(model, optimizers, processes, updated=finite)
-    return StepResult(loss, z_loss, grad_norm, finite, router_loss, second_loss)
+    return StepResult(loss, z_loss, grad_norm, finite, auxiliary, second_loss)
 
 
 def _finish_step(
@@ -136,6 +143,7 @@ class _Passes(Passes):
         self.parts = [to_device(part, precision.device) for part in own]
         self.num_valid = valid_targets(batch)
         self.num_cases = second_cases(batch)
+        self._auxiliary_names = aux_loss_names(model)
         self._found: dict[str, list[tuple[Tensor, int]]] = defaultdict(list)
         """Of each part, numbers and what they are divided by."""
 
@@ -160,19 +168,22 @@ class _Passes(Passes):
         return hidden, self._auxiliary(part)
 
     def _auxiliary(self, part: Batch) -> Tensor:
-        """Return what branches asked to be minimised besides in their last forward."""
-        asked = pop_aux_losses(self.model, self.processes.mean)
-        auxiliary: Tensor = asked * (part.targets.numel() / self.batch.targets.numel())
-        self._found["router_loss"].append((auxiliary.detach(), 1))
-        return auxiliary
+        """Return the sum of the auxiliary losses of the last forward pass, by the part's share of the rows."""
+        share = part.targets.numel() / self.batch.targets.numel()
+        total = torch.zeros(())
+        for name, loss in pop_aux_losses(self.model, self.processes.mean).items():
+            self._found[name].append((loss.detach() * share, 1))
+            total = total + loss * share
+        return total
 
-    def means(self) -> tuple[float, float, float, float | None]:
-        """Return the losses, summed over parts and processes, once no more is computed: a GPU is waited for."""
-        names = ("loss", "z_loss", "router_loss", "second_loss")
+    def means(self) -> tuple[float, float, float | None, dict[str, float]]:
+        """Return the losses, summed over parts and ranks; on a GPU this waits for the backward pass."""
+        names = ("loss", "z_loss", "second_loss", *self._auxiliary_names)
         found = [sum(x.item() / by for x, by in self._found.get(name, ())) for name in names]
-        loss, z_loss, router_loss, second = self.processes.sums(found)
+        loss, z_loss, second, *auxiliary = self.processes.sums(found)
         has_second = self.num_cases or "second_loss" in self._found
-        return loss, z_loss, router_loss, second if has_second else None
+        by_name = {n: x for n, x in zip(self._auxiliary_names, auxiliary, strict=True) if x}
+        return loss, z_loss, second if has_second else None, by_name
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -12,6 +12,7 @@ from archwright.parts.residuals import RESIDUALS
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.residuals import PerBranch, Residual
+from tests.parts.test_residuals import place
 
 
 class Bare(Branch):
@@ -55,7 +56,7 @@ def test_a_flow_gives_the_numbers_of_its_wiring(kind: str) -> None:
     changes = ["residual.multiplier.attention=0.3", "residual.multiplier.feedforward=0.7"]
     spec = modern(f"residual.kind={kind}", *changes).residual
     groups = {name: {name: branch} for name, branch in BRANCHES.items()}
-    part = RESIDUALS[type(spec)](spec, groups, Shift).eval()
+    part = RESIDUALS[type(spec)](spec, 3, place(Shift), groups).eval()
     x = torch.linspace(-1, 1, 6).view(1, 2, 3)
     assert torch.allclose(followed(spec, part, x), part(x, groups))
 

@@ -294,14 +294,16 @@ def steps(model: nn.Module, tokens: Tensor, lr: float = 1e-3) -> list[float]:
     everything = torch.ones_like(tokens, dtype=torch.bool)
     for _ in range(20):
         if isinstance(model, EncoderDecoder):
-            loss = own_loss(model, tokens, tokens, everything) + pop_aux_losses(model)
+            loss = own_loss(model, tokens, tokens, everything) + sum(pop_aux_losses(model).values())
         elif isinstance(model, Decoder):
             ahead = 0 if model.spec.is_bidirectional else 1  # masked tokens are said where they are
             out = model(tokens).logits[:, : tokens.shape[1] - ahead].flatten(0, 1)
             labels = tokens
             if model.spec.head.predicts == "replaced":
                 out, labels = F.pad(out, (1, 0)), tokens % 2
-            loss = F.cross_entropy(out, labels[:, ahead:].flatten()) + pop_aux_losses(model)
+            loss = F.cross_entropy(out, labels[:, ahead:].flatten()) + sum(
+                pop_aux_losses(model).values()
+            )
         else:
             labels = tokens % 2 if "PreTraining" in type(model).__name__ else tokens
             loss = model(**inputs(model, tokens, everything), labels=labels).loss

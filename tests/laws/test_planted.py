@@ -19,7 +19,7 @@ from archwright.parts.kernels import KERNELS, ScoreMods, eager, sdpa
 from archwright.parts.masks import AttentionMask, BlockSparse, Causal, Window
 from archwright.parts.mixers import LatentAttention, base
 from archwright.parts.positions import Rotation
-from archwright.parts.residuals import PostNorm, PreNorm
+from archwright.parts.residuals import OutputNorm, PostNorm
 from archwright.parts.states import KVCache, SlotTable
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.model_spec import ModelSpec
@@ -268,6 +268,6 @@ def test_what_does_not_count_itself_is_told_by_how_much(monkeypatch: pytest.Monk
 
 
 def test_norms_in_the_wrong_place_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PostNorm, "forward", PreNorm.forward)
+    monkeypatch.setattr(PostNorm, "forward", OutputNorm.forward)
     with pytest.raises(AssertionError):
         wiring_formula(PostNormSpec(), ["attention", "feedforward"])

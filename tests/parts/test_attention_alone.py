@@ -170,6 +170,6 @@ def test_sizes_that_are_left_open_follow_from_the_dimensions() -> None:
 
 def test_what_follows_from_the_whole_model_is_asked_for() -> None:
     with pytest.raises(UserError, match=r'residual\.alpha: found "auto".*resolved'):
-        DeepNorm(residuals.DeepNorm(), {"attention": ["attention"]}, lambda: nn.Identity())
+        DeepNorm(residuals.DeepNorm(), 16, LayerInfo(), {"attention": ["attention"]})
     with pytest.raises(UserError, match=r'init\.embedding_std: found "auto".*resolved'):
         Glorot(init_spec.Glorot(), 2, 16)

@@ -86,7 +86,7 @@ def test_layers_read_them_before_the_text_and_the_head_does_not(own_norm: bool) 
     for layer in built.stack:
         h = layer.residual.norms["attention"](x)  # type: ignore[index, union-attr]
         if own_norm:
-            h = torch.cat((layer.global_norm.norm(x[:, :3]), h[:, 3:]), 1)  # type: ignore[operator]
+            h = torch.cat((layer.residual.global_norm(x[:, :3]), h[:, 3:]), 1)  # type: ignore[operator]
         x = x + layer.branch("attention")(h)
         x = x + layer.branch("feedforward")(layer.residual.norms["feedforward"](x))  # type: ignore[index, union-attr]
     torch.testing.assert_close(built(tokens).logits, built.head(built.norm(x[:, 3:])))

@@ -11,8 +11,11 @@ from archwright.model import build
 from archwright.parts import residuals
 from archwright.parts.linear import Linear
 from archwright.parts.residuals import RESIDUALS
+from archwright.parts.sharing import LayerInfo
 from archwright.spec import residuals as spec
 from archwright.spec.model_spec import ModelSpec
+
+DIM = 6
 
 
 class Scale(nn.Module):
@@ -51,8 +54,18 @@ BRANCHES = {
 
 def made(choice: spec.Residual, names: list[str]) -> nn.Module:
     Scale.made = 0
-    part: nn.Module = RESIDUALS[type(choice)](choice, groups(names), Scale)
+    part: nn.Module = RESIDUALS[type(choice)](choice, DIM, place(Scale), groups(names))
     return part
+
+
+def place(new_norm: Callable[[], nn.Module]) -> LayerInfo:
+    """Return the place of a layer with norms of another make."""
+
+    class Place(LayerInfo):
+        def new_norm(self, dim: int) -> nn.Module:
+            return new_norm()
+
+    return Place()
 
 
 def groups(names: Iterable[str]) -> dict[str, list[str]]:
@@ -150,11 +163,13 @@ def test_each_branch_has_norms_of_its_own(choice: spec.Residual) -> None:
 @CHOICES
 def test_dropout_is_of_the_branch_alone_and_in_training_alone(choice: spec.Residual) -> None:
     choice = choice.model_copy(update={"dropout": 0.25})
-    part: nn.Module = RESIDUALS[type(choice)](choice, groups(["feedforward"]), nn.Identity)
+    part: nn.Module = RESIDUALS[type(choice)](
+        choice, 1, place(nn.Identity), groups(["feedforward"])
+    )
     x, one = torch.zeros(1, 1, 100_000), torch.ones(1, 1, 100_000)
     torch.manual_seed(0)
     ones = {"feedforward": {"feedforward": Bare(torch.ones_like)}}
-    changed = slice(x.shape[-1] - x.shape[-1] // choice.num_streams, None)
+    changed = slice(x.shape[-1] - x.shape[-1] // choice.streams, None)
     kept = part.train()(x, ones)[..., changed]
     assert kept.unique().tolist() == pytest.approx([0, 1 / 0.75])
     assert (kept == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)

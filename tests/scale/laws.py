@@ -371,7 +371,10 @@ def trained(run: RunSpec, processes: Processes, rounding: int = 0) -> Trained:
         if isinstance(processes, Group)
         else itertools.chain(model.named_parameters(), model.named_buffers())
     )
-    numbers = [[s.loss, s.grad_norm, s.router_loss, s.z_loss, s.second_loss or 0.0] for s in steps]
+    numbers = [
+        [s.loss, s.grad_norm, s.auxiliary.get("router_loss", 0.0), s.z_loss, s.second_loss or 0.0]
+        for s in steps
+    ]
     return Trained(
         torch.tensor(numbers, dtype=torch.float64),
         gradients,

@@ -3,9 +3,9 @@
 import itertools
 import json
 import random
+import runpy
 import subprocess
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,17 +13,15 @@ from torch import Tensor
 
 import archwright
 from archwright import checkpoint
-from archwright.data.inputs import Batch, Inputs
 from archwright.model.build import build
 from archwright.runs import RunFolder
 from archwright.scale.layout import check_layout, dropouts
-from archwright.scale.pipeline import Pipeline
-from archwright.scale.stages import StageShards, stage_runs
+from archwright.scale.stages import stage_runs
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
 from bench.scale import Case, environment, torchrun
 from tests.scale.gradients import Grid, of_group, of_one
-from tests.scale.together import layout_asked
+from tests.scale.together import layout_asked, trained
 from tests.sentences import Sentences, lines_of
 from tests.tiny import ROOT, WORDS, tiny_run, tiny_words, write_text
 
@@ -191,13 +189,42 @@ def test_what_is_no_pipeline_is_refused(words: str, sentences: Sentences) -> Non
     sentences.check("layouts.pipeline", words, error.value.lines)
 
 
-def test_a_stream_that_the_next_stage_does_not_expect_is_refused_by_name() -> None:
-    """Residuals from outside may have several streams, as hyper-connections do: sent on, it would end the process."""
-    model = build(load("modern").override("dim=16", "num_layers=2", "vocab_size=64"), device="meta")
-    pipeline = Pipeline(model, Mock(spec=StageShards, group=Mock()), Mock())
-    tokens = torch.zeros(2, 8, dtype=torch.long)
-    batch = Batch(Inputs(tokens), tokens)
-    assert pipeline._sent(torch.zeros(2, 8, 16), batch).shape == (2, 8, 16)
-    line = r'residual\.kind: found "pre", .* shape \[2, 8, 4, 16\]; expected \[2, 8, 16\], or scale\.pipeline = 1'
-    with pytest.raises(UserError, match=line):
-        pipeline._sent(torch.zeros(2, 8, 4, 16), batch)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "word", "scale"),
+    [
+        ("hyper_connections", "model.residual.kind=hyper", "scale.pipeline"),
+        ("hyper_connections", "model.residual.kind=hyper", "scale.tensor"),
+        ("value_residual", "model.attention.kind=value_residual", "scale.tensor"),
+    ],
+)
+def test_two_train_several_streams_and_values_across_layers_as_one(
+    part: str, word: str, scale: str, tmp_path: Path
+) -> None:
+    text = write_text(tmp_path / "text.txt", 100)
+    shape = ("model.num_layers=2", word, "budget=4steps", "evaluate.final_max_tokens=50")
+    words = (
+        *(w for w in tiny_words(text, *shape) if not w.startswith("model.attention.num_kv")),
+        "grad_accum_steps=2",
+        *("--parts", str(ROOT / "tests" / "outside" / f"{part}.py")),
+    )
+    runs = [
+        trained(number, tmp_path / str(number), *words, f"{scale}={number}") for number in (1, 2)
+    ]
+    one, two = ([r["loss"] for r in run.metrics() if r["kind"] == "train"] for run in runs)
+    assert len(one) == 4
+    assert two == pytest.approx(one, abs=5e-6)
+
+
+@pytest.mark.usefixtures("visitors")
+def test_values_do_not_go_from_stage_to_stage() -> None:
+    runpy.run_path(str(ROOT / "tests" / "outside" / "value_residual.py"), run_name="outside")
+    run = load_run("modern").override(
+        *("model.dim=32", "model.num_layers=4", "model.attention.kind=value_residual"),
+        *("batch_size=24", "grad_accum_steps=4", "scale.pipeline=2"),
+    )
+    with pytest.raises(UserError) as error:
+        check_layout(run, layout_asked(run))
+    assert error.value.lines == (
+        'model: reads "value" of layer 1, in another stage; expected another, or scale.pipeline = 1',
+    )

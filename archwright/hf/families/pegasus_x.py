@@ -58,7 +58,7 @@ PEGASUS_X = Family(
     ),
     **{
         **bart.LAYERS,
-        "encoder_layer_keys": {**LAYER_KEYS, "global_self_attn_layer_norm": "global_norm.norm"},
+        "encoder_layer_keys": {**LAYER_KEYS, "global_self_attn_layer_norm": "residual.global_norm"},
     },
     model_keys={
         **bart.SHARED,

@@ -111,7 +111,7 @@ IN_MODELS: dict[str, Laws] = {
     "norm": LAWS_OF_MODELS | OF_NORMS,
     "attention": LAWS_OF_MODELS | OF_MIXERS | OF_BRANCHES,
     "recurrence": LAWS_OF_MODELS | OF_STATES | OF_MIXERS | OF_BRANCHES,
-    "feedforward": LAWS_OF_MODELS | OF_BRANCHES,
+    "feedforward": LAWS_OF_MODELS | OF_BRANCHES | OF_STATES,
 }
 """Laws of the axes of a model with some beside those of all."""
 

@@ -37,9 +37,12 @@ Heads = Tensor
 class Mixer(Branch, ABC):
     """A branch of a layer in which tokens depend on each other: y = mix(x), shapes [batch, length, dim].
 
-    A part is called with (spec, dim, layer), `layer` a `LayerInfo`; it builds its own maps and norms. What is not
-    written below has a sensible default: a mixer that keeps no state reads texts as a whole.
+    A part is called with (spec, dim, layer), `layer` a `LayerInfo`; it builds its own maps and norms. Other members
+    have a default. Without a state, a mixer reads texts as a whole.
     """
+
+    reads_state_of: int | None = None
+    """Number of the earlier layer, from 1, with the state that this mixer is given in place of one of its own."""
 
     generates_indefinitely: bool = True
     """Whether the next token costs the same however long the text before it is."""
@@ -70,8 +73,17 @@ class Mixer(Branch, ABC):
         a multiplication and an addition count as two."""
 
     def new_state(self, batch: int) -> LayerState | None:
-        """Return the state of `batch` texts of which nothing was read; None: it keeps nothing."""
+        """Return the empty state of `batch` texts; None: the mixer cannot continue a text.
+
+        A mixer that needs nothing of earlier tokens returns an empty `RecurrentState`. It is not called for a mixer
+        with `reads_state_of`.
+        """
         return None
+
+    @property
+    def can_cache(self) -> bool:
+        """Whether the mixer can continue a text, from a state of its own or of another layer."""
+        return self.reads_state_of is not None or self.new_state(1) is not None
 
     def state_bytes(self, length: int, itemsize: int) -> int:
         """Return the bytes of the state of one text of `length` tokens, with numbers of `itemsize` bytes."""
