@@ -151,7 +151,7 @@ def compiles(case: Case) -> None:
     context = Context(token_layout(tokens), len(tokens), tokens=tokens)
     generator = torch.Generator().manual_seed(case.seed)
     x = torch.randn(*tokens.shape, case.spec.dim, generator=generator).double().requires_grad_()
-    context.embedding = x
+    context.provide("embedding", x)
     layer.prepare(context)
     torch._dynamo.reset()
     outs = []
