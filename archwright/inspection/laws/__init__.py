@@ -71,7 +71,9 @@ OF_MIXERS: Laws = {
     mixer_laws.long_cached_is_uncached: (model_laws.cached_is_uncached,),
 }
 OF_STATES: Laws = {
-    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached),
+    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached)
+}
+OF_RECURRENCES: Laws = OF_STATES | {
     mixer_laws.chunk_size_changes_nothing: _ALONE,
     mixer_laws.forgets_at_no_fixed_token: _ALONE,
 }
@@ -110,7 +112,7 @@ IN_MODELS: dict[str, Laws] = {
     "mask": LAWS_OF_MODELS | {mask_laws.members_follow_visible: _BUILT},
     "norm": LAWS_OF_MODELS | OF_NORMS,
     "attention": LAWS_OF_MODELS | OF_MIXERS | OF_BRANCHES,
-    "recurrence": LAWS_OF_MODELS | OF_STATES | OF_MIXERS | OF_BRANCHES,
+    "recurrence": LAWS_OF_MODELS | OF_RECURRENCES | OF_MIXERS | OF_BRANCHES,
     "feedforward": LAWS_OF_MODELS | OF_BRANCHES | OF_STATES,
 }
 """Laws of the axes of a model with some beside those of all."""
