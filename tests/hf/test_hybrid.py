@@ -19,24 +19,25 @@ from archwright.presets import FOLDER
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 
+MAPS = ("query", "key", "value", "out", "logit")
 TYPES = {
     "full_attention": Role({"recurrence.kind": "none"}),
     "linear_attention": Role(
         {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "my_mixer"},
-        (Field("average_decay", "recurrence.decay"),),
+        (Field("linear_num_heads", "recurrence.num_heads"),),
     ),
 }
 HYBRID = LLAMA.derive(
     "averaged",
     "AveragedForCausalLM",
     groups=(Layers(Listed(), TYPES),),
-    layer_keys={f"averaging.{name}": f"recurrence.{name}" for name in ("value", "out", "logit")},
-    undeclared={"average_decay": 0.9},
+    layer_keys={f"averaging.{name}": f"recurrence.{name}" for name in MAPS},
+    undeclared={"linear_num_heads": 4},
 )
 
 RECURRENT = (
     *("attention.kind=none", "position.kind=none"),
-    *("recurrence.kind=my_mixer", "recurrence.decay=0.5"),
+    *("recurrence.kind=my_mixer", "recurrence.num_heads=2"),
 )
 MOSTLY_RECURRENT = (
     *RECURRENT,
@@ -71,7 +72,7 @@ def test_a_hybrid_is_written_and_read(words: tuple[str, ...], tmp_path: Path) ->
     model = build(spec(words), seed=0).eval()
     assert hf.save(model, tmp_path / "out") == "averaged"
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
-    assert (config["num_key_value_heads"], config["average_decay"]) == (2, 0.5)
+    assert (config["num_key_value_heads"], config["linear_num_heads"]) == (2, 2)
     back = hf.load(tmp_path / "out").model
     assert [layer.attention.is_none for layer in map(back.spec.layer, range(4))] == [
         kind == "linear_attention" for kind in config["layer_types"]
