@@ -13,12 +13,14 @@ from torch import Tensor
 
 from archwright.cpu import blocks as cut
 from archwright.cpu.tiles import LEFT_OUT, Attend
-from archwright.parts.kernels import register_kernel
+from archwright.parts.kernels import costs, register_kernel
 from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
+from archwright.parts.leaves import leaf
 from archwright.parts.masks import AttentionMask
 
 
+@leaf(costs.blockwise)
 def blockwise(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:

@@ -38,6 +38,10 @@ class Stack(nn.Module):
     norm: nn.Module
     activation_checkpointing: ActivationCheckpointing = "none"
     """What layers keep for the backward pass, which computes the rest again."""
+    order: tuple[int, ...] | None = None
+    """Numbers of the layers in the order of a pass; None: that of the spec."""
+    keeps_all: bool = False
+    """Whether reversible layers are computed as others, so that a trace sees what one of them needs."""
 
     def assemble(
         self,
@@ -93,7 +97,7 @@ class Stack(nn.Module):
         if self.global_tokens is not None:
             x, context, columns = self.global_tokens.before(x, context)
         context.embedding = x
-        keeps_all = cache is not None or not torch.is_grad_enabled()
+        keeps_all = self.keeps_all or cache is not None or not torch.is_grad_enabled()
         if self.is_reversible:
             x = torch.cat((x, x), -1)
         if self.is_reversible and not keeps_all:
@@ -135,7 +139,7 @@ class Stack(nn.Module):
     @property
     def stack(self) -> Iterator[Layer]:
         """Yield the layers in the order in which they are gone through; one that is shared comes again."""
-        return (cast(Layer, self.layers[index]) for index in self.spec.layer_indices)
+        return (cast(Layer, self.layers[i]) for i in self.order or self.spec.layer_indices)
 
     def mixers(self) -> Iterator[Mixer]:
         """Yield all branches in which tokens exchange information, layer by layer."""

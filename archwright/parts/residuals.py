@@ -6,7 +6,6 @@ sum of two dtypes is slow.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
 from typing import Protocol, runtime_checkable
@@ -43,20 +42,6 @@ NewNorm = Callable[[], nn.Module]
 Norms = nn.ModuleDict | Mapping[str, nn.Module]
 
 
-@dataclass(frozen=True)
-class StreamCosts:
-    """What a wiring does with the stream in a layer, for each token, in vectors of its width."""
-
-    entering: int
-    """Of the stream, that enter norms, or branches without one."""
-    normed: int
-    """That norms give to branches."""
-    behind: int
-    """Of branches, that enter norms behind them."""
-    summed: int
-    """That sums read and write."""
-
-
 class Wiring(nn.Module):
     """Base of wirings: a norm for each group of branches, and what happens to a branch before it is added.
 
@@ -68,11 +53,6 @@ class Wiring(nn.Module):
         super().__init__()
         self.dropout, self.multiplier = spec.dropout, spec.multiplier
         self.norms = nn.ModuleDict({name: new_norm() for name in norms})
-
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        """Return what it does with the stream; here of groups in turn, which have one norm each or none."""
-        number = num_norms(self.norms)
-        return StreamCosts(len(groups), number, 0, sum(len(g) + 2 for g in groups.values()))
 
     def add(self, x: Stream, h: Tensor, branches: Branches, norms: Norms | None = None) -> Stream:
         """Return x + sum of multiplier_f * dropout(norm_f(f(h))) over branches f, in the dtype of x.
@@ -92,19 +72,6 @@ class Wiring(nn.Module):
             out = out if norms is None else norms[name](out)
             out = F.dropout(out, self.dropout, self.training).to(dtype)
             yield out if self.multiplier[name] == 1 else out * self.multiplier[name]
-
-
-def stream_costs(residual: nn.Module, groups: spec.Groups) -> StreamCosts:
-    """Return what a layer's wiring does with the stream; one from outside, as those do that norm before each group."""
-    if isinstance(residual, Wiring):
-        return residual.costs(groups)
-    number = len(groups)
-    return StreamCosts(number, number, 0, sum(len(group) + 2 for group in groups.values()))
-
-
-def num_norms(norms: nn.ModuleDict) -> int:
-    """Return how many norms there are that are not left out."""
-    return sum(not isinstance(norm, nn.Identity) for norm in norms.values())
 
 
 def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
@@ -158,9 +125,6 @@ class SandwichNorm(Wiring):
         super().__init__(spec, groups, new_norm)
         self.out_norms = nn.ModuleDict({f: new_norm() for group in groups.values() for f in group})
 
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        return replace(super().costs(groups), behind=num_norms(self.out_norms))
-
     def forward(self, x: Stream, groups: Groups) -> Stream:
         for name, branches in groups.items():
             x = self.add(x, self.norms[name](x), branches, self.out_norms)
@@ -172,9 +136,6 @@ class OutputNorm(Wiring):
 
     def __init__(self, spec: spec.OutputNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
         super().__init__(spec, [f for group in groups.values() for f in group], new_norm)
-
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        return replace(super().costs(groups), normed=0, behind=num_norms(self.norms))
 
     def forward(self, x: Stream, groups: Groups) -> Stream:
         for branches in groups.values():
@@ -191,10 +152,6 @@ class Parallel(Wiring):
 
     def __init__(self, spec: spec.Parallel, groups: spec.Groups, new_norm: NewNorm) -> None:
         super().__init__(spec, groups if spec.num_norms == 2 else ["shared"], new_norm)
-
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        # All are added at once to what all read.
-        return replace(super().costs(groups), entering=1, summed=sum(map(len, groups.values())) + 2)
 
     def forward(self, x: Stream, groups: Groups) -> Stream:
         if "shared" in self.norms:

@@ -138,7 +138,10 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         {"y.to(x.dtype)": 'y.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype)'},
     ),
     "is_finite": ("norm", {" + self.eps": ""}),
-    "flops_are_stated": ("low_rank", {"return 2.0 * (": "return 1.0 * ("}),
+    "costs_are_traced": (
+        "low_rank",
+        {"return x @ self.first": "x.is_meta or (x > 0).nonzero()\n        return x @ self.first"},
+    ),
     "state_bytes_are_stated": ("mixer", {"self.value.d_out * itemsize": "itemsize"}),
     "moves_all": ("optimizer", {"(by_role, spec.lr": '({"matrix": by_role["matrix"]}, spec.lr'}),
     "the_loss_falls": ("optimizer", {"w.sub_(": "w.add_("}),

@@ -103,10 +103,6 @@ class GatedDeltaRule(Mixer):
         starts = context.layout.index_or_range() == 0
         return starts.expand(context.batch, -1)[..., None]
 
-    def flops_per_token(self, length: int) -> float:
-        """Three products with the state: what it holds for a key, what is written, and what a query reads."""
-        return 6.0 * self.heads * self.width**2
-
     def new_state(self, batch: int) -> RecurrentState:
         return RecurrentState()
 

@@ -51,7 +51,7 @@ LAWS_OF_MODELS: Laws = {
 """Laws of a small model with a choice in it."""
 
 OF_NORMS: Laws = {norm_laws.keeps_dtype: _BUILT, norm_laws.is_finite: _BUILT}
-OF_BRANCHES: Laws = {model_laws.flops_are_stated: _BUILT}
+OF_BRANCHES: Laws = {model_laws.costs_are_traced: _BUILT}
 OF_STATES: Laws = {
     model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached)
 }

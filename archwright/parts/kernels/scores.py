@@ -11,7 +11,10 @@ from torch import Tensor
 
 @runtime_checkable
 class Bias(Protocol):
-    """Terms that a position encoding adds to scores, block by block."""
+    """Terms that a position encoding adds to scores, block by block.
+
+    One that multiplies matrices has their FLOPs in an attribute `flops`, for all blocks together.
+    """
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int

@@ -73,10 +73,6 @@ class MyMixerModule(Mixer):
         out: Tensor = self.out(torch.stack(means, 1).to(x.dtype))  # [batch, length, dim]
         return out
 
-    # FLOPs of a token beside those of `Linear`: of a text of `length` tokens, in a forward pass.
-    def flops_per_token(self, length: int) -> float:
-        return 3.0 * self.value.d_out
-
     # What is kept of a text that was read, and its bytes. Without these two, texts are read whole, and nothing can be
     # written token by token.
     def new_state(self, batch: int) -> RecurrentState:
