@@ -75,8 +75,9 @@ class CountedStep:
         yield ""
         scores = "wrote its scores and read them again" if self.keeps_scores else "kept no scores"
         yield (
-            f"Bytes in {self.precision}, as if every product read its factors and wrote its result once, and attention "
-            f"{scores}. FLOPs of products with weights and of attention are counted, all others estimated."
+            f"Bytes in {self.precision}, as if every operation read and wrote each of its tensors, and attention "
+            f"{scores}; a compiler that fuses operations moves fewer. FLOPs of products with weights and of attention "
+            "are counted, all others estimated."
         )
 
 
@@ -101,7 +102,7 @@ def counted_step(
         length=length,
         target_length=target_length,
         itemsize=BYTES[precision],
-        keeps_scores=kernel == "eager",
+        kernel="eager" if kernel == "eager" else "flex",
         run=run,
     )
     return CountedStep(

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from archwright.cpu import blocks as cut
 from archwright.cpu import tiles
-from archwright.parts.kernels import prepare_dense, register_kernel
+from archwright.parts.kernels import costs, prepare_dense, register_kernel
 from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
+from archwright.parts.leaves import leaf
 from archwright.parts.masks import AttentionMask
 
 
+@leaf(costs.blockwise)
 def blockwise(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:

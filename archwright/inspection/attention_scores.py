@@ -1,4 +1,4 @@
-"""Scores of attention for a few queries, computed beside any kernel from what it is given."""
+"""Scores of attention for a few queries, computed from the inputs of any kernel."""
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def _products(query: Tensor, key: Tensor, view: AttentionMask) -> Tensor:
 
 
 def _hidden(query: Tensor, view: AttentionMask) -> Tensor:
-    """Return which of the keys the sampled queries do not see, [1, 1, queries, keys]."""
+    """Return a mask of keys hidden from the sampled queries, [1, 1, queries, keys]."""
     first, length = _first(query), query.shape[1]
     return ~view.block(first, length, *view.keys(first, length))[:1]
 

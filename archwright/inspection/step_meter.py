@@ -1,7 +1,6 @@
-"""Which part of a model is at work at each moment of a step, forward and backward, and for how long."""
+"""Times of a model's parts in a training step, forward and backward."""
 
 import time
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,24 +8,23 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from archwright.model.decoder import Decoder
 from archwright.parts.norms import NORMS
+from archwright.planning.counter import OTHER, PartStack
 
 PHASES = ("forward", "backward", "update")
 Times = dict[tuple[str, str], float]
 """Seconds by part and phase."""
 
-OTHER = "other"
-"""All that no part claims: sums of gradients where a value was used twice, and the engine between parts."""
-
+KERNEL = "attention kernel"
 PARTS = (
     "embedding",
     "positions",
     "norms",
     "attention projections",
-    "attention kernel",
+    KERNEL,
     "feed-forward",
     "residual adds",
     "head",
@@ -37,23 +35,13 @@ PARTS = (
 """Parts in the order of a table."""
 
 
-class StepMeter:
-    """A stack of the parts at work. Time belongs to the innermost, from one change to the next.
-
-    The backward pass is known by its forward: autograd numbers operations as they come, and each node
-    of the graph carries its number, which lies in the stretch of a part.
-    """
+class StepMeter(PartStack):
+    """Parts at work and their times, from one change to the next."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.phase = device, "forward"
-        self._stack: list[str] = [OTHER]
+        super().__init__()
+        self.device = device
         self._marks: list[tuple[Any, str, str]] = []
-        self._stretches: list[tuple[int, str]] = []
-
-    @property
-    def part(self) -> str:
-        """The part at work."""
-        return self._stack[-1]
 
     def begin(self) -> None:
         """Forget what was measured, and start."""
@@ -61,40 +49,17 @@ class StepMeter:
         self.begin_phase("forward")
 
     def begin_phase(self, phase: str) -> None:
-        """Begin a phase; what passed since the last change belongs to nobody."""
+        """Begin a phase; the time since the last change belongs to no part."""
         self.phase = phase
         self._marks.append((self._now(), "", phase))
 
-    def enter(self, part: str) -> None:
-        """Say that a part begins."""
+    def enter(self, part: str, layer: int | None = None) -> None:
         self._mark()
-        self._stack.append(part)
-        self._stretch()
+        super().enter(part, layer)
 
     def leave(self) -> None:
-        """Say that the innermost part has ended."""
         self._mark()
-        self._stack.pop()
-        self._stretch()
-
-    @contextmanager
-    def region(self, part: str) -> Iterator[None]:
-        """Give the time of a block to a part."""
-        self.enter(part)
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def time_backward(self, loss: Tensor) -> None:
-        """Measure the backward pass of a loss whose forward pass was measured."""
-        starts = [number for number, _ in self._stretches]
-        for node in _nodes(loss.grad_fn):
-            place = bisect_right(starts, node._sequence_nr()) - 1
-            if type(node).__name__ != "AccumulateGrad" and place >= 0:
-                part = self._stretches[place][1]
-                node.register_prehook(lambda *_, part=part: self.enter(part))
-                node.register_hook(lambda *_: self.leave())
+        super().leave()
 
     def times(self) -> Times:
         """Return the seconds of each part and phase since the beginning."""
@@ -111,11 +76,6 @@ class StepMeter:
     def _mark(self) -> None:
         self._marks.append((self._now(), self.part, self.phase))
 
-    def _stretch(self) -> None:
-        if self.phase == "forward":
-            number = torch._C._autograd._get_sequence_nr()
-            self._stretches.append((number, self.part))
-
     def _now(self) -> Any:
         if self.device.type != "cuda":
             return time.perf_counter()
@@ -126,7 +86,7 @@ class StepMeter:
 
 @contextmanager
 def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
-    """Let the parts of a model tell a meter when they work."""
+    """Attach a meter to the parts of a model."""
     with ExitStack() as attached:
         for module, part in parts_of(model):
             before = module.register_forward_pre_hook(lambda m, x, part=part: meter.enter(part))
@@ -135,7 +95,7 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
             attached.callback(after.remove)
         for module in model.modules():
             if "kernel" in vars(module):
-                _meter_function(module, "kernel", "attention kernel", meter, attached)
+                _meter_function(module, "kernel", KERNEL, meter, attached)
         for rotary in chain(*(stack.rotaries.values() for stack in model.stacks)):
             for name in ("rotate_query", "rotate_key"):
                 _meter_function(rotary, name, "positions", meter, attached)
@@ -143,7 +103,7 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
 
 
 def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
-    """Yield modules and the parts they are, outer ones before inner ones."""
+    """Yield modules and their parts, outer modules before inner ones."""
     yield model.head, "head"
     for stack in model.stacks:
         if stack.embedding is not None:
@@ -169,7 +129,7 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
 def _meter_function(
     module: nn.Module, name: str, part: str, meter: StepMeter, attached: ExitStack
 ) -> None:
-    """Let a function of a module tell a meter when it works, until `attached` is closed."""
+    """Attach a meter to a function of a module, until `attached` is closed."""
     function, own = getattr(module, name), name in vars(module)
 
     def metered(*args: Any, **more: Any) -> Any:
@@ -178,15 +138,3 @@ def _meter_function(
 
     setattr(module, name, metered)
     attached.callback(*((setattr, module, name, function) if own else (delattr, module, name)))
-
-
-def _nodes(root: Any) -> Iterator[Any]:
-    """Yield all nodes of an autograd graph."""
-    known, waiting = {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in known:
-                known.add(following)
-                waiting.append(following)

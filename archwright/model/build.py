@@ -26,9 +26,11 @@ from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.parts.weighted_sum import WeightedSum
+from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
+from archwright.spec.feedforward import FeedForward
 from archwright.spec.mixers import Mixer
-from archwright.spec.model_spec import ModelSpec
+from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.read import load
 
@@ -39,6 +41,8 @@ BRANCHES = {
     "feedforward": FEEDFORWARDS,
 }
 """Registry of each branch of a layer."""
+SHARED_SIZES = ("num_heads", "num_kv_heads", "hidden_dim", "shared_hidden_dim")
+"""Sizes of a branch that tensor-parallel ranks share."""
 
 
 def build(
@@ -248,9 +252,36 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
     }
 
 
-def _layer(spec: ModelSpec, index: int, sharing: Sharing, memory_dim: int | None = None) -> Layer:
+def layer_of_rank(
+    spec: ModelSpec, index: int, sharing: Sharing, ranks: int, memory_dim: int | None = None
+) -> Layer:
+    """Return a layer of a resolved spec with the heads and columns of one of several tensor-parallel ranks."""
+    layer = spec.layer(index)
+    shares = {name: _share(branch, ranks) for name, branch in layer.branches.items()}
+    with torch.device("meta"):
+        return _layer(spec, index, sharing, memory_dim, layer.model_copy(update=shares))
+
+
+def _share(choice: Choice, ranks: int) -> Choice:
+    """Return the spec of a branch with the sizes of a rank; fewer heads than ranks are on several of them."""
+    update: dict[str, Any] = {}
+    for name, value in choice:
+        if name in SHARED_SIZES and isinstance(value, int):
+            update[name] = -(-value // ranks)
+        elif isinstance(value, FeedForward):
+            update[name] = _share(value, ranks)
+    return choice.model_copy(update=update)
+
+
+def _layer(
+    spec: ModelSpec,
+    index: int,
+    sharing: Sharing,
+    memory_dim: int | None = None,
+    layer: LayerSpec | None = None,
+) -> Layer:
     """Return a layer of a resolved spec."""
-    layer, dim = spec.layer(index), spec.dim
+    layer, dim = layer or spec.layer(index), spec.dim
     info = LayerInfo(
         index + 1,
         layer.position,

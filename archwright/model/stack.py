@@ -34,6 +34,10 @@ class Stack(nn.Module):
     """Layers in order; shared layers occur once."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Activations that layers store for the backward pass; the rest is recomputed."""
+    order: tuple[int, ...] | None = None
+    """Numbers of the layers in the order of a pass; None: that of the spec."""
+    keeps_all: bool = False
+    """True if reversible layers store activations as other layers do, so that a trace counts them."""
 
     def assemble(
         self,
@@ -94,8 +98,8 @@ class Stack(nn.Module):
         if self.global_tokens is not None:
             x, context, columns = self.global_tokens.before(x, context)
         x = self.begin(x, context)
-        is_reversible = self.spec.residual.is_reversible
-        if is_reversible and cache is None and torch.is_grad_enabled():
+        stores = self.keeps_all or cache is not None or not torch.is_grad_enabled()
+        if self.spec.residual.is_reversible and not stores:
             shared = chain(self.rotaries.parameters(), self.relatives.parameters())
             x = read_reversibly(self.stack, x, context, shared)
         else:
@@ -148,7 +152,7 @@ class Stack(nn.Module):
     @property
     def stack(self) -> Iterator[Layer]:
         """Yield the layers in the order of the forward pass; shared layers occur again."""
-        return (cast(Layer, self.layers[index]) for index in self.spec.layer_indices)
+        return (cast(Layer, self.layers[i]) for i in self.order or self.spec.layer_indices)
 
     def mixers(self) -> Iterator[Mixer]:
         """Yield the mixers of all layers, in order."""

@@ -82,46 +82,5 @@ class Branch(nn.Module):
         itself, so that processes may have some of the experts each; None: nothing."""
         return None
 
-    def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps;
-        a multiplication and an addition count as two."""
-        return 0.0
-
-    def flops_of_next_token(self, length: int) -> float:
-        """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, whose others are cached,
-        beside those of `Linear` maps."""
-        before = (length - 1) * self.flops_per_token(length - 1) if length > 1 else 0.0
-        return length * self.flops_per_token(length) - before
-
-    def kept_values_per_token(self, length: int) -> float:
-        """Return how many numbers per token of a text of `length` tokens a forward pass leaves for the backward pass,
-        beside those that enter and leave `Linear` maps, and those that `recomputable_per_token` counts."""
-        return 0.0
-
-    @property
-    def recomputable_per_token(self) -> float:
-        """Numbers per token that a forward pass leaves besides, unless norms, activations and gates are computed again:
-        what enters norms, as they give something else."""
-        return self.normed_per_token
-
-    @property
-    def normed_per_token(self) -> float:
-        """Numbers per token that norms inside it read."""
-        return 0.0
-
-    @property
-    def needed_outputs_per_token(self) -> float:
-        """Numbers per token that maps write into the stream and that a backward pass needs, not their sums alone."""
-        return 0.0
-
-    @property
-    def elementwise_per_token(self) -> float:
-        """Numbers per token that it reads and writes one by one, beside norms: of activations, gates and rotations."""
-        return 0.0
-
-    def kept_results_per_token(self, length: int) -> float:
-        """Return how many of `kept_values_per_token` are results of `Linear` maps, such as of a second call."""
-        return 0.0
-
     def after_step(self, *, updated: bool) -> None:
         """Do what follows from the batches of a training step; `updated`: whether the weights moved."""

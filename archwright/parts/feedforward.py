@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
+from archwright.parts.leaves import is_watched
 from archwright.parts.linear import GroupedLinear, Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.norms import NORMS, upcast, without_autocast
 from archwright.parts.registry import Registry
@@ -42,14 +43,6 @@ class _Dense(Branch):
     def inputs(self) -> list[Linear]:
         """The maps that read x."""
         return [self.gate, self.up] if self.spec.gated else [self.up]
-
-    @property
-    def normed_per_token(self) -> float:
-        return 0.0 if self.spec.hidden_norm.is_none else float(self.up.d_out)
-
-    @property
-    def elementwise_per_token(self) -> float:
-        return float((1 + len(self.inputs)) * self.up.d_out)
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
@@ -160,7 +153,8 @@ class Experts(Branch):
         ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
         # Of each token and each of its experts, the place among the rows that are sent.
         place, sent_to = order.argsort(), ends.diff(prepend=ends.new_zeros(1))
-        block = rows_in_block(len(order), self.spec.num_experts) if x.device.type == "cpu" else 1
+        on_cpu = x.device.type == "cpu" and not is_watched()
+        block = rows_in_block(len(order), self.spec.num_experts) if on_cpu else 1
         if block > 1:
             source, filled, ends = _filled_up(sorted_experts, ends, block)
             order, sorted_experts, place = order[source], sorted_experts[source], filled[place]
@@ -211,33 +205,6 @@ class Experts(Branch):
         return TensorParallel(sizes)
 
     @property
-    def normed_per_token(self) -> float:
-        shared = self.shared.normed_per_token if isinstance(self.shared, Branch) else 0.0
-        if self.spec.expert.hidden_norm.is_none:
-            return shared
-        return shared + self.spec.top_k * self.experts.up.d_out
-
-    @property
-    def elementwise_per_token(self) -> float:
-        """Of the experts' hidden values, and of tokens that are copied for each expert and summed behind."""
-        shared = self.shared.elementwise_per_token if isinstance(self.shared, Branch) else 0.0
-        hidden = (2 if self.experts.gate is None else 3) * self.experts.up.d_out
-        dim = self.router.d_in
-        return shared + self.spec.top_k * (hidden + 3 * dim) + dim
-
-    @property
-    def recomputable_per_token(self) -> float:
-        """With the copies of a token that experts read, and those that were not weighted yet."""
-        copies = 2 if self.spec.router_weight_on == "input" else 1
-        return self.normed_per_token + copies * self.spec.top_k * self.router.d_in
-
-    @property
-    def needed_outputs_per_token(self) -> float:
-        """What experts give, if its weights are to have a gradient."""
-        is_weighted = self.spec.router_weight_on == "output"
-        return float(self.spec.top_k * self.router.d_in * is_weighted)
-
-    @property
     def expert_parallel(self) -> "GroupedExperts":
         return self.experts
 
@@ -251,8 +218,9 @@ class Experts(Branch):
         self, chosen: Int[Tensor, "tokens top_k"], shape: torch.Size, capacity: int
     ) -> Bool[Tensor, "tokens top_k"]:
         """Return the choices within the capacity; `shape` is that of the batch."""
+        numbers = torch.arange(self.spec.num_experts, device=chosen.device)
         # [..., length, num_experts]
-        taken = F.one_hot(chosen, self.spec.num_experts).sum(1).view(*shape, -1)
+        taken = (chosen[..., None] == numbers).sum(1).view(*shape, -1)
         so_far = taken.cumsum(-2).flatten(0, -2)  # [tokens, num_experts]
         return so_far.gather(-1, chosen) <= capacity
 

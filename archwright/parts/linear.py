@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from archwright.parts.leaves import LeafCosts, leaf
+
 
 class Linear(nn.Module):
     """y = x W^T + b, with W of shape [d_out, d_in] and an optional bias b of shape [d_out].
@@ -162,6 +164,16 @@ def fused_linears(
     return list(y.split([m.d_out for m in maps], dim=-1))
 
 
+def _grouped_costs(x: Tensor, weight: Tensor, ends: Tensor) -> LeafCosts:
+    """Return the costs of a product for each expert, at balanced routing: as many experts as rows at most."""
+    number, d_out, d_in = weight.shape
+    out = torch.empty(len(x), d_out, dtype=x.dtype, device="meta")
+    numbers = x.numel() + out.numel() + min(number, len(x)) * d_out * d_in
+    flops = 2.0 * len(x) * d_in * d_out
+    return LeafCosts(flops, numbers * x.element_size(), out, (x, weight), True, True)
+
+
+@leaf(_grouped_costs)
 def grouped_linear(
     x: Float[Tensor, "rows d_in"],
     weight: Float[Tensor, "number d_out d_in"],

@@ -6,7 +6,6 @@ because torch adds two dtypes slowly.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
 from typing import Any, Protocol, runtime_checkable
@@ -43,20 +42,6 @@ Branches = Mapping[str, Wired]
 Groups = Mapping[str, Branches]
 """Groups of branches, in order. The branches of a group read the same normed stream, and their results are added."""
 Norms = nn.ModuleDict | Mapping[str, nn.Module]
-
-
-@dataclass(frozen=True)
-class StreamCosts:
-    """Traffic of a wiring per layer and token, in vectors of the model's width."""
-
-    entering: int
-    """Streams that norms read, or branches without a norm."""
-    normed: int
-    """Outputs of norms in front of branches."""
-    behind: int
-    """Inputs of norms after branches."""
-    summed: int
-    """Vectors that sums read and write."""
 
 
 class Wiring(nn.Module):
@@ -105,11 +90,6 @@ class Wiring(nn.Module):
         """Whether the wiring handles each token alone, so that ranks may split the tokens of a text."""
         return not self.provides and not self.reads_from
 
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        """Return the traffic of the wiring; by default that of one group after another."""
-        number = num_norms(self.norms)
-        return StreamCosts(len(groups), number, 0, sum(len(g) + 2 for g in groups.values()))
-
     def add(self, x: Stream, h: Tensor, branches: Branches, norms: Norms | None = None) -> Stream:
         """Return x + sum of multiplier_f * dropout(norm_f(f(h))) over branches f, in the dtype of x.
 
@@ -128,11 +108,6 @@ class Wiring(nn.Module):
             out = out if norms is None else norms[name](out)
             out = F.dropout(out, self.dropout, self.training).to(dtype)
             yield out if self.multiplier[name] == 1 else out * self.multiplier[name]
-
-
-def num_norms(norms: nn.ModuleDict) -> int:
-    """Return the number of norms other than the identity."""
-    return sum(not isinstance(norm, nn.Identity) for norm in norms.values())
 
 
 def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
@@ -191,9 +166,6 @@ class SandwichNorm(Wiring):
         outputs = [f for group in groups.values() for f in group]
         self.out_norms = nn.ModuleDict({name: layer.new_norm(dim) for name in outputs})
 
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        return replace(super().costs(groups), behind=num_norms(self.out_norms))
-
     def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
             x = self.add(x, self.norms[name](x), branches, self.out_norms)
@@ -202,9 +174,6 @@ class SandwichNorm(Wiring):
 
 class OutputNorm(Wiring):
     """x = x + norm(f(x)) for each group f in turn (OLMo 2, section 3.1)."""
-
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        return replace(super().costs(groups), normed=0, behind=num_norms(self.norms))
 
     def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for branches in groups.values():
@@ -218,10 +187,6 @@ class Parallel(Wiring):
     With one norm, the maps that read it are computed as one product. Chowdhery et al., 2022, PaLM,
     section 2; Black et al., 2022, GPT-NeoX, section 2.1.
     """
-
-    def costs(self, groups: spec.Groups) -> StreamCosts:
-        # All are added at once to what all read.
-        return replace(super().costs(groups), entering=1, summed=sum(map(len, groups.values())) + 2)
 
     def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         if "shared" in self.norms:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from archwright.parts.leaves import LeafCosts, leaf
 from archwright.spec.errors import UserError
 
 LEAST_LOG_DECAY = -64.0
@@ -34,6 +35,36 @@ class ScanInputs(NamedTuple):
     gate: Any = None
 
 
+def _costs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    chunk_size: int = 64,
+    **_: Any,
+) -> LeafCosts:
+    """Return the costs of `linear_scan`, with the arithmetic of `chunked` for all kernels."""
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    batch, length, heads, value_dim = v.shape
+    costs = linear_scan_costs(
+        length,
+        heads,
+        q.shape[-1],
+        value_dim,
+        chunk_size=chunk_size,
+        delta=beta is not None,
+        per_channel=log_decay is not None and log_decay.ndim == 4,
+        itemsize=dtype.itemsize,
+    )
+    out = torch.empty(v.shape, dtype=v.dtype, device="meta")
+    state = torch.empty(batch, heads, q.shape[-1], value_dim, dtype=dtype, device="meta")
+    kept = torch.empty(batch * round(costs.kept), dtype=dtype, device="meta")
+    return LeafCosts(batch * costs.flops, batch * costs.bytes, (out, state), (kept,))
+
+
+@leaf(_costs)
 def linear_scan(
     q: Float[Tensor, "batch length key_heads key_dim"],
     k: Float[Tensor, "batch length key_heads key_dim"],

@@ -1,6 +1,5 @@
 """Bytes that a device sends in a step of training, by what they are exchanged for."""
 
-from archwright.planning.activations import on_a_device
 from archwright.planning.memory import PER_ACTIVATION
 from archwright.planning.micro_batch import Batch
 from archwright.planning.split import Split
@@ -35,7 +34,7 @@ def exchanged(
     tokens, again = length / split.context, checkpointing != "none"
     stream = tokens / (split.tensor if split.sequence else 1)
     per_token = batch.texts * PER_ACTIVATION
-    keys = on_a_device(stage.keys, split.tensor, sequence=False)
+    keys = stage.keys_on_a_device(split.tensor)
     sizes = {
         "data": _data(stage, split, batch.number),
         "tensor": per_token

@@ -314,7 +314,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
                 updates=1 / texts,
             )
             for phase in PHASES
-            if (phase != "decode" or run.objective.causal)
+            if (phase != "decode" or (run.objective.causal and model.can_cache))
             and (phase != "training" or work.training_precision == work.precision)
         },
     )

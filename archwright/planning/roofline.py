@@ -1,30 +1,34 @@
 """FLOPs and bytes of every operator of a model in training, prefill and decoding; their quotient,
 the arithmetic intensity, says by the roofline what bounds them (Williams et al., 2009)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from archwright.model.language_model import LanguageModel
-from archwright.parts.linear import Linear
-from archwright.parts.mixers import AttentionMixer, Mixer
-from archwright.planning.cost import (
-    BACKWARD,
-    flops_of_next,
-    global_tokens,
-    next_vectors_read,
-    stream_flops,
-    streams_of,
-    vectors_read,
-)
+from archwright.optim.groups import build_optimizers
+from archwright.optim.muon import Muon
+from archwright.planning.counter import OTHER, Key
 from archwright.planning.counts import part_of
-from archwright.planning.elementwise import PER_LOGIT, num_logits, of_layers, update_costs
+from archwright.planning.stages import PER_WEIGHT, optimizer_bytes
+from archwright.planning.trace import Precision, trace
 from archwright.spec.hardware import Hardware
 from archwright.spec.run_spec import RunSpec
 
 Phase = Literal["training", "prefill", "decode"]
 Evidence = Literal["counted", "estimated"]
 PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
+SUMS = "norms and sums"
+"""Operator of norms, and of what the stream, the embedding and gradients add up."""
+ELEMENTWISE = " elementwise"
+"""End of the names of operators that compute number by number: activations, gates, rotations, casts."""
+BRANCHES = ("attention", "crossattention", "recurrence")
+PER_LOGIT = (4, 3)
+"""FLOPs of the loss for each logit, forward and backward: its exponential, and the difference from its target."""
+PER_WEIGHT_MOVED = 12
+"""FLOPs of AdamW's step for each weight: two means, their quotient, and the decay."""
 
 
 @dataclass(frozen=True)
@@ -72,145 +76,126 @@ def operators(
     length: int,
     target_length: int | None = None,
     itemsize: float = 2.0,
-    keeps_scores: bool = False,
+    kernel: str = "sdpa",
     run: RunSpec | None = None,
     updates: float = 1.0,
 ) -> list[Operator]:
     """Return the operators of a pass over `texts` texts of `length` tokens, or of one more token for each of them.
 
-    A product reads both factors and writes its result; of experts those are read that the tokens meet together.
-    Attention reads queries, keys and values, and writes what it mixes; in decoding it reads the cache. Training does
-    all of it forward and twice backward. Prefill asks the head for the last token alone. Of two stacks, prefill reads a
-    source of `length` tokens and the first token of a text, and decoding goes on with a text as long as the source.
-    Norms, sums, activations, gates and rotations read and write number by number. In training the loss reads logits
-    twice and writes their gradients, and the optimizer moves all weights.
+    Every operation reads and writes each of its tensors once, as eager kernels do; a compiler that fuses moves fewer
+    bytes. Training runs under autocast, forward and backward. Prefill asks the head for the last token alone. Of two
+    stacks, prefill reads a source of `length` tokens and the first token of a text, and decoding continues a text as
+    long as the source. In training the loss reads logits twice and writes their gradients, and the optimizer moves all
+    weights.
 
     Args:
-        target_length: tokens that the decoder of two stacks reads beside each source in training, by default as many.
-        itemsize: bytes of a number.
-        keeps_scores: whether attention writes its scores and reads them again, as without a fused kernel.
-        run: whose optimizer moves the weights; None: the default one.
+        target_length: tokens that the decoder of two stacks reads next to each source in training, by default as many.
+        itemsize: bytes of a number; those of a trace in 16 or 32 bits are scaled to it.
+        kernel: kernel of attention; `eager` writes its scores and reads them again.
+        run: run with the optimizer that moves the weights; None: the default one.
         updates: updates of weights for a pass of training: a part of a batch has a part of one.
     """
-    streams = streams_of(model, cached=phase != "training")
-    if model.spec.encoder_model is None:
-        target_length = length
-    elif phase == "prefill":
-        target_length = 1
-    elif phase == "decode" or target_length is None:
-        target_length = length
-    passes = 1 + BACKWARD if phase == "training" else 1
-    sizes = (texts, length, target_length)
-    counted = (
-        *_products(model, phase, *sizes, streams),
-        *_between(model, phase, *sizes, keeps_scores, streams),
-    )
-    estimated = of_layers(model, *sizes, streams, decodes=phase == "decode")
-    both: tuple[tuple[Evidence, Iterable[tuple[str, float, float]]], ...] = (
-        ("counted", counted),
-        ("estimated", estimated),
-    )
-    found = [
-        Operator(name, passes * flops, passes * itemsize * numbers, flops, evidence)
-        for evidence, parts in both
-        for name, (flops, numbers) in _added_up(parts).items()
-        if numbers
-    ]
+    narrow = itemsize <= 2
     if phase == "training":
-        logits = num_logits(model, *sizes, streams)
-        forward, backward = (logits * flops for flops in PER_LOGIT)
-        moved = 3 * logits * itemsize
-        found.append(Operator("loss", forward + backward, moved, forward, "estimated"))
-        flops, moved = (updates * cost for cost in update_costs(model, run))
-        found.append(Operator("optimizer", flops, moved, 0.0, "estimated"))
-    return found
+        precision: Precision = "autocast" if narrow else "fp32"
+    else:
+        precision = "bf16" if narrow else "fp32"
+    found = trace(
+        model,
+        phase,
+        length=length,
+        target_length=target_length if phase == "training" else None,
+        texts=texts,
+        precision=precision,
+        kernel=kernel,
+    )
+    scale = itemsize / (2 if narrow else 4)
+    titles = {key: _title(key) for key in found.flops}
+    computes = {titles[key] for key, flops in found.flops.items() if flops}
+    sums: dict[str, tuple[float, float, float]] = {}
+    for key, flops in found.flops.items():
+        # Copies and casts of a part that computes nothing else have no intensity of their own.
+        name = titles[key] if titles[key] in computes else SUMS
+        before = sums.get(name, (0.0, 0.0, 0.0))
+        forward = flops if key.phase == "forward" else 0.0
+        more = (flops, scale * found.num_bytes[key], forward)
+        sums[name] = (before[0] + more[0], before[1] + more[1], before[2] + more[2])
+    counted = [
+        Operator(name, *numbers, evidence="estimated" if _is_elementwise(name) else "counted")
+        for name, numbers in sums.items()
+        if numbers[1]
+    ]
+    parts = sorted(counted, key=lambda o: (o.evidence == "estimated", o.name.endswith("tokens")))
+    if phase == "training":
+        parts += _loss_and_optimizer(model, texts, length, target_length, itemsize, run, updates)
+    return parts
 
 
-def _added_up(parts: Iterable[tuple[str, float, float]]) -> dict[str, tuple[float, float]]:
-    """Return sums of FLOPs and numbers by name."""
-    sums: dict[str, tuple[float, float]] = {}
-    for name, flops, numbers in parts:
-        before = sums.get(name, (0.0, 0.0))
-        sums[name] = (before[0] + flops, before[1] + numbers)
-    return sums
+def _is_elementwise(name: str) -> bool:
+    return name == SUMS or name.endswith(ELEMENTWISE)
 
 
-def _products(
-    model: LanguageModel, phase: Phase, texts: int, length: int, target_length: int, streams: int
-) -> Iterator[tuple[str, float, float]]:
-    """Yield each map's part, FLOPs, and numbers that it moves."""
-    for name, m, number in _vectors(model, phase, texts, length, target_length, streams):
-        weight, share = m.weight.numel(), m.active_fraction
-        read = weight * (1 - (1 - share) ** number)
-        rows = number * share * weight / (m.d_in * m.d_out)
-        part = part_of(".".join(word for word in name.split(".") if not word.isdigit()))
-        yield part, 2.0 * number * share * weight, read + rows * (m.d_in + m.d_out)
+def _title(key: Key) -> str:
+    """Return the operator that readers see: products of a part, what it computes between tokens, or by element."""
+    stack, words = "", key.part
+    for name in ("encoder", "generator"):
+        if words.startswith(f"{name}."):
+            stack, words = f"{name}: ", words.removeprefix(f"{name}.")
+    part = f"{stack}{part_of(words)}"
+    branch = words.removeprefix("layers.")
+    between = key.sort == "leaf" or (key.sort == "product" and branch.replace("_", "") in BRANCHES)
+    if between:
+        return f"{stack}{branch.replace('_', '-')} between tokens"
+    if key.sort == "product":
+        return f"{stack}{part}" if words.startswith("layers.") and stack else part
+    if words in ("", "layers", OTHER) or "norm" in words:
+        return SUMS
+    return f"{part}{ELEMENTWISE}"
 
 
-def _vectors(
-    model: LanguageModel, phase: Phase, texts: int, length: int, target_length: int, streams: int
-) -> Iterator[tuple[str, Linear, float]]:
-    """Yield each map and how many vectors it reads in a pass."""
-    if phase == "decode":
-        for name, m, each in next_vectors_read(model, streams):
-            yield name, m, float(texts * each)
-        return
-    head = {*model.head.modules()} if phase == "prefill" else set()
-    for name, m, number in vectors_read(model, length, target_length, streams):
-        yield name, m, texts * (1.0 if m in head else length * number)
-
-
-def _between(
+def _loss_and_optimizer(
     model: LanguageModel,
-    phase: Phase,
     texts: int,
     length: int,
-    target_length: int,
-    keeps_scores: bool,
-    streams: int,
-) -> Iterator[tuple[str, float, float]]:
-    decoder, more = {*model.stack}, global_tokens(model)
-    beside = "encoder: " if model.spec.generator.is_none else "generator: "
-    for layer in model.all_layers:
-        in_decoder = layer in decoder
-        if phase == "decode" and not in_decoder:
-            continue  # the source was read before
-        text, vectors = (target_length, streams) if in_decoder else (length, 0)
-        text += more[layer]
-        for name, mixer in layer.mixers().items():
-            decodes = phase == "decode"
-            if decodes:
-                flops = texts * flops_of_next(mixer, text, length, vectors)
-            else:
-                flops = texts * _of_text(mixer, text, length, vectors)
-            numbers = texts * _numbers(mixer, phase, text, length, vectors)
-            if keeps_scores and isinstance(mixer, AttentionMixer):
-                per_pair = mixer.flops_per_cached_pair if decodes else mixer.flops_per_pair
-                # Written, read by the softmax, written, and read to mix.
-                numbers += 4 * mixer.num_heads * flops / per_pair
-            part = f"{'' if in_decoder else beside}{name.replace('_', '-')} between tokens"
-            yield part, flops, numbers
+    target_length: int | None,
+    itemsize: float,
+    run: RunSpec | None,
+    updates: float,
+) -> Iterator[Operator]:
+    """Yield the loss, which reads logits twice and writes gradients, and the optimizer's step."""
+    spec = model.spec
+    read = length if spec.encoder_model is None else target_length or length
+    logits = texts * read * max(1, spec.predicting_streams) * int(spec.vocab_size)
+    forward, backward = (float(logits * flops) for flops in PER_LOGIT)
+    yield Operator("loss", forward + backward, 3.0 * logits * itemsize, forward, "estimated")
+    flops, moved = (updates * cost for cost in update_costs(model, run))
+    yield Operator("optimizer", flops, moved, 0.0, "estimated")
 
 
-def _of_text(mixer: Mixer, text: int, source: int, streams: int) -> float:
-    """Return the FLOPs of a mixer between its maps for a text and its predicting streams."""
-    if mixer.source_maps:
-        return (1 + streams) * text * mixer.flops_per_token(source)
-    return text * mixer.flops_per_token(text) + stream_flops(mixer, text, streams)
+def update_costs(model: LanguageModel, run: RunSpec | None) -> tuple[float, float]:
+    """Return the FLOPs and bytes of an optimizer's step in 32 bits.
+
+    Weights, gradients and its state are read, weights and the state are written. Products of Muon's orthogonalisation
+    are counted, as if each matrix stayed where it is computed.
+
+    Args:
+        run: run with the optimizer; None: the default one.
+    """
+    run = RunSpec(model=model.spec) if run is None else run
+    number = model.num_parameters()
+    flops = float(PER_WEIGHT_MOVED * number)
+    for optimizer in build_optimizers(model, run.optimizer).values():
+        if isinstance(optimizer, Muon):
+            for group in optimizer.param_groups:
+                flops += sum(group["steps"] * _step_of_muon(p) for p in group["params"])
+    return flops, 3 * PER_WEIGHT * number + 2 * optimizer_bytes(run, model)
 
 
-def _numbers(mixer: Mixer, phase: Phase, text: int, source: int, streams: int) -> float:
-    """Return the numbers that a mixer reads and writes between its maps, of one text."""
-    new = 1 if phase == "decode" else text
-    if mixer.source_maps:
-        # Keys and values of the source; queries, and what is mixed: as wide as a product for each pair takes FLOPs.
-        return mixer.state_bytes(source, 1) + (1 + streams) * new * mixer.flops_per_token(1) / 2
-    decodes = phase == "decode"
-    moved = mixer.values_moved_by_next_token(text) if decodes else mixer.values_moved(text)
-    if isinstance(mixer, AttentionMixer):
-        # Vectors of streams have queries, results, keys and values of their own.
-        moved += streams * new * (mixer.flops_per_pair / 2 + mixer.keys_per_token)
-    return moved
+def _step_of_muon(p: nn.Parameter) -> float:
+    """Return the FLOPs of (b G + c G^2) X, G = X X^T: 2 m^2 n + m^3 multiplications."""
+    m, n = sorted(p.shape[-2:])
+    matrices = p.numel() / (m * n)
+    return matrices * 2.0 * (2 * m * m * n + m**3)
 
 
 def ridge(hardware: Hardware, precision: str) -> float:

@@ -1,7 +1,7 @@
 """The stages of a pipeline, before they are split otherwise; one stage is the whole model."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -9,23 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from archwright.model.decoder import Decoder
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
 from archwright.optim.groups import build_optimizers
 from archwright.optim.muon import Muon
 from archwright.parts.linear import Embedding, GroupedLinear, Linear
 from archwright.parts.mixers import AttentionMixer
-from archwright.planning.activations import (
-    CHECKPOINTING,
-    STREAM,
-    Values,
-    activations,
-    added,
-    amount,
-    layers_of,
-)
+from archwright.planning.activations import LayerActivations
 from archwright.planning.memory import logit_bytes
-from archwright.planning.splits import Degrees, blocks_of
+from archwright.planning.splits import Degrees, blocks_of, share
+from archwright.planning.trace import kinds_of
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
@@ -64,26 +58,33 @@ class Stage:
     """Of the layer with most."""
     around: Weights
     """Those that are in no layer: embedding, last norm, head."""
-    kept: Mapping[str, Values]
-    """Numbers per token that stay until the backward pass, by what is computed again."""
-    again: Mapping[str, Values]
-    """Numbers per token of the layer with most, while it is computed again."""
+    layers: Mapping[int, int]
+    """Numbers of layers by kind."""
     logits: float
     """Bytes of one text."""
     branch_width: float
     """Sum of the widths of what the branches give, which devices that share them add up."""
-    keys: Values
-    """Numbers per token of keys and values of all layers, which devices that share a text pass on."""
-    most_keys: Values
-    """Those of the layer with most."""
+    keys: Sequence[tuple[int, int]]
+    """Keys and values of each attention, which devices that share a text pass on: blocks that tensor parallelism shares
+    out, and numbers per token."""
     sent_to_experts: float
     """Numbers per token that go to experts: in each layer the width times top_k."""
+
+    def keys_on_a_device(self, tensor: int) -> float:
+        """Return the keys and values per token of all layers on one of several devices."""
+        return sum(number * share(blocks, tensor) for blocks, number in self.keys)
+
+    def most_keys_on_a_device(self, tensor: int) -> float:
+        """Return the most keys and values per token of one attention on one of several devices."""
+        return max((number * share(blocks, tensor) for blocks, number in self.keys), default=0.0)
 
 
 class Needs:
     """All that a training keeps, before it is split, counted from a model that may be a meta one."""
 
-    def __init__(self, run: RunSpec, model: LanguageModel, length: int) -> None:
+    def __init__(
+        self, run: RunSpec, model: LanguageModel, length: int, *, narrow: bool = True
+    ) -> None:
         self.model, self.length = model, length
         self.degrees = Degrees.of(model, length)
         self._optimizer = optimizer_bytes_by_parameter(run, model)
@@ -91,6 +92,9 @@ class Needs:
         read = length if model.spec.encoder_model is None else self.target_length
         self.logits = logit_bytes(model, 1) * read / model.spec.context_length
         self._stages: dict[int, tuple[Stage, ...]] = {}
+        self.activations = LayerActivations(
+            model, length, self.target_length, "autocast" if narrow else "fp32"
+        )
 
     @cached_property
     def parameters(self) -> int:
@@ -112,19 +116,14 @@ class Needs:
             yield self._stage(inside, is_first=place == 0, is_last=place == pipeline - 1)
 
     def _stage(
-        self, layers: list[tuple[Layer, ModelSpec]], *, is_first: bool, is_last: bool
+        self, layers: list[tuple[Layer, ModelSpec, int]], *, is_first: bool, is_last: bool
     ) -> Stage:
-        unique = dict.fromkeys(layer for layer, _ in layers)
+        unique = dict.fromkeys(layer for layer, *_ in layers)
         weights: dict[int, tuple[Kind, int]] = {}
         for layer in unique:
             weights |= self._weights[layer]
         around = (self._first if is_first else {}) | (self._last if is_last else {})
         around = {at: each for at, each in around.items() if at not in weights}
-        values = {
-            name: activations(layers, self.length, name, self.target_length)
-            for name in CHECKPOINTING
-        }
-        keys = [_keys(layer) for layer, _ in layers]
         spec = self.model.spec
         return Stage(
             len(layers),
@@ -136,18 +135,16 @@ class Needs:
                 key=lambda weights: sum(weights.values()),
             ),
             _added_up(around),
-            {name: kept for name, (kept, _) in values.items()},
-            {name: again for name, (_, again) in values.items()},
+            Counter(kind for *_, kind in layers),
             self.logits if is_last else 0.0,
             float(
                 sum(
                     spec.dim * spec.vectors_per_token * len(layer.branches)
-                    for layer, spec in layers
+                    for layer, spec, _ in layers
                 )
             ),
-            added(keys),
-            max(keys, key=amount),
-            sum(spec.vectors_per_token * _sent_to_experts(layer) for layer, spec in layers),
+            [keys for layer, *_ in layers for keys in _keys(layer)],
+            sum(spec.vectors_per_token * _sent_to_experts(layer) for layer, spec, _ in layers),
         )
 
     @cached_property
@@ -238,14 +235,22 @@ def _blocks(m: nn.Module, name: str, *, in_layer: bool) -> int:
     return 1 if name == "bias" and m.is_residual_output else blocks_of(m)
 
 
-def _keys(layer: Layer) -> Values:
-    """Return the numbers of keys and values for a token, by the blocks that devices share them by."""
-    mixers = layer.mixers().values()
-    return added(
-        {STREAM if m.kept_blocks == 1 else m.kept_blocks: m.kept_per_token}
-        for m in mixers
-        if isinstance(m, AttentionMixer)
-    )
+def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec, int]]:
+    """Yield each layer with the spec of its stack and the number of its kind."""
+    number = 0
+    assert isinstance(model, Decoder)
+    for stack in model.stacks:
+        kinds, layers = kinds_of(stack.spec), [*stack.stack]
+        for kind, places in enumerate(kinds.values()):
+            yield from ((layers[place], stack.spec, number + kind) for place in places)
+        number += len(kinds)
+
+
+def _keys(layer: Layer) -> Iterator[tuple[int, int]]:
+    """Yield the blocks that devices share keys and values by, and their numbers for a token."""
+    for mixer in layer.mixers().values():
+        if isinstance(mixer, AttentionMixer):
+            yield mixer.kept_blocks, mixer.kept_per_token
 
 
 def _sent_to_experts(layer: Layer) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from archwright.model.language_model import LanguageModel
-from archwright.planning.activations import CHECKPOINTING, on_a_device
+from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.exchange import exchanged
 from archwright.planning.memory import PER_ACTIVATION, WHOLE_LOGITS
 from archwright.planning.micro_batch import Batch, largest_micro, share_of
@@ -75,10 +75,10 @@ def split_one(
     Args:
         narrow: whether activations are in 16 bits, by autocast; else they are in 32.
     """
-    needs = Needs(run, model, model.spec.context_length)
+    needs = Needs(run, model, model.spec.context_length, narrow=narrow)
     memory = setup(needs, Split(1), checkpointing, rows, rows).memory
     total = memory.total + (rows * needs.logits - memory.logits if whole_logits else 0)
-    return total if narrow else total + memory.activations - memory.copies
+    return total if narrow else total - memory.copies
 
 
 def setups_of(
@@ -149,17 +149,14 @@ def stage_memory(
     """Return the bytes on one device of a stage that keeps so many micro-batches of `micro` texts at once."""
     level = DATA.index(split.data)  # each level shards one thing more
     tokens, tensor = micro * needs.length / split.context, split.tensor
-    kept, again = (
-        on_a_device(values[checkpointing], tensor, sequence=split.sequence)
-        for values in (stage.kept, stage.again)
-    )
+    of_text = needs.activations.of(stage.layers, checkpointing, tensor, sequence=split.sequence)
     return TrainingMemory(
         weights=PER_WEIGHT * held(stage.weights, split, sharded=level >= 3),
         gradients=PER_WEIGHT * held(stage.weights, split, sharded=level >= 2),
         optimizer=held(stage.weights, split, sharded=level >= 1, optimizer=True),
         copies=_copies(stage, split),
         gathered=_gathered(stage, split, tokens),
-        activations=PER_ACTIVATION * tokens * (micro_batches * kept + again),
+        activations=(micro_batches * of_text.kept + of_text.again) * micro / split.context,
         logits=min(micro * stage.logits / split.context, WHOLE_LOGITS) / tensor,
     )
 
@@ -198,7 +195,7 @@ def _gathered(stage: Stage, split: Split, tokens: float) -> float:
         held({kind: n for kind, n in each.items() if _is_shared(kind, split)}, split, sharded=False)
         for each in (stage.largest, stage.around)
     )
-    keys = on_a_device(stage.most_keys, split.tensor, sequence=False)
+    keys = stage.most_keys_on_a_device(split.tensor)
     of_texts = PER_ACTIVATION * tokens * (split.context - 1) * keys
     return per_weight * layer + per_weight_around * around + of_texts
 

@@ -3,21 +3,20 @@
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from archwright.inspection.step_costs import StepCosts
 from archwright.inspection.step_meter import PARTS, PHASES, StepMeter, Times, metered
 from archwright.machine.decide import Decisions, decide, decide_kernel
 from archwright.machine.precision import Precision
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
-from archwright.planning.cost import BACKWARD, branch_flops
+from archwright.planning.counter import Counter
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import MachineSpec, RunSpec
@@ -145,17 +144,12 @@ class _Steps:
         set_learning_rates(self.optimizers, RATE)
         self.batch = to_device(random_batch(run), device)
 
-    def counted(self) -> StepCosts:
+    def counted(self) -> Counter:
         """Return the FLOPs and bytes of a step."""
-        costs = StepCosts(self.meter)
+        counter = Counter(self.meter, self.model.parameters())
         with metered(self.model, self.meter):
-            self.step(costs)
-        inputs, length = self.batch.inputs, self.batch.inputs.tokens.shape[1]
-        read = inputs.tokens if inputs.decoder_tokens is None else inputs.decoder_tokens
-        seen = (1 + BACKWARD) * branch_flops(self.model, length, read.shape[1])
-        seen *= inputs.tokens.numel()
-        costs.products["attention kernel"] = seen
-        return costs
+            self.step(counter)
+        return counter
 
     def measured(
         self, seconds: float, on_progress: Callable[[float], None]
@@ -173,21 +167,19 @@ class _Steps:
             on_progress(min(1.0, passed, len(times) / (FEWEST + 1)))
         return statistics.median(plain[1:]), times[1:]
 
-    def step(
-        self, counting: AbstractContextManager[Any] | None = None, *, by_part: bool = True
-    ) -> None:
+    def step(self, counter: Counter | None = None, *, by_part: bool = True) -> None:
         """Train on the batch."""
         meter = self.meter
         meter.begin()
-        with counting or nullcontext():
+        with nullcontext() if counter is None else counter.counting(fakes=False):
             with self.precision.autocast():
                 out = self.model(**self.batch.inputs.given())
             with meter.region("loss"):
                 loss = whole_loss(out, self.batch.targets).total
         if by_part:
-            meter.time_backward(loss)
+            meter.follow_backward(loss)
         meter.begin_phase("backward")
-        with counting or nullcontext():
+        with nullcontext() if counter is None else counter.counting(fakes=False):
             loss.backward()
             meter.begin_phase("update")
             with meter.region("optimizer"):
@@ -205,13 +197,13 @@ class _Steps:
         return time.perf_counter() - start
 
 
-def _part(name: str, times: list[Times], costs: StepCosts) -> PartProfile:
+def _part(name: str, times: list[Times], counter: Counter) -> PartProfile:
     """Return a part with the medians of its times."""
     found = {p: statistics.median(t.get((name, p), 0.0) for t in times) for p in PHASES}
     return PartProfile(
         name,
         **found,
-        products=costs.products[name],
-        arithmetic=costs.arithmetic[name],
-        num_bytes=costs.num_bytes[name],
+        products=counter.flops_of(name, "product", "leaf"),
+        arithmetic=counter.flops_of(name, "arithmetic"),
+        num_bytes=sum(n for key, n in counter.num_bytes.items() if key.part == name),
     )

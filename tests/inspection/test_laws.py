@@ -189,7 +189,10 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "is_finite": ("norm", {" + self.eps": ""}),
     "members_follow_visible": ("log_sparse", {"length + sum(": "length + 1 + sum("}),
-    "flops_are_stated": ("low_rank", {"return 2.0 * (": "return 1.0 * ("}),
+    "costs_are_traced": (
+        "low_rank",
+        {"return x @ self.first": "x.is_meta or (x > 0).nonzero()\n        return x @ self.first"},
+    ),
     "state_bytes_are_stated": (
         "mixer",
         {

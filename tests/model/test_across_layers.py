@@ -153,9 +153,6 @@ class Reads(Mixer):
             context.provide(name, out)
         return out
 
-    def flops_per_token(self, length: int) -> float:
-        return 0.0
-
     def new_state(self, batch: int) -> RecurrentState:
         return RecurrentState()
 
@@ -296,9 +293,6 @@ class PerLayerEmbedding(Mixer):
         # [batch, length, layers * 8] to [batch, length, 8]
         out: Tensor = self.out(context.read("table").unflatten(-1, (-1, 8))[..., self.rank, :])
         return out
-
-    def flops_per_token(self, length: int) -> float:
-        return 0.0
 
     def new_state(self, batch: int) -> RecurrentState:
         return RecurrentState()

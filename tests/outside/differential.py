@@ -62,12 +62,6 @@ class DifferentialAttention(AttentionMixer):
         return [self.query, self.key, self.value]
 
     @property
-    def flops_per_pair(self) -> int:
-        return (
-            2 * self.num_heads * 3 * self.head_dim
-        )  # a score of width d, and a value of width 2 d
-
-    @property
     def kept_per_token(self) -> int:
         return self.key.d_out + self.value.d_out
 

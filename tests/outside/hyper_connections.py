@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import archwright as aw
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear
-from archwright.parts.residuals import Groups, StreamCosts, Wiring
+from archwright.parts.residuals import Groups, Wiring
 from archwright.parts.sharing import LayerInfo
 from archwright.spec.choice import Count
 from archwright.spec.residuals import Groups as Names
@@ -82,11 +82,6 @@ class HyperConnected(Wiring):
             out = sum(self.terms(x.dtype, h, branches))
             x = (mix.mT @ streams + write[..., None] * out[..., None, :]).flatten(-2)
         return x
-
-    def costs(self, groups: Names) -> StreamCosts:
-        """A group norms all streams and their sum, keeps its result, which w multiplies, and mixes all streams."""
-        number, vectors = len(groups), (2 + self.streams) * len(groups)
-        return StreamCosts(number, vectors, number, 3 * self.streams * number)
 
 
 aw.register(HyperConnections, HyperConnected)

@@ -37,9 +37,6 @@ class Factors(Branch):
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.first.to(x.dtype) @ self.second.to(x.dtype)
 
-    def flops_per_token(self, length: int) -> float:
-        return 2.0 * (self.first.numel() + self.second.numel())
-
     def reset_parameters(self) -> None:
         for factor in self.parameters():
             nn.init.normal_(factor, std=0.02)

@@ -102,9 +102,6 @@ class MultiTokenPrediction(Mixer):
             exists &= layout.padding_mask & layout.padding_mask.roll(-distance, 1)
         return targets.masked_fill(~exists, IGNORE)
 
-    def flops_per_token(self, length: int) -> float:
-        return sum(module.attention.flops_per_token(length) for module in self.ahead)
-
     def new_state(self, batch: int) -> RecurrentState:
         return RecurrentState()  # it needs nothing of earlier tokens to add nothing
 

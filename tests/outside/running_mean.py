@@ -51,9 +51,5 @@ class RunningMeanAttention(Mixer):
         out: Tensor = self.out(mean)
         return out
 
-    def flops_per_token(self, length: int) -> float:
-        """A multiplication and an addition for each pair of tokens and each coordinate."""
-        return 2.0 * length * self.value.d_out
-
 
 aw.register(RunningMean, RunningMeanAttention)

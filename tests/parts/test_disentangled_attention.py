@@ -152,19 +152,6 @@ def test_layers_share_one_table() -> None:
     assert [p.shape[0] for n, p in model.named_parameters() if n in tables] == [40, 24]
 
 
-@pytest.mark.parametrize("maps", ["own", "content"])
-def test_flops_are_those_that_torch_counts(maps: str) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    part = made({"distance_maps": maps, "max_distance": 40})
-    part.use_kernel("eager")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        run(part, vectors()[:1])
-    idle = 0 if part.distance_key is None else 2  # maps that are counted for each token elsewhere
-    counted = LENGTH * (part.flops_per_token(LENGTH) + 2 * (4 + idle) * DIM * HEADS * WIDTH)
-    assert counted == pytest.approx(counter.get_total_flops(), rel=1e-9)
-
-
 def test_flops_of_a_model_name_the_branch() -> None:
     model = build(load("modern").override("attention.kind=disentangled", "position.kind=none"))
     assert forward_flops(model, 64)["layers.attention"] > 0

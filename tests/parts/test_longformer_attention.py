@@ -109,13 +109,3 @@ def test_values(options: str, position: str, kernel: str) -> None:
         found = run(part, vectors()).numpy()
     expected = by_loops(part, vectors(), POSITIONS[position])
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
-
-
-def test_the_map_of_global_queries_reads_global_tokens_alone() -> None:
-    """Pairs of every head cost 4 head_dim, and what the map of global queries would read of others is taken off."""
-    part = made({}, POSITIONS["none"])
-    num_pairs = sum(sees(part.spec.mask, q, k) for q in range(LENGTH) for k in range(LENGTH))
-    idle = (LENGTH - 2) * 2 * DIM * HEADS * WIDTH
-    expected = num_pairs * 4 * HEADS * WIDTH - idle
-    assert part.flops_per_token(LENGTH) * LENGTH == pytest.approx(expected)
-    assert part.new_state(2) is None

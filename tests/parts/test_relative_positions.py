@@ -166,17 +166,6 @@ class TestTransformerXL:
         found = [n for n, _ in build(small).named_parameters() if "content_bias" in n]
         assert len(found) == 2
 
-    def test_flops_are_those_of_a_product_with_every_distance_and_of_mapping_each_once(
-        self,
-    ) -> None:
-        """Beside those of a map of every token, which are counted with all other maps."""
-        part = TransformerXL(spec.TransformerXL(), DIM, HEADS, HEAD_DIM, two_way=True)
-        number = len(range(1 - LENGTH, LENGTH))
-        products, maps = 2 * HEADS * HEAD_DIM * number, 2 * DIM * HEADS * HEAD_DIM
-        assert part.flops_per_token(LENGTH) * LENGTH == pytest.approx(
-            products * LENGTH + maps * (number - LENGTH)
-        )
-
 
 def by_loops(part: TransformerXL, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     matrix, u, v = (

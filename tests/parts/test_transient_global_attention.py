@@ -166,12 +166,3 @@ def test_each_document_of_a_packed_row_has_sums_of_its_own(position: str, kernel
         for piece in (slice(0, cut), slice(cut, LENGTH)):
             alone = part(x[row : row + 1, piece])
             torch.testing.assert_close(found[row, piece], alone[0], rtol=1e-9, atol=1e-10)
-
-
-def test_pairs_with_sums_and_the_maps_of_sums_are_counted() -> None:
-    part = made({}, POSITIONS["none"])
-    shown = sum(sees(part.spec.mask, q, k) for q in range(LENGTH) for k in range(LENGTH))
-    sums, width = LENGTH // BLOCK, HEADS * WIDTH
-    expected = (shown + LENGTH * sums) * 4 * width + sums * 2 * 2 * DIM * width
-    assert part.flops_per_token(LENGTH) * LENGTH == pytest.approx(expected)
-    assert part.new_state(2) is None

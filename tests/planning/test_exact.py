@@ -11,8 +11,8 @@ from archwright.model import build
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.model.language_model import LanguageModel
 from archwright.parts.mixers import AttentionMixer, DisentangledAttention, LongformerAttention
+from archwright.parts.mixers.latent import LatentAttention
 from archwright.parts.positions.relative import TransformerXL
-from archwright.planning.cost import global_tokens
 from archwright.planning.plans import plan
 from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
@@ -99,8 +99,8 @@ def beside_the_plan(model: LanguageModel, length: int) -> float:
     """Return the FLOPs per token that the formula's plain code computes and a plan does not count: pairs that a mask
     hides, and Longformer's global tokens, which ask twice; less what it computes once for all rows of a batch and not
     for each token, the maps of distances."""
-    more, streams = global_tokens(model), model.spec.predicting_streams
-    decoder = {*model.stack}
+    streams, decoder = model.spec.predicting_streams, {*model.stack}
+    more = {layer: stack.spec.global_tokens for stack in model.stacks for layer in stack.stack}
     return sum(
         beside_the_plan_of(mixer, text := length + more[layer], streams * (layer in decoder))
         * text
@@ -122,7 +122,7 @@ def beside_the_plan_of(mixer: AttentionMixer, length: int, streams: int) -> floa
         seen = brute_pairs(mask, length, mixer.num_heads, layer, missing)
         shown += (seen + length) / length  # and themselves
     again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
-    more: float = mixer.flops_per_pair * ((1 + streams) ** 2 * length - shown + again)
+    more: float = pair_flops(mixer) * ((1 + streams) ** 2 * length - shown + again)
     for module in mixer.modules():
         if isinstance(module, TransformerXL):
             number = (2 * length - 1) / length
@@ -132,6 +132,13 @@ def beside_the_plan_of(mixer: AttentionMixer, length: int, streams: int) -> floa
         maps = 2 * mixer.spec.num_terms * mixer.num_heads * mixer.head_dim * mixer.dim
         more -= maps * (last - first + 1) / length * (1 - 1 / ROWS)
     return more
+
+
+def pair_flops(mixer: AttentionMixer) -> float:
+    """Return the FLOPs of all heads for a pair: its score, and its share of the value."""
+    if isinstance(mixer, LatentAttention):
+        return 2.0 * mixer.num_heads * (sum(mixer.widths) + mixer.value_dim)
+    return 2.0 * mixer.num_heads * (mixer.head_dim + getattr(mixer, "value_dim", mixer.head_dim))
 
 
 def spare_bytes(model: LanguageModel, length: int) -> int:

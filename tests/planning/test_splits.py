@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from archwright.model import build
-from archwright.planning.activations import CHECKPOINTING, on_a_device
+from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.exchange import exchanged
 from archwright.planning.micro_batch import Batch, largest_micro
 from archwright.planning.plans import Plan, plan, why_not
@@ -19,7 +19,6 @@ from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
 from archwright.spec.run_spec import RunSpec
-from tests.planning.activation_bytes import activation_bytes
 
 LENGTH = 2048
 
@@ -103,8 +102,9 @@ def test_one_device_is_no_split(name: str) -> None:
         memory = way.memory
         assert memory.weights == memory.gradients == 4 * model.num_parameters()
         assert memory.optimizer == optimizer_bytes(run, model)
-        target = run.objective.target_length(length)
-        assert memory.activations == activation_bytes(model, length, way.checkpointing, target)
+        layers = needs.stages(1)[0].layers
+        found = needs.activations.of(layers, way.checkpointing, 1, sequence=True)
+        assert memory.activations == found.kept + found.again > 0
         assert (memory.gathered, way.exchange, way.bubble) == (0, {}, 0)
 
 
@@ -112,38 +112,37 @@ def test_one_device_is_no_split(name: str) -> None:
 @pytest.mark.parametrize("pipeline", [1, 8])
 def test_activations_are_those_of_the_paper(gpt: Needs, tensor: int, pipeline: int) -> None:
     """s b h L (10 + 24 / t + 5 a s / (h t)), on the first stage of however many, and with sequence parallelism
-    s b h L (34 + 5 a s / h) / t (Korthikanti et al., 2022, equations 2, 4 and 5); ours keep no scores and no masks of
-    dropout: 5 a s / (h t), and 2, which sequence parallelism shares."""
-    s, h, a, num_layers = LENGTH, 12288, 96, 96
+    s b h L (34 + 5 a s / h) / t (Korthikanti et al., 2022, equations 2, 4 and 5). Ours keep no scores, 5 a s / (h t);
+    masks of dropout have 16 bits each, not 8, and the stream that enters both norms has 32: 2 + 4 more."""
+    s, h, num_layers = LENGTH, 12288, 96
     first = gpt.stages(pipeline)[0]
     kept = micro_batches_kept(pipeline, 0, 64)
     assert kept * first.num_layers == num_layers
     whole, shared = (
-        2 * s * kept * on_a_device(first.kept["none"], tensor, sequence=sequence)
+        kept * gpt.activations.of(first.layers, "none", tensor, sequence=sequence).kept
         for sequence in (False, True)
     )
-    scores = 5 * a * s / (h * tensor)
-    paper = s * h * num_layers * (10 + 24 / tensor + scores)
-    assert whole + s * h * num_layers * (2 + scores) == pytest.approx(paper, rel=1e-12)
-    paper = s * h * num_layers * (34 / tensor + scores)
-    assert shared + s * h * num_layers * (2 / tensor + scores) == pytest.approx(paper, rel=1e-12)
+    assert whole == pytest.approx(s * h * num_layers * (10 + 24 / tensor + 6), rel=2e-3)
+    assert shared == pytest.approx(s * h * num_layers * (34 + 6) / tensor, rel=2e-3)
 
 
 @pytest.mark.parametrize("tensor", [1, 8])
 def test_results_of_maps_that_are_shared_by_rows_are_whole(gpt: Needs, tensor: int) -> None:
     """In selective recomputation, each device keeps its parts of the two sums for all tokens."""
-    first, dim = gpt.stages(8)[0], 12288
+    first, numbers = gpt.stages(8)[0], 2 * LENGTH * 12288
     whole, shared = (
-        on_a_device(first.kept["selective"], tensor, sequence=sequence) / first.num_layers / dim
+        gpt.activations.of(first.layers, "selective", tensor, sequence=sequence).kept
+        / (first.num_layers * numbers)
         for sequence in (False, True)
     )
-    assert whole == pytest.approx(1 + 8 / tensor + 2)
-    assert shared == pytest.approx(9 / tensor + 2)
+    # What enters the layer has 32 bits.
+    assert whole == pytest.approx(2 + 8 / tensor + 2)
+    assert shared == pytest.approx((2 + 8) / tensor + 2)
 
 
 def test_what_is_planned_has_the_activations_of_its_fullest_stage(gpt: Needs) -> None:
     way = setup(gpt, Split(64, "fsdp", tensor=8, pipeline=8), "none", texts=64.0)
-    assert way.memory.activations == pytest.approx(32 * LENGTH * 12288 * 96 / 8)
+    assert way.memory.activations == pytest.approx(40 * LENGTH * 12288 * 96 / 8, rel=2e-3)
     half = setup(gpt, Split(64, "fsdp", tensor=8, pipeline=4, context=2), "none", texts=64.0)
     assert half.memory.activations == pytest.approx(way.memory.activations / 2)
 
@@ -416,19 +415,24 @@ def test_tokens_go_to_their_experts_and_back(mixtral: Needs) -> None:
     [(8192, "tensor=8,pipeline=16,fsdp"), (131072, "tensor=8,pipeline=16,context=16,fsdp")],
 )
 def test_llama_3_405b_fits_as_published(context: int, split: str) -> None:
-    """16,384 H100s, 16M tokens a step, no activation computed again; 7 layers on the first and last stage, 8 on others
-    (Grattafiori et al., 2024, table 4 and section 3.3.2)."""
+    """16,384 H100s, 16M tokens a step; 7 layers on the first and last stage, 8 on others (Grattafiori et al., 2024,
+    table 4 and section 3.3.2). They computed no activation again, with a stream in 16 bits and fused activations; in
+    eager kernels with a stream in 32 bits, activations take a third more than there is room for."""
     asked = {"devices": 16384, "context": context, "batch": str(2**24)}
     found = planned("llama-3-405b", split=split, **asked)
     assert found.setup is not None
-    assert found.setup.checkpointing == "none"
+    assert found.setup.checkpointing == "full"
+    least_again = setup(
+        needs_of("llama-3-405b", length=context), parse_split(split, 16384), "none", 2**24 / context
+    )
+    assert 80e9 < least_again.memory.total < 1.15 * 80e9
     assert found.setup.layers == (7, *[8] * 14, 7)
     assert found.setup.split.ranks == 2**14 // math.prod(found.setup.split.axes.values())
     memory = found.setup.memory
     assert memory.total < 80e9
     state = memory.weights + memory.gradients + memory.optimizer
-    # The fullest stage has 8 of 126 layers on an eighth of whose devices each norm stands.
-    assert state == pytest.approx(16 * found.counts.total / 126 * 8 / 1024, rel=0.03)
+    # Stages have 7 or 8 of 126 layers, on an eighth of whose devices each norm stands.
+    assert state == pytest.approx(16 * found.counts.total / 126 * 8 / 1024, rel=0.06)
     texts = 2**24 / context / found.setup.split.ranks
     assert found.setup.bubble == pytest.approx(15 / texts)
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import archwright as aw
-from archwright.inspection.step_costs import StepCosts
 from archwright.inspection.step_meter import StepMeter, metered
 from archwright.losses import cross_entropy
 from archwright.parts.norms import RMSNorm
-from archwright.planning.cost import branch_flops, flops_per_token, run_flops_per_token
+from archwright.planning.cost import flops_per_token, run_flops_per_token
+from archwright.planning.counter import Counter
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import profiling
@@ -67,7 +67,7 @@ def test_the_plan_is_what_torch_counts() -> None:
     tokens = torch.zeros(3, 24, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(tokens).logits, tokens).total.backward()
-    kernel = 3 * branch_flops(model, 24) * 3 * 24
+    kernel = 3 * 2 * 2 * 2 * 32 * (24 * 25 / 2) * 3  # pairs of three texts in two layers
     products = {part.name: part.products for part in profiled(batch_size=3).parts}
     assert products["attention kernel"] == kernel
     linear = sum(products.values()) - kernel
@@ -136,9 +136,10 @@ def test_nothing_is_left_behind() -> None:
 
 def counted(what: Any, *tensors: Tensor) -> tuple[float, float, float]:
     meter = StepMeter(CPU)
-    with StepCosts(meter) as costs:
+    with (counter := Counter(meter)).counting(fakes=False):
         what(*tensors)
-    return tuple(x["other"] for x in (costs.products, costs.arithmetic, costs.num_bytes))  # type: ignore[return-value]
+    flops = (counter.flops_of("other", sort) for sort in ("product", "arithmetic"))
+    return *flops, sum(counter.num_bytes.values())  # type: ignore[return-value]
 
 
 def test_costs_of_operations() -> None:

@@ -60,7 +60,7 @@ LAWS_OF_MODELS: Laws = {
 
 OF_NORMS: Laws = {norm_laws.keeps_dtype: _BUILT, norm_laws.is_finite: _BUILT}
 OF_BRANCHES: Laws = {
-    model_laws.flops_are_stated: _BUILT,
+    model_laws.costs_are_traced: _BUILT,
     mixer_laws.checkpointing_changes_nothing: (*_REPEATS, model_laws.trains),
     mixer_laws.compiles: (*_ALONE, model_laws.trains, model_laws.weights_return),
 }

@@ -3,10 +3,13 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from archwright.parts.kernels import costs
 from archwright.parts.kernels.scores import ScoreMods
+from archwright.parts.leaves import leaf
 from archwright.parts.masks import AttentionMask
 
 
+@leaf(costs.eager)
 def eager(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:

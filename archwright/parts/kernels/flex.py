@@ -16,11 +16,14 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
+from archwright.parts.kernels import costs
 from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import prepare_dense, sdpa
+from archwright.parts.leaves import leaf
 from archwright.parts.masks import AttentionMask
 
 
+@leaf(costs.fused)
 def flex(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:

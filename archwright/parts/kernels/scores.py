@@ -11,7 +11,10 @@ from torch import Tensor
 
 @runtime_checkable
 class Bias(Protocol):
-    """Terms that are added to scores, computed in blocks."""
+    """Terms that are added to scores, computed in blocks.
+
+    A bias that multiplies matrices has their FLOPs, of all blocks together, in an attribute `flops`.
+    """
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int

@@ -14,10 +14,9 @@ from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, ScoreMods, kernel_of, prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
 from archwright.parts.linear import Linear, set_blocks
-from archwright.parts.masks import AttentionMask, max_length, pairs
+from archwright.parts.masks import AttentionMask, max_length
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.positions import follows_length, rotation
-from archwright.parts.positions.relative import ScorePosition
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache, LayerState
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
@@ -67,11 +66,6 @@ class Mixer(Branch, ABC):
             projected: results of `inputs`, where a layer has computed them.
         """
 
-    @abstractmethod
-    def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps;
-        a multiplication and an addition count as two."""
-
     def new_state(self, batch: int) -> LayerState | None:
         """Return the empty state of `batch` texts; None: the mixer cannot continue a text.
 
@@ -88,15 +82,6 @@ class Mixer(Branch, ABC):
     def state_bytes(self, length: int, itemsize: int) -> int:
         """Return the bytes of the state of one text of `length` tokens, with numbers of `itemsize` bytes."""
         return 0
-
-    def values_moved(self, length: int) -> float:
-        """Return how many numbers it reads and writes between its maps in a forward pass on a text of `length`
-        tokens."""
-        return float(self.state_bytes(length, 1))
-
-    def values_moved_by_next_token(self, length: int) -> float:
-        """Return the same of the last token of such a text, whose others are cached."""
-        return float(self.state_bytes(length, 1))
 
     @property
     def kept_blocks(self) -> int | None:
@@ -150,32 +135,12 @@ class AttentionMixer(Mixer):
 
     @property
     @abstractmethod
-    def flops_per_pair(self) -> float:
-        """FLOPs of all heads for one query and one key it sees: their score, and its share of the value."""
-
-    @property
-    @abstractmethod
     def kept_per_token(self) -> int:
         """Numbers that a cache keeps of a token."""
 
     @property
-    def flops_per_cached_pair(self) -> float:
-        """FLOPs of all heads for the query of a next token and a key of a cache."""
-        return float(self.flops_per_pair)
-
-    @property
-    def keys_per_token(self) -> int:
-        """Numbers of keys and values that a kernel reads of a token."""
-        return self.kept_per_token
-
-    @property
     def kept_blocks(self) -> int:
         """Equal blocks of them that devices may share: heads; 1: all heads read all of them."""
-        return self.num_heads
-
-    @property
-    def normed_blocks(self) -> int:
-        """Equal blocks of what norms read that devices may share: heads; 0: each has all of it, of its own tokens."""
         return self.num_heads
 
     def parallel_by_heads(self, per_head: Mapping[str, int], **sizes: int) -> TensorParallel | None:
@@ -253,25 +218,12 @@ class AttentionMixer(Mixer):
             scores = replace(scores, bias=RepeatedKeys(mask.log_times, scores.bias))
         return self.kernel(query, key, value, mask, scores)
 
-    def flops_per_token(self, length: int) -> float:
-        flops = self.flops_per_pair * pairs(self.pattern.value, length) / length
-        if self.relative is not None and isinstance(self.relative.value, ScorePosition):
-            flops += self.relative.value.flops_per_token(length)
-        return flops
-
     def new_state(self, batch: int) -> KVCache:
         return KVCache(max_length(self.pattern.value))
 
     def state_bytes(self, length: int, itemsize: int) -> int:
         kept = max_length(self.pattern.value)
         return (length if kept is None else min(length, kept)) * self.kept_per_token * itemsize
-
-    def values_moved(self, length: int) -> float:
-        # Queries, and what is mixed, are as wide as a product for each pair takes multiplications.
-        return length * (self.flops_per_pair / 2 + self.keys_per_token)
-
-    def values_moved_by_next_token(self, length: int) -> float:
-        return self.flops_per_cached_pair / 2 + self.state_bytes(length, 1)
 
     def prepare(self, context: Context) -> None:
         prepare(self.kernel, context.mask(self.pattern, self.num_heads))
@@ -304,14 +256,6 @@ class EqualHeads(AttentionMixer, Generic[S]):
     @property
     def inputs(self) -> list[Linear]:
         return [self.query, self.key, self.value]
-
-    @property
-    def flops_per_pair(self) -> int:
-        return 4 * self.num_heads * self.head_dim
-
-    @property
-    def elementwise_per_token(self) -> float:
-        return 0.0 if self.rotary is None else 2.0 * (self.query.d_out + self.key.d_out)
 
     def score_mods(self, bias: Bias | None) -> ScoreMods:
         """Return what becomes of scores, with a bias."""

@@ -69,11 +69,6 @@ class SoftmaxCrossAttention(Mixer):
         return self.num_kv_heads
 
     @property
-    def normed_per_token(self) -> float:
-        """As if the source were as long as the text."""
-        return 0.0 if self.spec.qk_norm.is_none else float(self.query.d_out + self.key.d_out)
-
-    @property
     def tensor_parallel(self) -> TensorParallel:
         sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
         # Keys and values of one head are read by all.
@@ -111,10 +106,6 @@ class SoftmaxCrossAttention(Mixer):
         shape = (self.num_kv_heads, self.head_dim)
         # [batch, source_length, num_kv_heads, head_dim]
         return self.key_norm(k.unflatten(-1, shape)), v.unflatten(-1, shape)
-
-    def flops_per_token(self, length: int) -> float:
-        """Of a token that reads a source of `length` tokens."""
-        return 4.0 * self.num_heads * self.head_dim * length
 
     def new_state(self, batch: int) -> SourceKV:
         return SourceKV()

@@ -122,16 +122,6 @@ class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
             queries = (self.distance_query or self.query)(table).unflatten(-1, (-1, self.head_dim))
         return _DistanceTerms(self, q * self.scale, k * self.scale, keys, queries, first, mask)
 
-    def flops_per_token(self, length: int) -> float:
-        """Of the pairs; of each token and each row of the table that is in use; and of the table's maps, once for a
-        text. Those of its own are counted among the maps of all tokens."""
-        first, last = self.rows(torch.tensor([1 - length, length - 1])).tolist()
-        rows: int = last - first + 1
-        width, terms = self.num_heads * self.head_dim, self.spec.num_terms
-        of_table = rows / length - (1 if self.spec.distance_maps == "own" else 0)
-        of_pairs: float = super().flops_per_token(length)
-        return of_pairs + 2.0 * terms * width * (rows + of_table * self.dim)
-
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}, {2 * self.spec.side} distances"
 
@@ -151,6 +141,11 @@ class _DistanceTerms:
     ) -> None:
         self.rows_of, self.first_row = mixer.rows, first
         self.query, self.key, self.of_keys, self.of_queries = query, key, keys, queries
+        self.flops = sum(
+            2.0 * x.numel() * len(rows)
+            for x, rows in ((query, keys), (key, queries))
+            if rows is not None
+        )
         self.at = view.layout.position_ids_or_range()
         self.keys_at = view.keys_at.position_ids_or_range()
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
+from archwright.parts.kernels.costs import visible_pairs
+from archwright.parts.leaves import LeafCosts, leaf
 from archwright.parts.linear import Linear, project, set_blocks
-from archwright.parts.masks import AttentionMask, max_length, pairs
+from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
@@ -19,6 +21,32 @@ from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import attention as spec
+
+
+def _latent_costs(
+    q: Heads, kept: Heads, rank: int, mask: AttentionMask, scores: ScoreMods
+) -> LeafCosts:
+    """Return the costs of scores with vectors that all heads share, and of mixtures of their latents."""
+    batch, length, heads, width = q.shape
+    out = torch.empty(batch, length, heads, rank, dtype=kept.dtype, device="meta")
+    flops = 2.0 * batch * heads * (width + rank) * visible_pairs(mask)
+    return LeafCosts(flops, float(q.nbytes + kept.nbytes + out.nbytes), out)
+
+
+@leaf(_latent_costs)
+def _mixed_latents(
+    q: Heads, kept: Heads, rank: int, mask: AttentionMask, scores: ScoreMods
+) -> Heads:
+    """Return what queries take of latents: [batch, length, heads, rank]."""
+    # [batch, heads, length, keys]
+    products = torch.einsum("bthr,bsr->bhts", q, kept[:, :, 0])
+    bias = None
+    if scores.bias is not None:
+        bias = scores.bias.block(0, q.shape[1], 0, kept.shape[1])
+    hidden = None if mask.is_full else ~mask.dense
+    weights = F.dropout(scores.weights(products, hidden, bias).to(kept.dtype), scores.dropout)
+    # [batch, length, heads, rank]
+    return torch.einsum("bhts,bsr->bthr", weights, kept[:, :, 0, :rank])
 
 
 class LatentAttention(AttentionMixer):
@@ -80,41 +108,8 @@ class LatentAttention(AttentionMixer):
         return [first, self.latent, self.rope_key]
 
     @property
-    def flops_per_pair(self) -> int:
-        return 2 * self.num_heads * (sum(self.widths) + self.value_dim)
-
-    @property
-    def flops_per_cached_pair(self) -> int:
-        """Of scores with what is kept, which all heads share, and of mixtures of latents."""
-        return 2 * self.num_heads * (2 * self.rank + self.widths[1])
-
-    @property
     def kept_per_token(self) -> int:
         return self.rank + self.widths[1]
-
-    @property
-    def keys_per_token(self) -> int:
-        """Of each head its own, as they are made of the latent."""
-        return self.num_heads * (sum(self.widths) + self.value_dim)
-
-    @property
-    def normed_per_token(self) -> float:
-        if self.spec.norm.is_none:
-            return 0.0
-        return float(self.rank + (0 if self.query_norm is None else self.query_up.d_in))
-
-    @property
-    def normed_blocks(self) -> int:
-        return 0
-
-    @property
-    def elementwise_per_token(self) -> float:
-        """Queries are turned, and the rotary key is put beside the others of each head."""
-        return 2.0 * self.num_heads * sum(self.widths) * (1 if self.rotary is None else 2)
-
-    def kept_values_per_token(self, length: int) -> float:
-        """Copies of the rotary key, one in each head's key."""
-        return float((self.num_heads - 1) * self.widths[1])
 
     @property
     def kept_blocks(self) -> int:
@@ -191,17 +186,6 @@ class LatentAttention(AttentionMixer):
             2 * self.rank - head_width
         )
 
-    def flops_of_next_token(self, length: int) -> float:
-        """With what is kept itself, or with keys and values that are made of it again for all earlier tokens."""
-        made = super().flops_of_next_token(length)
-        pattern = self.pattern.value
-        most = max_length(pattern)
-        keys = length if most is None else min(length, most)
-        if self._absorbs(1, keys):
-            seen = pairs(pattern, length) - (pairs(pattern, length - 1) if length > 1 else 0)
-            return made + (self.flops_per_cached_pair - self.flops_per_pair) * seen
-        return made + 2 * (keys - 1) * (self.key_up.weight.numel() + self.value_up.weight.numel())
-
     def _expanded(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
         latent, rope_key = kept[:, :, 0, : self.rank], kept[..., self.rank :]
         k = self.key_up(latent).unflatten(-1, (self.num_heads, -1))  # [batch, keys, heads, nope]
@@ -221,15 +205,8 @@ class LatentAttention(AttentionMixer):
         )  # [heads, value_dim, rank]
         # [batch, length, heads, rank + rope]
         q = torch.cat((torch.einsum("bthn,hnr->bthr", nope, to_keys), rope), -1)
-        # [batch, heads, length, keys]
-        products = torch.einsum("bthr,bsr->bhts", q, kept[:, :, 0])
-        bias = None
-        if scores.bias is not None:
-            bias = scores.bias.block(0, q.shape[1], 0, kept.shape[1])
-        hidden = None if mask.is_full else ~mask.dense
-        weights = F.dropout(scores.weights(products, hidden, bias).to(kept.dtype), scores.dropout)
         # [batch, length, heads, rank]
-        mixed = torch.einsum("bhts,bsr->bthr", weights, kept[:, :, 0, : self.rank])
+        mixed = _mixed_latents(q, kept, self.rank, mask, scores)
         # [batch, length, heads, value_dim]
         return torch.einsum("bthr,hvr->bthv", mixed, to_values)
 

@@ -59,11 +59,6 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
     def kept_per_token(self) -> int:
         return 0
 
-    @property
-    def keys_per_token(self) -> int:
-        maps = (self.key, self.value, self.key_global, self.value_global)
-        return sum(m.d_out for m in maps)
-
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
@@ -124,11 +119,6 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
 
         at, view = context.mask(self.pattern, self.num_heads).once("global tokens", make)
         return at.expand(context.batch, -1), view
-
-    def flops_per_token(self, length: int) -> float:
-        """Of the pairs; and of `query_global`, which reads global tokens alone and is counted among the maps of all."""
-        idle = 1 - min(self.num_global, length) / length
-        return super().flops_per_token(length) - idle * 2 * self.query_global.weight.numel()
 
     def new_state(self, batch: int) -> KVCache | None:  # type: ignore[override]
         return None

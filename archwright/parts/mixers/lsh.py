@@ -155,34 +155,6 @@ class LSHAttention(Mixer):
     def prepare(self, context: Context) -> None:
         self._chunks(context)
 
-    def flops_per_token(self, length: int) -> float:
-        """Of hashing, and of the pairs in chunks, hidden ones included."""
-        spec, width = self.spec, self.num_heads * self.head_dim
-        if length <= spec.chunk_size:
-            return 4.0 * width * length
-        seen = spec.chunk_size * (1 + spec.chunks_before + spec.chunks_after)
-        padded = -(-length // spec.chunk_size) * spec.chunk_size / length
-        pairs = 4 * width * seen * padded
-        return spec.num_hashes * (pairs + width * sum(self.factors))
-
-    def values_moved(self, length: int) -> float:
-        """Queries, the keys and values that their chunk sees, and results, of each round."""
-        spec, width = self.spec, self.num_heads * self.head_dim
-        if length <= spec.chunk_size:
-            return 4.0 * width * length
-        seen = 1 + spec.chunks_before + spec.chunks_after
-        return 2.0 * spec.num_hashes * width * length * (1 + seen)
-
-    def kept_values_per_token(self, length: int) -> float:
-        """Of each round sorted queries, the keys and values that their chunk sees, and results; scores, weights, and
-        what hides them."""
-        spec, width = self.spec, self.num_heads * self.head_dim
-        if length <= spec.chunk_size:
-            return 4.0 * width + 3 * self.num_heads * length
-        seen = 1 + spec.chunks_before + spec.chunks_after
-        pairs = self.num_heads * spec.chunk_size * seen
-        return spec.num_hashes * (width * (2.0 + 2 * seen) + 3 * pairs)
-
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}, {self.spec.num_hashes} hashes"
 

@@ -14,7 +14,7 @@ import archwright.parts.fla_scan  # noqa: F401  # registers the kernel
 from archwright.parts.context import Context
 from archwright.parts.linear import project
 from archwright.parts.mixers.base import Mixer
-from archwright.parts.scans import SCANS, linear_scan, linear_scan_costs
+from archwright.parts.scans import SCANS, linear_scan
 from archwright.parts.short_conv import ShortConv
 from archwright.parts.states import RecurrentState
 from archwright.parts.tensor_parallel import TensorParallel
@@ -155,14 +155,6 @@ class RecurrentMixer(Mixer):
     def parallel_by_heads(self, per_head: Mapping[str, int] | None = None) -> TensorParallel:
         """Return the split of `num_heads`, and of parameters with a row for each head, by name and axis."""
         return TensorParallel({"num_heads": self.num_heads}, per_head or {})
-
-    def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of a `linear_scan`; a mixer with another `scan` or with other products overrides it."""
-        tensor = self.state_tensors().get("state")
-        if tensor is None or len(tensor.shape) != 3:
-            return 0.0
-        scan = linear_scan_costs(length, *tensor.shape, chunk_size=self.chunk_size, delta=True)
-        return scan.flops / length
 
     def kernels(self) -> Sequence[str]:
         return [name for name in SCANS if name != "fla"]

@@ -85,42 +85,12 @@ class SoftmaxAttention(AttentionMixer):
         return [self.query, self.key, self.value, *([] if self.gate is None else [self.gate])]
 
     @property
-    def flops_per_pair(self) -> int:
-        return 2 * self.num_heads * (self.head_dim + self.value_dim)
-
-    @property
     def kept_per_token(self) -> int:
         return self.key.d_out + self.value.d_out
 
     @property
     def kept_blocks(self) -> int:
         return self.num_kv_heads
-
-    @property
-    def normed_per_token(self) -> float:
-        of_keys = 0 if self.spec.qk_norm.is_none else self.query.d_out + self.key.d_out
-        of_values = 0 if self.spec.v_norm.is_none else self.value.d_out
-        return float(of_keys + of_values + (0 if self.spec.out_norm.is_none else self.out.d_in))
-
-    @property
-    def elementwise_per_token(self) -> float:
-        turned = 0 if self.rotary is None else 2 * (self.query.d_out + self.key.d_out)
-        gated = 0 if self.gate is None else 2 * self.out.d_in + self.gate.d_out
-        joined = 0 if self.value_embedding is None else 3 * self.value.d_out
-        return float(turned + gated + joined + 2 * self._clipped)
-
-    @property
-    def recomputable_per_token(self) -> float:
-        """With what is clipped, what is gated, and rows of a table that join values."""
-        gated = 0 if self.gate is None else self.out.d_in
-        joined = 0 if self.value_embedding is None else self.value.d_out
-        return self.normed_per_token + gated + joined + self._clipped
-
-    @property
-    def _clipped(self) -> int:
-        """Numbers per token that are clipped."""
-        maps = (self.query, self.key, self.value)
-        return 0 if self.spec.qkv_clip == "none" else sum(m.d_out for m in maps)
 
     @property
     def along_text(self) -> str:

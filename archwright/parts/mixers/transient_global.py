@@ -68,10 +68,6 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         return 0
 
     @property
-    def keys_per_token(self) -> int:
-        return self.key.d_out + self.value.d_out
-
-    @property
     def generates_indefinitely(self) -> bool:  # type: ignore[override]
         return False
 
@@ -114,26 +110,6 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         """Return the mask with sums, computed once for all layers with the same mask and blocks."""
         mask, size = context.mask(self.pattern, self.num_heads), self.spec.block_size
         return mask.once(f"sums of {size}", lambda mask: sums_mask(mask, size))
-
-    def flops_per_token(self, length: int) -> float:
-        """Of the pairs, those with sums included, and of the maps of sums."""
-        sums = length // self.spec.block_size
-        maps = 2 * (self.key.weight.numel() + self.value.weight.numel()) / length
-        return super().flops_per_token(length) + sums * (self.flops_per_pair + maps)
-
-    def values_moved(self, length: int) -> float:
-        """Those of tokens, and the keys and values of sums."""
-        return super().values_moved(length) + length // self.spec.block_size * self.keys_per_token
-
-    def kept_values_per_token(self, length: int) -> float:
-        """Sums, before and behind their norm, and their keys and values."""
-        sums = length // self.spec.block_size
-        return sums / length * 2.0 * self.dim + self.kept_results_per_token(length)
-
-    def kept_results_per_token(self, length: int) -> float:
-        """Keys and values of sums."""
-        sums = length // self.spec.block_size
-        return sums / length * (self.key.d_out + self.value.d_out)
 
     def new_state(self, batch: int) -> KVCache | None:  # type: ignore[override]
         return None

@@ -19,11 +19,7 @@ Queries = Float[Tensor, "batch length heads head_dim"]
 
 
 class ScorePosition(nn.Module):
-    """Positions that are added to scores; one from outside need not be one of these, and then costs nothing."""
-
-    def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps."""
-        return 0.0
+    """Positions that are added to scores; one from outside need not be one of these."""
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
@@ -151,13 +147,6 @@ class TransformerXL(ScorePosition):
         per_head = {"content_bias": 0, "distance_bias": 0}
         return TensorParallel({"num_heads": self.num_heads}, per_head)
 
-    def flops_per_token(self, length: int) -> float:
-        """Of q r: a product of each query with all distances that a text has. And of mapping these, once for a text,
-        beside what is counted among the maps of all tokens."""
-        number = 2 * length - 1
-        of_map = (number / length - 1) * self.distance.weight.numel()
-        return 2.0 * (self.distance.d_out * number + of_map)
-
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.content_bias)
         nn.init.zeros_(self.distance_bias)
@@ -177,6 +166,7 @@ class _DistanceBias:
 
     def __init__(self, query: Tensor, r: Tensor, queries: Tensor, keys: Tensor) -> None:
         self.query, self.r, self.queries, self.keys = query, r, queries, keys
+        self.flops = 2.0 * query.numel() * len(r)
 
     def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
         # [batch, heads, queries, distances]

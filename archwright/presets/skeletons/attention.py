@@ -86,11 +86,7 @@ class MyAttentionModule(AttentionMixer):
         out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
         return out
 
-    # FLOPs of a query and a key that it sees, for all scores and all values; and numbers in the cache.
-    @property
-    def flops_per_pair(self) -> int:
-        return 2 * self.query.d_out + 2 * self.value.d_out
-
+    # Numbers of a token in the cache.
     @property
     def kept_per_token(self) -> int:
         return self.key.d_out + self.value.d_out

@@ -42,8 +42,7 @@ class MyFeedforward(FeedForward):
         return 4 * dim if self.hidden_dim == "auto" else self.hidden_dim
 
 
-# 2. What computes it. `Linear` is drawn by the model's initialisation, and counted in FLOPs, by itself; for products of
-# matrices that are none, there is flops_per_token(length).
+# 2. What computes it. `Linear` is drawn by the model's initialisation.
 class MyFeedforwardModule(Branch):
     """y = down(max(0, up(x) + offset)^2). Shapes: x and y [..., dim]; offset [hidden_dim]."""
 

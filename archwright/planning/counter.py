@@ -1,0 +1,365 @@
+"""FLOPs, bytes and kept tensors of a pass, by part of the model, on fake or real tensors.
+
+Every operation reads and writes each of its tensors once, as eager kernels do: bytes are an upper bound for a compiler
+that fuses. Leaves are booked by their formulas, see `archwright.parts.leaves`.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from archwright.model.recomputation import PRODUCTS as SAVED_PRODUCTS
+from archwright.parts.leaves import LeafCosts, watched
+from archwright.planning.fakes import fake_like, is_fake, run
+
+Sort = Literal["product", "leaf", "arithmetic"]
+OTHER = "other"
+"""Part of what no module claims: sums of gradients where a value was used twice, and the engine between parts."""
+PAUSED = "paused"
+"""Part of what a leaf does inside, which its formula counts."""
+
+PER_ELEMENT = {
+    "native_layer_norm": 7,
+    "native_layer_norm_backward": 12,
+    "_softmax": 5,
+    "_softmax_backward_data": 4,
+    "silu": 4,
+    "silu_backward": 7,
+    "gelu": 5,
+    "gelu_backward": 10,
+    "mv": 2,
+    "linalg_vector_norm": 2,
+    "addcmul": 2,
+    "lerp": 3,
+    "_fused_adamw": 14,
+}
+"""FLOPs per element of operations that are several in one, an exponential counting as one."""
+
+NO_ARITHMETIC = {
+    *("copy", "_to_copy", "clone", "cat", "stack", "fill", "zero", "zeros_like", "ones_like"),
+    *("masked_fill", "embedding", "index", "index_select", "gather", "scatter", "arange"),
+    *("repeat", "contiguous", "constant_pad_nd", "where"),
+}
+"""Operations that only move."""
+LOOKUPS = ("embedding", "gather", "index_select", "index")
+"""Operations that read of a table the rows that are asked for."""
+
+
+class Key(NamedTuple):
+    """What costs are booked under."""
+
+    layer: int | None
+    """Number of the layer; None: in no layer."""
+    part: str
+    sort: Sort
+    phase: str
+
+
+class Held(NamedTuple):
+    """Memory that stays until the backward pass."""
+
+    layer: int | None
+    part: str
+    num_bytes: int
+    storage: int
+    """Number of the storage, which views share."""
+
+
+class PartStack:
+    """Stack of the parts at work; costs and time belong to the innermost.
+
+    In the backward pass a node of the graph belongs to the part of its forward: autograd numbers operations, and each
+    node carries its number, which lies in the stretch of a part.
+    """
+
+    def __init__(self) -> None:
+        self.phase = "forward"
+        self._stack: list[tuple[int | None, str]] = [(None, OTHER)]
+        self._stretches: list[tuple[int, tuple[int | None, str]]] = []
+
+    @property
+    def part(self) -> str:
+        """The part at work."""
+        return self._stack[-1][1]
+
+    @property
+    def layer(self) -> int | None:
+        """The layer at work."""
+        return self._stack[-1][0]
+
+    def enter(self, part: str, layer: int | None = None) -> None:
+        """Begin a part; without a layer it stays in that of the part around it."""
+        self._stack.append((self.layer if layer is None else layer, part))
+        self._stretch()
+
+    def leave(self) -> None:
+        """End the innermost part."""
+        self._stack.pop()
+        self._stretch()
+
+    @contextmanager
+    def region(self, part: str) -> Iterator[None]:
+        """Give a block to a part."""
+        self.enter(part)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def follow_backward(self, *roots: Tensor) -> None:
+        """Enter parts in the backward pass of results whose forward pass was followed."""
+        starts = [number for number, _ in self._stretches]
+        for node in _nodes([root.grad_fn for root in roots]):
+            place = bisect_right(starts, node._sequence_nr()) - 1
+            if type(node).__name__ != "AccumulateGrad" and place >= 0:
+                layer, part = self._stretches[place][1]
+                node.register_prehook(lambda *_, part=part, layer=layer: self.enter(part, layer))
+                node.register_hook(lambda *_: self.leave())
+
+    def _stretch(self) -> None:
+        if self.phase == "forward":
+            number = torch._C._autograd._get_sequence_nr()
+            self._stretches.append((number, self._stack[-1]))
+
+
+class Counter(TorchDispatchMode):
+    """Counts while it is entered: FLOPs and bytes by part, and tensors that are kept for the backward pass.
+
+    An operation that returns a view moves nothing. Products count 2 m n k; any other operation counts `PER_ELEMENT`, by
+    default 1, for each element of its largest tensor.
+
+    Args:
+        parts: which part is at work.
+        weights: tensors that are kept anyway, as are those made of them alone.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave the compiler out: torch would load all of it to disable it here."""
+        return False
+
+    def __init__(self, parts: PartStack, weights: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.parts = parts
+        self.flops: dict[Key, float] = defaultdict(float)
+        self.num_bytes: dict[Key, float] = defaultdict(float)
+        self.kept: list[Held] = []
+        self.results: list[Held] = []
+        """Results of products and leaves, which selective recomputation keeps."""
+        self._weights = {_storage(weight) for weight in weights}
+        self._made_in: dict[int, int | None] = {}
+        self._seen: set[int] = set()
+        self._alive: list[Any] = []
+        """Storages of fakes and of kept tensors, so that no other takes their number."""
+        self.off = False
+        self._fakes = False
+
+    @contextmanager
+    def counting(self, *, fakes: bool) -> Iterator[None]:
+        """Count a pass; `fakes`: large tensors without values are made without memory."""
+        self._fakes = fakes
+        with saved_tensors_hooks(self._keep, lambda x: x), watched(self._leaf), self:
+            yield
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = _tensors((args, *kwargs.values()))
+        out = run(func, args, kwargs, given) if self._fakes else func(*args, **kwargs)
+        if self.off:
+            return out
+        name, made = func.overloadpacket.__name__, _tensors((out,))
+        before = {_storage(t) for t in given}
+        is_weight = bool(given) and before <= self._weights
+        new = [t for t in made if _storage(t) not in before]
+        self._note(new, is_weight=is_weight)
+        if self.parts.part == PAUSED:
+            return out
+        is_free = not new or name.startswith(("empty", "new_empty"))
+        if is_free and not func._schema.is_mutable:  # a view, or memory that is not written
+            return out
+        read = 2 * sum(map(_size, made)) if name in LOOKUPS else sum(map(_size, (*given, *made)))
+        plain = name.removesuffix("_")
+        if func.overloadpacket in flop_registry:
+            flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
+            self.book("product", flops, read)
+            if func in SAVED_PRODUCTS and not is_weight:
+                self._result(made)
+        else:
+            self.book("arithmetic", _arithmetic(plain, args, made), read)
+        return out
+
+    def _note(self, new: list[Tensor], *, is_weight: bool) -> None:
+        """Note in which layer tensors were made, and whether of weights alone."""
+        for t in new:
+            home = _storage(t)
+            self._made_in[home] = self.parts.layer
+            (self._weights.add if is_weight else self._weights.discard)(home)
+            if self._fakes:
+                self._alive.append(t.untyped_storage())
+
+    def book(self, sort: Sort, flops: float, num_bytes: float) -> None:
+        """Add costs to the part at work."""
+        if self.off:
+            return
+        key = Key(self.parts.layer, self.parts.part, sort, self.parts.phase)
+        self.flops[key] += flops
+        self.num_bytes[key] += num_bytes
+
+    def book_leaf(self, costs: LeafCosts, times: int = 1) -> None:
+        """Add the costs of a leaf's forward pass, so many times."""
+        sort: Sort = "product" if costs.has_weights else "leaf"
+        self.book(sort, times * costs.flops, times * costs.num_bytes)
+
+    def flops_of(self, part: str, *sorts: Sort) -> float:
+        """Return the FLOPs of some sorts in a part."""
+        return sum(n for k, n in self.flops.items() if k.part == part and k.sort in sorts)
+
+    def claim(self, x: Tensor, layer: int | None) -> None:
+        """Count a tensor as that of a layer, if it is kept there, such as what enters it."""
+        self._made_in[_storage(x)] = layer
+        self._alive.append(x.untyped_storage())
+
+    def _keep(self, x: Tensor) -> Tensor:
+        home = _storage(x)
+        self._alive.append(x.untyped_storage())
+        if self.parts.phase != "forward" or home in self._weights or home in self._seen:
+            return x
+        self._seen.add(home)
+        layer = self.parts.layer
+        made_here = home in self._made_in and self._made_in[home] == layer
+        self.kept.append(Held(layer if made_here else None, self.parts.part, _bytes(x), home))
+        return x
+
+    def _result(self, tensors: list[Tensor]) -> None:
+        if self.parts.phase == "forward":
+            layer, part = self.parts.layer, self.parts.part
+            self.results += [Held(layer, part, _bytes(t), _storage(t)) for t in tensors]
+
+    def _leaf(self, function: Any, formula: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Book a leaf by its formula; on real tensors compute it, too."""
+        costs: LeafCosts = formula(*args, **kwargs)
+        self.book_leaf(costs)
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        inputs += costs.inputs
+        if any(map(is_fake, inputs)):
+            out = _Described.apply(self, costs, *inputs)  # type: ignore[no-untyped-call]
+            if costs.is_saved:
+                self._result([*out])
+            return out[0] if isinstance(costs.results, Tensor) else out
+        with watched(None), self.parts.region(PAUSED):
+            out = function(*args, **kwargs)
+        if costs.is_saved:
+            self._result(_tensors((out,)))
+
+        def booked(x: Any) -> Any:
+            return _Booked.apply(self, costs, x) if isinstance(x, Tensor) else x  # type: ignore[no-untyped-call]
+
+        return tree_map(booked, out)
+
+
+class _Described(torch.autograd.Function):
+    """A leaf on fake tensors: results and kept tensors as its formula describes them."""
+
+    @staticmethod
+    def forward(ctx: Any, counter: Counter, costs: LeafCosts, *inputs: Tensor) -> Any:
+        results = (costs.results,) if isinstance(costs.results, Tensor) else costs.results
+        made = {id(t): fake_like(t) for t in (*results, *costs.kept) if t.is_meta}
+        for t in made.values():
+            counter.claim(t, counter.parts.layer)
+        ctx.save_for_backward(*(made.get(id(t), t) for t in costs.kept))
+        ctx.counter, ctx.costs, ctx.shapes = counter, costs, [t.detach() for t in inputs]
+        return tuple(made[id(t)] for t in results)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        ctx.counter.book_leaf(ctx.costs, times=2)
+        needed = zip(ctx.shapes, ctx.needs_input_grad[2:], strict=True)
+        return None, None, *(torch.empty_like(x) if needs else None for x, needs in needed)
+
+
+class _Booked(torch.autograd.Function):
+    """A leaf's real result, whose backward pass books the formula."""
+
+    @staticmethod
+    def forward(ctx: Any, counter: Counter, costs: LeafCosts, x: Tensor) -> Tensor:
+        ctx.counter, ctx.costs = counter, costs
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.counter.book_leaf(ctx.costs, times=2)
+        return None, None, grad
+
+
+@contextmanager
+def followed(
+    modules: Iterable[tuple[str, nn.Module]], layers: dict[nn.Module, int], parts: PartStack
+) -> Iterator[None]:
+    """Enter the part of each module, by its name, while it works."""
+    with ExitStack() as attached:
+        for name, module in modules:
+            number = layers.get(module)
+            before = module.register_forward_pre_hook(
+                lambda m, x, name=name, number=number: parts.enter(name, number)
+            )
+            after = module.register_forward_hook(lambda m, x, out: parts.leave())
+            attached.callback(before.remove)
+            attached.callback(after.remove)
+        yield
+
+
+def _storage(x: Tensor) -> int:
+    number: int = x.untyped_storage()._cdata
+    return number
+
+
+def _bytes(x: Tensor) -> int:
+    return x.untyped_storage().nbytes()
+
+
+def _size(x: Tensor) -> int:
+    """Return the bytes of a tensor; rows that are one and the same row count once."""
+    return min(x.numel() * x.element_size(), _bytes(x))
+
+
+def _arithmetic(name: str, args: tuple[Any, ...], made: list[Tensor]) -> float:
+    plain = name.removeprefix("_foreach_")
+    if plain in NO_ARITHMETIC:
+        return 0.0
+    elements = [sum(t.numel() for t in _tensors((value,))) for value in (*args, *made)]
+    return float(PER_ELEMENT.get(plain, 1) * max(elements, default=0))
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among arguments and in their lists."""
+    found: list[Tensor] = []
+    for x in values:
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, list | tuple):
+            found += _tensors(x)
+    return found
+
+
+def _nodes(roots: list[Any]) -> Iterator[Any]:
+    """Yield all nodes of an autograd graph."""
+    known = {root for root in roots if root is not None}
+    waiting = [*known]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in known:
+                known.add(following)
+                waiting.append(following)

@@ -1,0 +1,351 @@
+"""Costs of whole models, traced on fake tensors with one layer of each kind.
+
+Layers are of one kind if their specs are equal: they compute the same. A trace goes through one layer of each kind, and
+counts it as often as the model has it; embeddings, head and loss are traced as they are.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from archwright.data.inputs import Inputs
+from archwright.losses import pop_aux_losses
+from archwright.model.build import build, layer_of_rank
+from archwright.model.cache import Cache
+from archwright.model.decoder import Decoder
+from archwright.model.encoder_decoder import EncoderDecoder
+from archwright.model.language_model import LanguageModel, Output
+from archwright.model.layer import Layer
+from archwright.parts.linear import Linear
+from archwright.parts.masks import prefix_size
+from archwright.parts.sharing import Sharing
+from archwright.planning.counter import Counter, Held, Key, PartStack, Sort, followed
+from archwright.planning.fakes import fake_like
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+
+Phase = Literal["forward", "activations", "training", "prefill", "decode"]
+Precision = Literal["fp32", "autocast", "bf16"]
+"""Of a trace: all in 32 bits; weights in 32 bits and products in 16, by autocast; all in 16 bits."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Costs of a pass, all layers added up."""
+
+    flops: dict[Key, float]
+    """By part; keys have no layer."""
+    num_bytes: dict[Key, float]
+    kept: list[Held]
+    """Tensors that stay until the backward pass, of one layer of each kind and of what stands around them."""
+    results: list[Held]
+    """Results of products and attention, which selective recomputation keeps."""
+    entering: dict[int, Held]
+    """Hidden states that enter a layer of each kind."""
+    times: list[int]
+    """How many layers are of each kind."""
+    partial: set[str]
+    """Parts whose results are partial sums, for all tokens on each rank."""
+    gathered: set[str]
+    """Parts inside branches with experts, which read all tokens on each rank."""
+
+    def total(self, *sorts: Sort, phase: str = "forward") -> float:
+        """Return FLOPs of some sorts."""
+        return sum(n for key, n in self.flops.items() if key.sort in sorts and key.phase == phase)
+
+
+def kinds_of(spec: ModelSpec) -> dict[str, list[int]]:
+    """Return the places of the layers of each kind in a stack, kinds with equal specs as one."""
+    kinds: dict[str, list[int]] = {}
+    for place, name in enumerate(spec.layers.names(spec.num_layers)):
+        if name not in kinds:
+            layer = spec.layers_by_kind[name]
+            name = next((k for k in kinds if spec.layers_by_kind[k] == layer), name)
+        kinds.setdefault(name, []).append(place)
+    return kinds
+
+
+def trace(
+    model: LanguageModel,
+    phase: Phase,
+    *,
+    length: int,
+    target_length: int | None = None,
+    texts: int = 1,
+    precision: Precision = "fp32",
+    kernel: str = "flex",
+    tensor: int = 1,
+    real: bool = False,
+) -> Trace:
+    """Return the costs of a pass over texts.
+
+    Args:
+        phase: "forward" without gradients; "activations", a forward pass that keeps them; "training", with the
+            backward pass; "prefill" into a cache, with logits of the last token; "decode", the last of `length` tokens,
+            whose others are cached.
+        target_length: tokens of a decoder next to a source of `length`; default: as many, or 1 in prefill.
+        real: compute the pass of a model with values, too, for a comparison.
+        tensor: ranks that share the heads and columns of layers; the trace is that of one.
+
+    Raises:
+        UserError: an operator whose shape depends on values, by name.
+    """
+    if real:
+        return _traced(model, phase, length, target_length, texts, precision, kernel, tensor, True)
+    if any(not p.is_meta for p in model.parameters()):
+        if model not in _ON_META:
+            _ON_META[model] = build(model.spec, device="meta")
+        model = _ON_META[model]
+    known = _TRACES.setdefault(model, {})
+    asked = (phase, length, target_length, texts, precision, kernel, tensor)
+    if asked not in known:
+        known[asked] = _traced(model, *asked)
+    return known[asked]
+
+
+_TRACES: WeakKeyDictionary[LanguageModel, dict[Any, Trace]] = WeakKeyDictionary()
+_ON_META: WeakKeyDictionary[LanguageModel, Decoder] = WeakKeyDictionary()
+
+
+def _traced(
+    model: Any,
+    phase: Phase,
+    length: int,
+    target_length: int | None,
+    texts: int,
+    precision: Precision,
+    kernel: str,
+    tensor: int,
+    real: bool = False,
+) -> Trace:
+    parts = PartStack()
+    trains = phase in ("activations", "training")
+    was_training = model.training
+    with ExitStack() as inside:
+        layers, times = inside.enter_context(_one_of_each_kind(model, tensor))
+        for mixer in (m for stack in model.stacks for m in stack.mixers()):
+            if "kernel" in vars(mixer):
+                inside.callback(setattr, mixer, "kernel", mixer.kernel)
+            mixer.use_kernel(kernel)
+        modules = [*_named_modules(model, {*layers})]
+        weights = inside.enter_context(_weights(modules, precision, real=real))
+        counter = Counter(parts, weights)
+        entering = inside.enter_context(_entering(layers, counter))
+        inside.callback(_forget, layers)
+        inside.enter_context(followed(modules, layers, parts))
+        inside.enter_context(counter.counting(fakes=not real))
+        model.train(trains)
+        inside.callback(model.train, was_training)
+        if precision == "autocast":
+            inside.enter_context(torch.autocast("cpu", torch.bfloat16))
+        with nullcontext() if trains else torch.no_grad():
+            tokens = torch.zeros(texts, length, dtype=torch.long)
+            _PASSES[phase](model, counter, tokens if real else fake_like(tokens), target_length)
+    partial = {name for name, m in modules if isinstance(m, Linear) and m.cut == "rowwise"}
+    experts = {
+        f"{_stack_of(name)}layers.{branch}"
+        for name, m in modules
+        if isinstance(m, Layer)
+        for branch in m.branches
+        if m.branch(branch).expert_parallel is not None
+    }
+    gathered = {name for name, _ in modules if name.startswith(tuple(experts))}
+    flops, num_bytes = (_added_up(sums, times) for sums in (counter.flops, counter.num_bytes))
+    return Trace(
+        flops, num_bytes, counter.kept, counter.results, entering, times, partial, gathered
+    )
+
+
+def _stack_of(layer: str) -> str:
+    return layer.removesuffix("layers")
+
+
+def _forward(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> Output:
+    out: Output = model(**_inputs(model, tokens, target_length or tokens.shape[1]).given())
+    return out
+
+
+def _training(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
+    out = _forward(model, counter, tokens, target_length)
+    found = (out.logits, out.sequence_logits, out.further_logits, out.replaced_logits)
+    roots = [x for x in found if x is not None and x.requires_grad]
+    counter.parts.follow_backward(*roots)
+    counter.parts.phase = "backward"
+    _Root.apply(*roots).backward()  # type: ignore[no-untyped-call]
+
+
+class _Root(torch.autograd.Function):
+    """One number of several results; gradients given to `backward` itself would load a library of algebra."""
+
+    @staticmethod
+    def forward(ctx: Any, *roots: Tensor) -> Tensor:
+        ctx.roots = [root.detach() for root in roots]
+        return roots[0].new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return tuple(map(torch.empty_like, ctx.roots))
+
+
+def _prefill(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
+    if model.spec.generator_model is not None:
+        _forward(model, counter, tokens, target_length)
+        return
+    inputs = _inputs(model, tokens, 1).given()
+    if (cache := _new_cache(model)) is not None:
+        inputs["cache"] = cache
+    model.head(model.hidden(**inputs)[:, -1:])
+
+
+def _decode(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
+    cache = _new_cache(model)
+    if cache is None:  # the text is read again as a whole
+        _prefill(model, counter, tokens, target_length)
+        return
+    source: tuple[None, ...] = ()
+    prefix = max(map(prefix_size, model.masks.values()), default=0)
+    if 1 < tokens.shape[1] <= prefix:  # which must be read in one piece
+        _prefill(model, counter, tokens, target_length)
+        return
+    counter.off = True
+    if isinstance(model, EncoderDecoder):
+        source, cache.memory = (None,), model.encode(tokens)
+    if tokens.shape[1] > 1:
+        model.hidden(*source, tokens[:, 1:], cache=cache)
+    counter.off = False
+    model.head(model.hidden(*source, tokens[:, :1], cache=cache)[:, -1:])
+
+
+def _new_cache(model: Any) -> Cache | None:
+    """Return an empty cache; None if masks or mixers allow none."""
+    try:
+        cache: Cache = model.new_cache()
+    except UserError:
+        return None
+    return cache
+
+
+_PASSES: dict[Phase, Any] = {
+    "forward": _forward,
+    "activations": _forward,
+    "training": _training,
+    "prefill": _prefill,
+    "decode": _decode,
+}
+
+
+def _inputs(model: LanguageModel, tokens: Tensor, target_length: int) -> Inputs:
+    if model.spec.encoder_model is None:
+        return Inputs(tokens)
+    return Inputs(tokens, decoder_tokens=tokens.new_zeros(len(tokens), target_length))
+
+
+@contextmanager
+def _one_of_each_kind(
+    model: Decoder, tensor: int
+) -> Iterator[tuple[dict[nn.Module, int], list[int]]]:
+    """Let stacks go through one layer of each kind; yield these layers with their numbers, and how many there are."""
+    layers: dict[nn.Module, int] = {}
+    times: list[int] = []
+    encoder = model.spec.encoder_model
+    with ExitStack() as inside:
+        for stack in model.stacks:
+            kinds = kinds_of(stack.spec)
+            before = [*stack.stack]
+            inside.callback(setattr, stack, "order", None)
+            inside.callback(setattr, stack, "keeps_all", False)
+            stack.keeps_all, indices = True, stack.spec.layer_indices
+            stack.order = tuple(indices[places[0]] for places in kinds.values())
+            sharing = Sharing()
+            memory_dim = None if encoder is None or stack is not model else encoder.output_dim
+            for place, *others in kinds.values():
+                layer = before[place]
+                if tensor > 1:
+                    inside.callback(stack.layers.__setitem__, indices[place], layer)
+                    layer = layer_of_rank(stack.spec, place, sharing, tensor, memory_dim)
+                    stack.layers[indices[place]] = layer
+                layers[layer] = len(times)
+                times.append(1 + len(others))
+        yield layers, times
+
+
+def _named_modules(model: nn.Module, layers: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules and their names without the numbers of layers; of layers, those that are traced."""
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        yield name, module
+        for child_name, child in module.named_children():
+            if not isinstance(child, Layer) or child in layers:
+                below = name if child_name.isdigit() else f"{name}.{child_name}".lstrip(".")
+                waiting.append((below, child))
+
+
+@contextmanager
+def _weights(
+    modules: Iterable[tuple[str, nn.Module]], precision: Precision, *, real: bool
+) -> Iterator[list[Tensor]]:
+    """Put fakes in place of parameters and buffers, a tied one once; yield parameters."""
+    made: dict[int, Tensor] = {}
+    weights: list[Tensor] = []
+    with ExitStack() as inside:
+        for _, module in modules:
+            if isinstance(module, Linear):
+                # Products of several branches are counted one by one, each for its branch.
+                inside.callback(vars(module).pop, "can_join", None)
+                module.can_join = False
+            for tensors in (module._parameters, module._buffers):
+                is_weight = tensors is module._parameters
+                narrow = torch.bfloat16 if precision == "bf16" and is_weight else None
+                for name, tensor in [(n, t) for n, t in tensors.items() if t is not None]:
+                    if id(tensor) not in made:
+                        new = tensor if real else fake_like(tensor.detach(), narrow)
+                        made[id(tensor)] = new.requires_grad_(tensor.requires_grad)
+                        weights += [new] * is_weight
+                    inside.callback(_put, tensors, name, tensor)
+                    _put(tensors, name, made[id(tensor)])
+        yield weights
+
+
+def _put(tensors: Any, name: str, tensor: Tensor) -> None:
+    tensors[name] = tensor
+
+
+@contextmanager
+def _entering(layers: dict[nn.Module, int], counter: Counter) -> Iterator[dict[int, Held]]:
+    """Count what enters a layer as the layer's; yield it by layer."""
+    found: dict[int, Held] = {}
+
+    def enters(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        storage, number = args[0].untyped_storage(), layers[layer]
+        found[number] = Held(number, "layers", storage.nbytes(), storage._cdata)
+        counter.claim(args[0], number)
+
+    with ExitStack() as inside:
+        for layer in layers:
+            inside.callback(layer.register_forward_pre_hook(enters).remove)
+        yield found
+
+
+def _forget(layers: Iterable[nn.Module]) -> None:
+    """Let branches forget what they counted and what they ask to be minimised."""
+    for layer in layers:
+        assert isinstance(layer, Layer)
+        for branch in map(layer.branch, layer.branches):
+            branch.after_step(updated=False)
+    for layer in layers:
+        pop_aux_losses(layer)
+
+
+def _added_up(costs: dict[Key, float], times: list[int]) -> dict[Key, float]:
+    """Return costs with each layer as often as there are layers of its kind."""
+    found: dict[Key, float] = defaultdict(float)
+    for key, number in costs.items():
+        found[key._replace(layer=None)] += number * (1 if key.layer is None else times[key.layer])
+    return dict(found)
