@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._pytree import tree_map
 
 from archwright.spec.errors import UserError
 
@@ -44,14 +45,22 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
     """
     if func is torch.ops.aten._local_scalar_dense.default and is_fake(tensors[0]):
         return _number(tensors[0])
-    is_large = not tensors and _size_of_new(args) > LARGE
-    if not is_large and not any(map(is_fake, tensors)):
+    on_meta = str(kwargs.get("device")) == "meta"
+    is_large = not tensors and not on_meta and _size_of_new(args) > LARGE
+    without_values = [is_fake(x) or x.is_meta for x in tensors]
+    if all(x.is_meta for x in tensors) and not is_large or not any((is_large, *without_values)):
         return func(*args, **kwargs)
     try:
         with fake_mode():
-            return func(*args, **kwargs)
+            # Tables that a layer of a rank shares are on the meta device.
+            return func(*tree_map(_on_cpu, args), **kwargs)
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         raise UserError(refusal(func)) from error
+
+
+def _on_cpu(x: Any) -> Any:
+    """Return a fake tensor for a meta tensor, and other values unchanged."""
+    return fake_like(x) if isinstance(x, Tensor) and x.is_meta and not is_fake(x) else x
 
 
 def refusal(func: Any) -> str:

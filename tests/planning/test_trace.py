@@ -8,7 +8,7 @@ import torch
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.planning.counter import Counter, PartStack
-from archwright.planning.fakes import fake
+from archwright.planning.fakes import fake_like
 from archwright.planning.trace import trace
 from archwright.spec.errors import UserError
 from tests.test_tiny_presets import DISTINCT, small
@@ -62,13 +62,13 @@ def has_bias(model: Decoder) -> bool:
 )
 def test_what_depends_on_values_is_refused_by_name(asked: Any, name: str) -> None:
     with Counter(PartStack()).counting(fakes=True), pytest.raises(UserError, match=name):
-        asked(fake((3, 4), torch.float32))
+        asked(fake_like(torch.empty(3, 4, device="meta")))
 
 
 def test_fakes_have_no_memory() -> None:
     """A tensor of 4 TB, its transposed view, and their product."""
     with (counter := Counter(PartStack())).counting(fakes=True):
-        x = fake((2**20, 2**20), torch.float32)
+        x = fake_like(torch.empty(2**20, 2**20, device="meta"))
         y = x @ x.T
     assert (y.shape, y.stride(), y.dtype) == ((2**20, 2**20), (2**20, 1), torch.float32)
     assert counter.flops_of("other", "product") == 2.0**61
