@@ -76,7 +76,8 @@ class LayerActivations:
         )
         sums: list[dict[str, Activations]] = []
         for kind, entering in own.entering.items():
-            first = stream * entering.num_bytes
+            # Values for later layers have 16 bits.
+            first = stream * entering.num_bytes + 2 * own.provided[kind] * self.length
             stays = {held.storage for held, _ in results} | {entering.storage}
             of_kind = [(held, size) for held, size in kept if held.layer == kind]
             everything = sum(size for _, size in of_kind)

@@ -48,7 +48,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
     on_meta = str(kwargs.get("device")) == "meta"
     is_large = not tensors and not on_meta and _size_of_new(args) > LARGE
     without_values = [is_fake(x) or x.is_meta for x in tensors]
-    if all(x.is_meta for x in tensors) and not is_large or not any((is_large, *without_values)):
+    if (all(x.is_meta for x in tensors) and not is_large) or not any((is_large, *without_values)):
         return func(*args, **kwargs)
     try:
         with fake_mode():

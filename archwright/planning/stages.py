@@ -240,9 +240,10 @@ def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec, int]]:
     number = 0
     assert isinstance(model, Decoder)
     for stack in model.stacks:
-        kinds, layers = kinds_of(stack.spec), [*stack.stack]
-        for kind, places in enumerate(kinds.values()):
-            yield from ((layers[place], stack.spec, number + kind) for place in places)
+        kinds = kinds_of(stack)
+        kind_at = {place: number + i for i, places in enumerate(kinds) for place in places}
+        for place, layer in enumerate(stack.stack):
+            yield layer, stack.spec, kind_at[place]
         number += len(kinds)
 
 

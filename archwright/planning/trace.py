@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,13 +22,13 @@ from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.model.language_model import LanguageModel, Output
 from archwright.model.layer import Layer
+from archwright.model.stack import Stack
 from archwright.parts.linear import Linear
 from archwright.parts.masks import prefix_size
 from archwright.parts.sharing import Sharing
 from archwright.planning.counter import Counter, Held, Key, PartStack, Sort, followed
 from archwright.planning.fakes import fake_like
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import ModelSpec
 
 Phase = Literal["forward", "activations", "training", "prefill", "decode"]
 Precision = Literal["fp32", "autocast", "bf16"]
@@ -50,6 +50,8 @@ class Trace:
     """Hidden states that enter a layer of each kind."""
     times: list[int]
     """How many layers are of each kind."""
+    provided: list[int]
+    """Numbers per token that a layer of each kind provides for later layers."""
     partial: set[str]
     """Parts whose results are partial sums, for all tokens on each rank."""
     gathered: set[str]
@@ -60,15 +62,20 @@ class Trace:
         return sum(n for key, n in self.flops.items() if key.sort in sorts and key.phase == phase)
 
 
-def kinds_of(spec: ModelSpec) -> dict[str, list[int]]:
-    """Return the places of the layers of each kind in a stack, kinds with equal specs as one."""
-    kinds: dict[str, list[int]] = {}
-    for place, name in enumerate(spec.layers.names(spec.num_layers)):
-        if name not in kinds:
-            layer = spec.layers_by_kind[name]
-            name = next((k for k in kinds if spec.layers_by_kind[k] == layer), name)
-        kinds.setdefault(name, []).append(place)
-    return kinds
+def kinds_of(stack: Stack) -> list[list[int]]:
+    """Return the places of the layers of each kind in a stack.
+
+    Layers of one kind have equal specs, and provide and read the same values of other layers.
+    """
+    kinds: list[tuple[Any, list[int]]] = []
+    names = stack.spec.layers.names(stack.spec.num_layers)
+    for place, (name, layer) in enumerate(zip(names, stack.stack, strict=True)):
+        key = (stack.spec.layers_by_kind[name], {*layer.provides}, {*layer.reads_from})
+        places = next((places for kind, places in kinds if kind == key), None)
+        if places is None:
+            kinds.append((key, places := []))
+        places.append(place)
+    return [places for _, places in kinds]
 
 
 def trace(
@@ -157,9 +164,9 @@ def _traced(
     }
     gathered = {name for name, _ in modules if name.startswith(tuple(experts))}
     flops, num_bytes = (_added_up(sums, times) for sums in (counter.flops, counter.num_bytes))
-    return Trace(
-        flops, num_bytes, counter.kept, counter.results, entering, times, partial, gathered
-    )
+    kept, results = counter.kept, counter.results
+    provided = [sum(cast(Layer, layer).provides.values()) for layer in layers]
+    return Trace(flops, num_bytes, kept, results, entering, times, provided, partial, gathered)
 
 
 def _stack_of(layer: str) -> str:
@@ -256,15 +263,15 @@ def _one_of_each_kind(
     encoder = model.spec.encoder_model
     with ExitStack() as inside:
         for stack in model.stacks:
-            kinds = kinds_of(stack.spec)
+            kinds = kinds_of(stack)
             before = [*stack.stack]
             inside.callback(setattr, stack, "order", None)
             inside.callback(setattr, stack, "keeps_all", False)
             stack.keeps_all, indices = True, stack.spec.layer_indices
-            stack.order = tuple(indices[places[0]] for places in kinds.values())
+            stack.order = tuple(indices[places[0]] for places in kinds)
             sharing = Sharing()
             memory_dim = None if encoder is None or stack is not model else encoder.output_dim
-            for place, *others in kinds.values():
+            for place, *others in kinds:
                 layer = before[place]
                 if tensor > 1:
                     inside.callback(stack.layers.__setitem__, indices[place], layer)

@@ -9,6 +9,7 @@ from archwright.parts.kernels.flex import flex, prepare_blocks
 from archwright.parts.kernels.scores import ScoreMods as ScoreMods
 from archwright.parts.kernels.sdpa import prepare_dense as prepare_dense
 from archwright.parts.kernels.sdpa import sdpa
+from archwright.parts.leaves import is_watched
 from archwright.parts.masks import AttentionMask
 from archwright.spec.errors import UserError
 
@@ -52,7 +53,9 @@ def kernel_of(name: str) -> Kernel:
 
 
 def prepare(kernel: Kernel | None, mask: AttentionMask) -> None:
-    """Prepare a mask for a kernel, outside of compiled layers."""
+    """Prepare a mask for a kernel, outside of compiled layers; a trace needs no mask."""
+    if is_watched():
+        return
     if kernel in _PREPARATIONS:
         _PREPARATIONS[kernel](mask)
     if mask.pattern.needs_length:
