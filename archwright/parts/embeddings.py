@@ -104,8 +104,8 @@ TRANSFORMS = Registry(
 class PooledHead(nn.Module):
     """logits = W2 tanh(W1 x + b1) + b2, to predict whether the second segment follows the first.
 
-    Shapes: x [..., dim], hidden states of first tokens; W1 [dim, dim], W2 [2, dim]; logits [..., 2]. Class 0: the second
-    segment follows; class 1: it does not.
+    Shapes: x [..., dim], hidden states of first tokens; W1 [dim, dim], W2 [2, dim]; logits [..., 2]. Class 0: the
+    second segment follows; class 1: it does not.
 
     Devlin et al., 2018, BERT, section 3.1 and its published code.
     """

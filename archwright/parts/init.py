@@ -117,8 +117,8 @@ class FanIn(Init):
 class MuP(Init):
     """Matrices N(0, std^2 / m), embeddings and head N(0, std^2), with m = dim / base_dim.
 
-    The learning rate of matrices is divided by m for AdamW and by sqrt(m) for Muon; logits are divided by m. A step then
-    changes every activation by the same amount at any width.
+    The learning rate of matrices is divided by m for AdamW and by sqrt(m) for Muon; logits are divided by m. A step
+    then changes every activation by the same amount at any width.
     Yang et al., 2022, Tensor Programs V, table 8.
     """
 

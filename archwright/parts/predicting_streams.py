@@ -12,9 +12,8 @@ class PredictingStreams(Embedding):
     """[x; g_1 ... g_1; ...; g_n ... g_n]: the tokens, then n streams with one vector per token.
 
     Shapes: g [n, width]; x [batch, length, width]; the result [batch, (1 + n) length, width]. A vector has its token's
-    position plus 1, and predicts the next token. In stream i it sees itself and the tokens visible to the token i - 1
-    places earlier (at least the first token). Its prediction therefore ignores the last i - 1 tokens. No other vector
-    sees it.
+    position plus 1, and predicts the next token. In stream i it sees itself and the tokens visible i - 1 places earlier
+    (at least the first token), so it predicts without the last i - 1 tokens. It is invisible to other vectors.
 
     Qi et al., 2020, ProphetNet: n-stream self-attention.
     """

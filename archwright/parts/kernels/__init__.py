@@ -55,5 +55,6 @@ def prepare(kernel: Kernel | None, mask: AttentionMask) -> None:
     """Prepare a mask for a kernel, outside of compiled layers."""
     if kernel in _PREPARATIONS:
         _PREPARATIONS[kernel](mask)
+    # A compiled layer only reads the cached property.
     if mask.pattern.needs_length:
         _ = mask.text_lengths
