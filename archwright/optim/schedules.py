@@ -52,8 +52,7 @@ def linear(schedule: Linear, step: int, warmup: int, num_steps: int | float) -> 
 def wsd(schedule: WSD, step: int, warmup: int, num_steps: int | float) -> float:
     """1, then 1 - (1 - f) t in the last decay_fraction of all steps, t from 0 to 1, f = final_lr_fraction.
 
-    Source: Hu et al., 2024, MiniCPM, section 4, with the linear decay of Hägele et al., 2024,
-    section 3.
+    Source: Hu et al., 2024, MiniCPM, section 4, with the linear decay of Hägele et al., 2024, section 3.
     """
     # A long warm-up shortens the decay.
     start = max(warmup, num_steps - round(schedule.decay_fraction * num_steps))

@@ -25,10 +25,7 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class Init(ABC):
-    """Base class of initialisations: standard deviations of weights.
-
-    For transfer across widths it also has learning-rate multipliers and a divisor of the logits.
-    """
+    """Base of initialisations: deviations of weights, learning-rate multipliers and a divisor of logits."""
 
     lr_scales: Mapping[str, float] = MappingProxyType({})
     """Multipliers of AdamW's learning rate by parameter role (default 1)."""
@@ -152,8 +149,7 @@ class Resettable(Protocol):
 def initialise(model: nn.Module, init: Init, seed: int) -> None:
     """Initialise all parameters and buffers of a model.
 
-    Weights of `Linear` and `Embedding` come from `init`; their biases are 0. All other tensors come from
-    `reset_parameters`.
+    Weights of `Linear` and `Embedding` come from `init`, biases are 0, other tensors come from `reset_parameters`.
 
     Raises:
         TypeError: a module has tensors, but no `reset_parameters`.

@@ -1,4 +1,4 @@
-"""Predicting streams: extra vectors per token, each of which predicts one token."""
+"""Predicting streams: extra vectors per token that predict several future tokens."""
 
 import torch
 from jaxtyping import Float

@@ -66,10 +66,8 @@ class DynamicNTK(RoPEScaling):
 
 
 class YaRN(RoPEScaling):
-    """Interpolate between f, for pairs with many turns in the original length, and f / s, for pairs with few.
-
-    The ramp begins at beta_fast turns and ends at beta_slow turns. Peng et al., 2023, eq. 19 to 21.
-    """
+    """f for pairs with beta_fast or more turns in the original length, f / s for beta_slow or fewer, linear in the
+    pair between (Peng et al., 2023, eq. 19 to 21)."""
 
     def __init__(self, spec: spec.YaRN, rope: spec.RoPE) -> None:
         super().__init__(spec, rope)
@@ -94,10 +92,8 @@ class YaRN(RoPEScaling):
 
 
 class Llama3(RoPEScaling):
-    """f for wavelengths below L / high, f / factor above L / low, linear in L / wavelength between (Llama 3.1).
-
-    Equal factors make a step.
-    """
+    """f for wavelengths below L / high, f / factor above L / low, linear in L / wavelength between; a step if high =
+    low (Llama 3.1)."""
 
     def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
         turns = self.spec.original_length * plain / (2 * math.pi)
