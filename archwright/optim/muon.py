@@ -182,7 +182,7 @@ def _update(
     """Subtract the orthogonalized directions from parameters of one shape."""
 
     def orthogonalized(batch: Tensor) -> Tensor:
-        # [number, *, m, n] -> [number * stack, m, n] and back
+        # [number, *, m, n] -> [number * stack, m, n]
         return METHODS[group["method"]](batch.flatten(0, -3), group["steps"]).view_as(batch)
 
     shape, dtype = shards.shape(parameters[0]), getattr(torch, group["dtype"])

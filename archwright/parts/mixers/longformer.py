@@ -22,10 +22,9 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
     """out(concat_h(softmax(scale q_h k_h^T) v_h)), with separate maps for global tokens.
 
     Most queries use `query`, `key` and `value` within a window. Queries of global tokens see all tokens, and use
-    `query_global`, `key_global` and `value_global`. There is no cache: texts are complete.
-
-    Shapes: x and the result [batch, length, dim]; q, k and v [batch, length, num_heads, head_dim], q of global tokens
-    [batch, num_global, num_heads, head_dim].
+    `query_global`, `key_global` and `value_global`. There is no cache: texts are complete. Shapes: x and the result
+    [batch, length, dim]; q, k and v [batch, length, num_heads, head_dim], q of global tokens [batch, num_global,
+    num_heads, head_dim].
 
     Beltagy et al., 2020, section 3.1.
 

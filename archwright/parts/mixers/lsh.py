@@ -189,10 +189,9 @@ class LSHAttention(Mixer):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Slots of sorted tokens in chunks.
+    """Slots of sorted tokens in chunks, separate for each document of a sequence; padding is its last document.
 
-    The documents of a sequence have separate, consecutive chunks; the last chunk of a document may be partly empty.
-    Padding is the last document of its sequence. There is 1 row if all sequences have the same chunks.
+    The last chunk of a document may be partly empty. There is 1 row if all sequences have the same chunks.
     """
 
     size: int
@@ -361,7 +360,7 @@ def _rows(x: Tensor, at: Tensor) -> Tensor:
 
 
 def _beside(x: Tensor, beside: Tensor) -> Tensor:
-    """Gather the visible chunks of x [batch, heads, chunks, size, width]: [batch, heads, chunks, seen * size, width]."""
+    """Gather visible chunks of x [batch, heads, chunks, size, width]: [batch, heads, chunks, seen * size, width]."""
     batch, heads, number, _, width = x.shape
     if beside.shape[-1] == 1 and number == 1:
         return x
