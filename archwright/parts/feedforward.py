@@ -110,8 +110,8 @@ class Experts(Branch):
     """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
     Weights w come from router scores, such as softmax(R x) or sigmoid(R x), in float32 or wider, because the choice
-    depends on small differences. Rows are sorted by expert, so that each expert computes one matrix product. No row is
-    dropped without a capacity. Shapes: x [..., dim], router R [num_experts, dim], the experts' matrices
+    depends on small differences. Rows are sorted by expert, so that each expert computes one matrix product. Without a
+    capacity, no row is dropped. Shapes: x [..., dim], router R [num_experts, dim], the experts' matrices
     [num_experts, hidden_dim, dim] and [num_experts, dim, hidden_dim].
 
     Shazeer et al., 2017, Outrageously Large Neural Networks; DeepSeek-AI, 2024, DeepSeek-V3, section 2.1.2.

@@ -162,7 +162,7 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
 def draws(
     model: nn.Module, init: Init, seed: int, *, device: torch.device | None = None
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yield the name of each tensor with a function that draws its initial value.
+    """Yield (name, function) for each tensor; the function draws its initial value.
 
     The function reads only shapes of the model, which may be on the meta device.
 

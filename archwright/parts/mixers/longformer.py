@@ -39,7 +39,7 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         super().__init__(spec, dim, layer)
         self.num_global = num_global(self.pattern.value)
         name, others = self.pattern.name, without_global_queries(self.pattern.value)
-        # A second pass computes global queries, so this mask need not show them all keys.
+        # Global queries are computed separately, so this mask need not show them all keys.
         self.windows = Shared(name and f"{name}_windows", others)
         width = self.query.d_out
         self.query.score_gain = self.scale * self.head_dim**0.5

@@ -23,7 +23,7 @@ from archwright.spec.errors import UserError
 EPS = 1e-6
 """Epsilon in the norm of keys."""
 SELF, HIDDEN = -1e5, -1e9
-"""Scores of a token with itself, a last resort if it sees no other token, and of hidden pairs."""
+"""Scores of a token with itself (used only if it sees no other token) and of hidden pairs."""
 NOTHING = -1
 """Index of an empty slot of a chunk."""
 

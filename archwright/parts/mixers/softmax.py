@@ -202,7 +202,7 @@ class SoftmaxAttention(AttentionMixer):
         return out
 
     def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:
-        """Return the norm of queries or keys, over heads, each with its weight, or over the projection."""
+        """Return the norm of queries or keys, over each head or over the projection of all heads."""
         over = self.spec.qk_norm_over
         width = num_heads * self.head_dim if over == "projection" else self.head_dim
         heads = {"heads": num_heads} if over == "per_head" else {}

@@ -103,8 +103,8 @@ class T5Bias(ScorePosition):
 def t5_buckets(distance: Tensor, number: int, farthest: int, *, two_way: bool) -> Tensor:
     """Return the bucket of each distance k - q, among `number` buckets.
 
-    Half of the buckets contain one short distance each. The rest are on a log scale; the last one begins at distance
-    `farthest`. With `two_way`, keys after the query have half of all buckets.
+    Half of the buckets contain one short distance each. The rest are on a log scale; the last one includes all
+    distances of `farthest` or more. With `two_way`, keys after the query have half of all buckets.
     """
     number = number // (2 if two_way else 1)
     ahead = (distance > 0).long() * number if two_way else 0
