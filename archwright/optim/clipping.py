@@ -15,13 +15,9 @@ def clip_gradients(
 ) -> Float[Tensor, ""]:
     """Scale all gradients by min(1, max_norm / norm) in place, and return norm.
 
-    norm is the L2 norm of all gradients together, in float32 or wider. A norm that is not finite makes the gradients
-    unusable: the caller must check it before the optimizer's step.
-
-    Args:
-        max_norm: limit of the norm (default: none, only compute the norm).
-        norm_of: function from the norm of local shards to the norm of complete gradients.
-
+    norm is the L2 norm of all gradients together, in float32 or wider. If it is not finite, gradients are unusable:
+    check it before a step. Without `max_norm`, gradients do not change. `norm_of` maps the norm of local shards to the
+    norm of complete gradients.
     Source: Pascanu et al., 2013, algorithm 1.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -11,11 +11,8 @@ def learning_rate(schedule: Schedule, step: int, num_steps: int | float) -> floa
     """Return the learning rate of a step as a share of its peak, in [0, 1].
 
     With w = warm-up, all schedules rise as (step + 1) / (w + 1) and reach 1 at step w, so that no step has rate 0. A
-    decay ends at num_steps, and the rate is constant afterwards.
-
-    Args:
-        step: number of steps before this one; a run has steps 0 to num_steps - 1.
-        num_steps: length of the run. It may be a fraction, because a run may adjust it gradually.
+    decay ends at num_steps, and the rate is constant afterwards. A run has steps 0 to num_steps - 1. `num_steps` may be
+    a fraction, because a run may adjust it gradually.
     """
     warmup = warmup_steps(schedule, num_steps)
     if step < warmup:

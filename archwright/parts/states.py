@@ -1,7 +1,8 @@
 """States of mixers: KV caches and recurrent states, so that each token is read once.
 
 A state has two operations. `update` extends keys and values, or replaces a recurrent state. It skips padding and
-restarts with each document, according to the layout of the pass. `reorder` selects sequences of the batch."""
+restarts with each document, according to the layout of the pass. `reorder` selects sequences of the batch.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
