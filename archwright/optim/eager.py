@@ -1,4 +1,4 @@
-"""torch's optimizers without their guards against the compiler, which load it where nothing is compiled."""
+"""Optimizers of torch without compiler guards, which import the compiler even if nothing is compiled."""
 
 import inspect
 
@@ -6,11 +6,10 @@ import torch
 
 
 class EagerOptimizer(torch.optim.Optimizer):
-    """`torch.optim.Optimizer`, which no compiled code calls.
+    """`torch.optim.Optimizer` without the guards that exclude its methods from compilation.
 
-    torch keeps the compiler out of these methods, and loads all of it to do so. Without that, the first step of the
-    demo takes 5.4 instead of 7.0 s of processor time from the start of the process (AMD EPYC, Zen 3, next to other
-    work, 2026-11-28, medians). The methods are the same without their guards.
+    The guards import the complete compiler. Without them, the first step of the demo ends after 5.4 instead of 7.0 s of
+    processor time (medians; AMD EPYC, Zen 3, next to other work, 2026-11-28).
     """
 
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
@@ -20,11 +19,11 @@ class EagerOptimizer(torch.optim.Optimizer):
 
 
 class AdamW(EagerOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW`, to the last bit: it takes the same arguments and keeps the same state.
+    """`torch.optim.AdamW` with the same arguments, state and results.
 
     m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2 from 0; at step t, counted from 1,
     w <- (1 - lr weight_decay) w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
-    `build_optimizers` makes one whose norms and biases do not decay.
+    `build_optimizers` excludes norms and biases from weight decay.
 
     Kingma and Ba, 2014, algorithm 1; Loshchilov and Hutter, 2017, algorithm 2.
     """

@@ -1,4 +1,4 @@
-"""How the learning rate moves: its share of the peak as a pure function of the step."""
+"""Learning-rate schedules: the share of the peak as a pure function of the step."""
 
 import math
 from numbers import Real
@@ -8,12 +8,11 @@ from archwright.spec.run_spec import WSD, Constant, Cosine, InverseSqrt, Linear,
 
 
 def learning_rate(schedule: Schedule, step: int, num_steps: int | float) -> float:
-    """Return the share of the peak learning rate, in [0, 1], that a step takes.
+    """Return the learning rate of a step as a share of its peak, in [0, 1].
 
-    `step` counts the steps done before: a run takes 0 to num_steps - 1. With w = warm-up, all
-    schedules rise as (step + 1) / (w + 1), so that no step is wasted at zero, and are 1 at step w.
-    From there each goes its own way; what ends, ends at num_steps and then stays. `num_steps` need not be whole,
-    as it changes little by little where a run's steps are settled again on the way.
+    With w = warm-up, all schedules rise as (step + 1) / (w + 1) and reach 1 at step w, so that no step has rate 0. A
+    decay ends at num_steps, and the rate is constant afterwards. A run has steps 0 to num_steps - 1. `num_steps` may be
+    a fraction, because a run may adjust it gradually.
     """
     warmup = warmup_steps(schedule, num_steps)
     if step < warmup:
@@ -23,7 +22,7 @@ def learning_rate(schedule: Schedule, step: int, num_steps: int | float) -> floa
 
 
 def warmup_steps(schedule: Schedule, num_steps: int | float) -> int:
-    """Return the steps of warm-up; "auto" is a twentieth of the run, at most 200."""
+    """Return the number of warm-up steps; "auto" is a twentieth of the run, at most 200."""
     return min(200, int(num_steps // 20)) if schedule.warmup == "auto" else schedule.warmup
 
 
@@ -48,11 +47,11 @@ def linear(schedule: Linear, step: int, warmup: int, num_steps: int | float) -> 
 
 
 def wsd(schedule: WSD, step: int, warmup: int, num_steps: int | float) -> float:
-    """1 until the last share `decay_fraction` of all steps, then 1 - (1 - f) t, t from 0 to 1, f = final_lr_fraction.
+    """1, then 1 - (1 - f) t in the last decay_fraction of all steps, t from 0 to 1, f = final_lr_fraction.
 
-    Source: Hu et al., 2024, MiniCPM, section 4, with the linear decay of Hägele et al., 2024,
-    section 3.
+    Source: Hu et al., 2024, MiniCPM, section 4, with the linear decay of Hägele et al., 2024, section 3.
     """
+    # A long warm-up shortens the decay.
     start = max(warmup, num_steps - round(schedule.decay_fraction * num_steps))
     return _line(schedule.final_lr_fraction, _progress(step, start, num_steps))
 
@@ -71,7 +70,7 @@ def inverse_sqrt(schedule: InverseSqrt, step: int, warmup: int, num_steps: int |
 
 
 def _progress(step: int, start: int | float, end: int | float) -> float:
-    """Return how far `step` is on its way from `start` to `end`, in [0, 1]."""
+    """Return the progress of `step` from `start` to `end`, in [0, 1]."""
     return min(1.0, max(0.0, (step - start) / max(1, end - start)))
 
 
@@ -91,4 +90,4 @@ SCHEDULES = Registry(
         InverseSqrt: inverse_sqrt,
     },
 )
-"""Functions that return the share of the peak learning rate at a step after warm-up; steps are counted from 0."""
+"""Functions that return the share of the peak learning rate at a step after warm-up, counted from 0."""

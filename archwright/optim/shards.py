@@ -1,4 +1,4 @@
-"""Optimizers that look at matrices as a whole, where processes hold parts of them."""
+"""Optimizers that need complete matrices, for parameters that are sharded across ranks."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,10 +9,10 @@ from archwright.optim.eager import EagerOptimizer
 
 
 class Shards:
-    """What an optimizer holds of parameters that are cut up over processes; here, all of each.
+    """Shards of an optimizer's parameters; in this class, complete parameters on one rank.
 
     Attributes:
-        num_batches: how many batches of whole parameters are worked on at once, each by another process.
+        num_batches: number of batches of complete parameters that are processed in parallel, one per rank.
     """
 
     num_batches = 1
@@ -24,28 +24,27 @@ class Shards:
         work: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
     ) -> list[Tensor]:
-        """Apply `work` to whole tensors of one shape, such as momenta of `parameters`; return what the optimizer holds
-        of the results.
+        """Apply `work` to complete tensors of one shape; return the local shards of the results.
 
         Args:
-            own: what it holds of the tensors.
-            work: takes and gives [number, *shape] in `dtype`, each tensor by itself.
+            own: local shards of the tensors, such as momenta of `parameters`.
+            work: function of a batch [number, *shape] in `dtype`, independent for each tensor.
         """
-        whole = own[0].new_empty(len(own), *own[0].shape, dtype=dtype)
-        for row, tensor in zip(whole, own, strict=True):
-            row.copy_(tensor)
-        return [*work(whole)]
+        batch = own[0].new_empty(len(own), *own[0].shape, dtype=dtype)
+        for row, tensor in zip(batch, own, strict=True):
+            row.copy_(tensor)  # casts to `dtype`
+        return [*work(batch)]
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        """Return the shape of the whole parameter."""
+        """Return the shape of the complete parameter."""
         return parameter.shape
 
 
 class WholeMatrices(EagerOptimizer):
-    """An optimizer whose update of a number depends on more than that number's gradient and state.
+    """Optimizer with updates that depend on complete matrices, not only on single elements.
 
     Attributes:
-        shards: what it holds of each parameter, by which it asks for the whole.
+        shards: local shards of the parameters.
     """
 
     shards = Shards()

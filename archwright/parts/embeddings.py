@@ -1,4 +1,4 @@
-"""Both ends of a model: from tokens to vectors, and from the last vector to logits."""
+"""Token embeddings, and heads from the last hidden states to logits."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +18,9 @@ from archwright.spec.errors import UserError
 class TokenEmbedding(Embedding):
     """x = P (scale * W[token]) + T[type] + b, with a table W of shape [vocab_size, spec.dim].
 
-    The scale is 1, sqrt(dim) or a number, rounded to the dtype of the table first, as Gemma does; a head
-    that shares the table reads it unscaled. P [dim, spec.dim] stands where the two widths differ, unless it comes
-    behind the norm; b [dim] and the rows of T [token_types, dim] where asked for.
+    The scale is 1, sqrt(dim) or a number, rounded to the dtype of the table as in Gemma. A head that shares the
+    table does not scale it. P [dim, spec.dim] exists if the widths differ, unless the projection follows the norm. The
+    bias b [dim] and the table of token types T [token_types, dim] are optional.
     Vaswani et al., 2017, section 3.4; Lan et al., 2019, ALBERT, section 3.1 (P); Devlin et al., 2018, BERT,
     section 3 (T).
     """
@@ -40,19 +40,20 @@ class TokenEmbedding(Embedding):
 
     @property
     def vocab_parallel(self) -> bool:
-        """Whether processes may share its rows, so that what they find adds up to x: not where something is added."""
+        """True if ranks may split the rows of W and sum their results, because nothing is added to W[token]."""
         return self.project_in is None and self.token_types is None and self.bias is None
 
     def forward(
         self, index: Int[Tensor, "*batch"], token_type_ids: Int[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch dim"]:
-        """Return the vectors of tokens; those whose type is not given are of type 0.
+        """Return the embeddings of tokens; the default token type is 0.
 
         Raises:
-            UserError: types are given, and there is no table of them.
+            UserError: `token_type_ids` without a table of token types.
         """
         x = F.embedding(index, self.weight)
         if self.scale != 1:
+            # A CPU scalar of the dtype of x: a float would be multiplied without rounding.
             x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
         if self.project_in is not None:
             x = self.project_in(x)
@@ -92,17 +93,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-"""The functions of dense transforms."""
+"""Activations f of dense transforms."""
 
 TRANSFORMS = Registry(
     spec.Transform, "(spec, dim, width)", nn.Module, {spec.DenseTransform: DenseTransform}
 )
-"""Modules that a head begins with: from vectors of dim to those of width, that of its table."""
+"""Modules before the table of a head: [..., dim] -> [..., width], with the width of the table."""
 
 
 class PooledHead(nn.Module):
-    """logits = W2 tanh(W1 x + b1) + b2. Shapes: x [..., dim], the vectors of first tokens; W1 [dim, dim], W2 [2, dim];
-    logits [..., 2], for a second segment that follows and for one that does not.
+    """logits = W2 tanh(W1 x + b1) + b2, to predict whether the second segment follows the first.
+
+    Shapes: x [..., dim], hidden states of first tokens; W1 [dim, dim], W2 [2, dim]; logits [..., 2]. Class 0: the
+    second segment follows; class 1: it does not.
 
     Devlin et al., 2018, BERT, section 3.1 and its published code.
     """
@@ -121,29 +124,28 @@ class PooledHead(nn.Module):
 SEQUENCE_HEADS = Registry(
     spec.SequenceHead, "(spec, dim)", nn.Module, {spec.PooledHead: PooledHead}
 )
-"""Modules that give logits [batch, 2] of the vectors [batch, dim] of the first token of each row."""
+"""Modules from hidden states [batch, dim] of the first tokens to logits [batch, 2]."""
 
 
 class Head(Linear):
-    """logits = (g(x) W^T + b) * logit_scale / logit_divisor, then c tanh(logits / c) if capped; W may be the
-    embedding's table.
+    """logits = (g(x) W^T + b) * logit_scale / logit_divisor, then c tanh(logits / c) with a soft-cap c.
 
-    g is the transform; without one it is x itself, or P x with P [width, dim] where the table has a width
-    of its own.
+    W may be the table of the embedding. g is the transform. Without one, g(x) = x, or P x with P [width, dim] if the
+    table has a different width.
 
-    Shapes: x [..., dim], W [vocab_size, width], b [vocab_size], logits [..., vocab_size]; where replaced tokens are
-    found, 1 stands for vocab_size (Clark et al., 2020, section 2).
+    Shapes: x [..., dim], W [vocab_size, width], b [vocab_size], logits [..., vocab_size]. A detector of replaced tokens
+    has 1 output instead of vocab_size (Clark et al., 2020, section 2).
     Press and Wolf, 2016 (tying); Gemma 2, section 2 (soft-cap); Lan et al., 2019, section 3.1 (P).
 
     Args:
-        width: of the table; that of x where none is given.
-        transform: g, which gives vectors of that width.
-        divisor: of an initialisation (muP), beside the one of the spec.
+        width: width of the table (default: dim).
+        transform: g, from dim to width.
+        divisor: divisor of the initialisation (muP), multiplied with the divisor of the spec.
     """
 
     is_lm_head = True
     vocab_parallel = True
-    """Whether processes may share its rows, and so the logits."""
+    """True: ranks may split the rows of W, and thereby the logits."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 class _Dense(Branch):
-    """What plain and gated feed-forwards share. Shapes: x [..., dim], hidden [..., hidden_dim]."""
+    """Base of plain and gated feed-forwards. Shapes: x [..., dim], hidden [..., hidden_dim]."""
 
     gate: Linear
 
@@ -46,7 +46,7 @@ class _Dense(Branch):
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
-        # A norm asks for all hidden values.
+        # A norm needs all hidden values.
         return (
             TensorParallel({"hidden_dim": self.up.d_out}) if self.spec.hidden_norm.is_none else None
         )
@@ -54,9 +54,10 @@ class _Dense(Branch):
     def forward(
         self, x: Float[Tensor, "*batch dim"], projected: Sequence[Tensor] | None = None
     ) -> Float[Tensor, "*batch dim"]:
-        """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
+        """Return the branch's output; `projected` are the results of `inputs`, if already computed."""
         if projected is None:
             projected = project(x, self.inputs)
+        # [..., hidden_dim]
         hidden = F.dropout(self.activation(*projected), self.spec.dropout, self.training)
         down: Tensor = self.down(self.norm(hidden))
         return down
@@ -66,51 +67,51 @@ class _Dense(Branch):
 
 
 class Plain(_Dense):
-    """down(norm(f(up(x)))), with f of the spec, and a norm where asked for.
+    """down(norm(f(up(x)))), with f and an optional norm from the spec.
 
     Vaswani et al., 2017, section 3.3; Wang et al., 2022, Foundation Transformers, section 2.2 (norm).
     """
 
 
 class Gated(_Dense):
-    """down(norm(f(gate(x), up(x)))), f(g, u) most often act(g) * u, of the spec, and a norm where asked for.
+    """down(norm(f(gate(x), up(x)))), with f(g, u), usually act(g) * u, and an optional norm from the spec.
 
     Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6; Ma et al., 2024, BitNet b1.58 (norm).
     """
 
 
 class RouterAuxLoss(NamedTuple):
-    """A layer's part in a balance loss, which is taken over each layer by itself or over all together."""
+    """Auxiliary loss of one layer: factor * sum of f_e p_e + rest."""
 
     share: Float[Tensor, " experts"]
-    """f_e, the share of the choices that fell on each expert."""
+    """f_e, the share of each expert in all choices."""
     mean_score: Float[Tensor, " experts"]
-    """p_e, the mean score of each."""
+    """p_e, the mean score of each expert."""
     factor: float
     """Factor of the sum of f_e p_e."""
     rest: Tensor
-    """Loss that the layer asks for besides."""
+    """Remaining loss of the layer, such as the z-loss."""
     together: bool = True
-    """Whether f_e and p_e are means over all layers."""
+    """True if f_e and p_e are averaged over all layers."""
 
 
 MOST_IN_BLOCK = 32
-"""Rows to whose multiples those of an expert are filled up on a CPU, at most."""
+"""Largest block size for padding the rows of an expert on a CPU."""
 
 
 class Experts(Branch):
     """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
-    Weights w come from router scores, such as softmax(R x) or sigmoid(R x), in float32 or wider, as a
-    choice hangs on small differences. Rows are sorted by expert, so that each expert is one matrix product over
-    its rows, and none is dropped. Shapes: x [..., dim], router R [num_experts, dim], the experts' matrices
+    Weights w come from router scores, such as softmax(R x) or sigmoid(R x), in float32 or wider, because the choice
+    depends on small differences. Rows are sorted by expert, so that each expert computes one matrix product. Without a
+    capacity, no row is dropped. Shapes: x [..., dim], router R [num_experts, dim], the experts' matrices
     [num_experts, hidden_dim, dim] and [num_experts, dim, hidden_dim].
 
     Shazeer et al., 2017, Outrageously Large Neural Networks; DeepSeek-AI, 2024, DeepSeek-V3, section 2.1.2.
 
     Attributes:
-        auxiliary: what the last forward in training asks to be minimised besides, until it is taken.
-        load: how many tokens went to each expert in training, since the last step.
+        auxiliary: auxiliary loss of the last forward pass in training, until the caller removes it.
+        load: number of tokens per expert in training since the last optimizer step.
     """
 
     counts = ("load",)
@@ -135,7 +136,7 @@ class Experts(Branch):
             shared = spec.expert.model_copy(update={"hidden_dim": width})
             self.shared = FEEDFORWARDS.make(shared, dim)
         self.bias = nn.Parameter(torch.zeros(dim)) if spec.out_bias else None
-        # No parameter: it follows no gradient, and is saved with the weights.
+        # A buffer: it has no gradient, but is saved with the weights.
         bias = torch.zeros(spec.num_experts) if spec.has_selection_bias else None
         self.register_buffer("selection_bias", bias)
         self.selection_bias: Tensor | None
@@ -147,11 +148,11 @@ class Experts(Branch):
         rows = x.flatten(0, -2)
         logits = self._logits(rows)
         chosen, weights = self.route(logits)
-        # [tokens * top_k]
+        # [tokens, top_k] -> [tokens * top_k], with all rows of one expert adjacent
         sorted_experts, order = chosen.flatten().sort(stable=True)
         numbers = torch.arange(self.spec.num_experts, device=x.device)
         ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
-        # Of each token and each of its experts, the place among the rows that are sent.
+        # Sorted position of each (token, choice) pair, and number of rows of each expert.
         place, sent_to = order.argsort(), ends.diff(prepend=ends.new_zeros(1))
         on_cpu = x.device.type == "cpu" and not is_watched()
         block = rows_in_block(len(order), self.spec.num_experts) if on_cpu else 1
@@ -163,7 +164,7 @@ class Experts(Branch):
             # [tokens * top_k, dim]
             sent = sent * weights.flatten()[order, None].to(sent.dtype)
         found = self.experts(sent, sorted_experts, ends)
-        # Put back and summed by token, not added up where they fall, whose order a GPU leaves to chance.
+        # A gather and a sum are deterministic; a scatter-add on a GPU is not.
         per_token = found[place].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
         if self.spec.router_weight_on == "output":
             per_token = per_token * weights[..., None]
@@ -172,9 +173,8 @@ class Experts(Branch):
             per_token = per_token * has_room[..., None]
         out = (per_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
         if self.training and torch.is_grad_enabled():
-            auxiliary = self._auxiliary(
-                logits, sent_to
-            )  # again, too: its gradient needs its values
+            # Also in a recomputed pass, because the gradient needs the values.
+            auxiliary = self._auxiliary(logits, sent_to)
             if self.first_pass:
                 self.auxiliary = auxiliary
             if self.first_pass and self.spec.selection_bias_update_rate:
@@ -193,7 +193,7 @@ class Experts(Branch):
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
-        """Processes share hidden values of every expert, and each sends all tokens to all of them."""
+        """Ranks split the hidden values of every expert, and each rank routes all tokens."""
         biased = self.bias is not None or self.experts.down.bias is not None
         if biased or not self.spec.expert.hidden_norm.is_none:
             return None
@@ -211,7 +211,7 @@ class Experts(Branch):
     def route(
         self, logits: Float[Tensor, "tokens num_experts"]
     ) -> tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]:
-        """Return the experts that each token goes through, and their weights."""
+        """Return the chosen experts of each token, and their weights."""
         return self.routing(logits, self.selection_bias, training=self.training)
 
     def _has_room(
@@ -225,6 +225,7 @@ class Experts(Branch):
         return so_far.gather(-1, chosen) <= capacity
 
     def _logits(self, rows: Tensor) -> Tensor:
+        # float32 or wider, without autocast: rounding would change choices.
         dtype = torch.promote_types(rows.dtype, torch.float32)
         bias = None if self.router.bias is None else self.router.bias.to(dtype)
         with without_autocast(rows.device.type):
@@ -241,19 +242,21 @@ class Experts(Branch):
 
     @torch.no_grad()
     def after_step(self, *, updated: bool) -> None:
-        """Move the selection bias, b_e += rate sign(mean load - load_e), if weights were updated; forget
-        the load. Wang et al., 2024, Auxiliary-Loss-Free Load Balancing, algorithm 1."""
+        """Update the selection bias, b_e += rate sign(mean load - load_e), and reset the load.
+
+        The bias changes only if weights do. Wang et al., 2024, Auxiliary-Loss-Free Load Balancing, algorithm 1.
+        """
         if updated and self.load is not None and self.selection_bias is not None:
-            load = self.load.long()  # whole numbers: a load that equals the mean moves nothing
+            load = self.load.long()  # integers, for an exact comparison with the mean
             short = load.sum() - self.spec.num_experts * load
             self.selection_bias += self.spec.selection_bias_update_rate * short.sign()
         self.load = None
 
     def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> RouterAuxLoss:
-        """Return what balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z is made of."""
+        """Return the terms of balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z."""
         s = self.spec
         scores = self.routing.probabilities(logits)
-        # As for weights, no 0 / 0 where all sigmoids underflow.
+        # No 0 / 0 if all sigmoids underflow.
         mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
         share = sent_to.to(scores.dtype) / (len(logits) * s.top_k)
         z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()
@@ -271,9 +274,10 @@ class Experts(Branch):
 
 
 class GroupedExperts(nn.Module):
-    """All experts of a layer: a feed-forward with a stack of matrices for each of its maps.
+    """All experts of a layer, with one stack of matrices per map.
 
-    Shapes: x [rows, dim], of which expert `which` [rows], sorted; `ends` [number] says where each ends.
+    Shapes: x [rows, dim], sorted by expert; `which` [rows], the expert of each row; `ends` [number], the end of each
+    expert's rows.
     """
 
     def __init__(
@@ -311,10 +315,10 @@ class GroupedExperts(nn.Module):
 
 
 def rows_in_block(rows: int, number: int) -> int:
-    """Return to multiples of how many rows those of each expert are filled up on a CPU: a power of two, by which rows
-    become more by a sixteenth at most.
+    """Return the block size for padding the rows of each expert on a CPU.
 
-    oneDNN makes code for each number of rows that it meets, and keeps it; in a training, all are others in every step.
+    It is a power of two, and padding adds at most a sixteenth of the rows. Without padding, oneDNN would compile and
+    cache code for new numbers of rows in every training step.
     """
     most = min(MOST_IN_BLOCK, rows // (16 * number))
     return 1 << (most.bit_length() - 1) if most else 1
@@ -323,15 +327,15 @@ def rows_in_block(rows: int, number: int) -> int:
 def _filled_up(
     which: Int[Tensor, " rows"], ends: Int[Tensor, " number"], block: int
 ) -> tuple[Int[Tensor, " more"], Int[Tensor, " rows"], Int[Tensor, " number"]]:
-    """Return from which row each of more rows comes, of which every expert has a multiple of `block`; where each of the
-    rows is among them; and where each expert ends there.
+    """Pad the rows of each expert; return source rows [more], new positions [rows] and new ends [number].
 
-    What fills up are rows once more, whose results no one asks for: their numbers are in range, their gradients 0. The
-    last expert has as many as make the sum the same for any `ends`.
+    Padding repeats existing rows, with finite results and a gradient of 0. The last expert has all remaining padding,
+    so that the number of padded rows is the same for any `ends`.
     """
     rows, number = len(which), len(ends)
     counts = ends.diff(prepend=ends.new_zeros(1))
     starts = ends - counts
+    # At least the sum over experts of their rows, rounded up to multiples of `block`.
     more = -(-(rows + number * (block - 1)) // block) * block
     new_ends = ((counts + block - 1) // block * block).cumsum(0, dtype=ends.dtype)
     new_starts = F.pad(new_ends[:-1], (1, 0))
@@ -345,7 +349,7 @@ def _filled_up(
 
 
 def _activation(hidden: spec.Hidden) -> Any:
-    """Return what a feed-forward does to hidden values, plain or gated."""
+    """Return the activation of a plain feed-forward, or the gate function of a gated one."""
     if isinstance(hidden, spec.Plain):
         return ACTIVATIONS.make(hidden)
     if isinstance(hidden, spec.Gated):
@@ -360,8 +364,8 @@ class XIELU(nn.Module):
     """a_p x^2 + b x above 0, a_n (exp(x) - 1 - x) + b x below, a_p = softplus(positive) and
     a_n = b + softplus(negative).
 
-    Shapes: positive and negative [1]. Computed in float32 or wider, as exp(x) - 1 - x is a small
-    difference near 0. Huang and Schlag, 2025, Deriving Activation Functions Using Integration, eq. 14.
+    Shapes: positive and negative [1]. Computed in float32 or wider, as exp(x) - 1 - x is a small difference near 0.
+    Huang and Schlag, 2025, Deriving Activation Functions Using Integration, eq. 14.
     """
 
     def __init__(self, spec: spec.XIELU) -> None:
@@ -373,7 +377,7 @@ class XIELU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x32 = upcast(x)
         above = F.softplus(self.positive) * x32.square()
-        below = x32.clamp(max=0)  # exp overflows where it is not asked for
+        below = x32.clamp(max=0)  # no overflow of exp in the unused branch
         bent = (self.spec.beta + F.softplus(self.negative)) * (below.expm1() - below)
         return (torch.where(x32 > 0, above, bent) + self.spec.beta * x32).to(x.dtype)
 
@@ -425,8 +429,7 @@ ACTIVATIONS = Registry(
         spec.XIELU: XIELU,
     },
 )
-"""Functions f of what a plain feed-forward applies to its hidden values, each by itself, as `Activation` describes
-them."""
+"""Elementwise functions f of plain feed-forwards, of the type `Activation`."""
 
 GATES = Registry(
     spec.Gated,
@@ -443,7 +446,7 @@ GATES = Registry(
         spec.GEGELU: lambda s: partial(clamped, limit=s.limit),
     },
 )
-"""Functions f(gate, up) that join the two, value by value."""
+"""Elementwise functions f(gate, up) of gated feed-forwards."""
 
 FEEDFORWARDS = Registry(
     spec.FeedForward,
@@ -451,4 +454,4 @@ FEEDFORWARDS = Registry(
     Branch,
     {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
 )
-"""Modules below `Branch`: y = f(x), for each token by itself."""
+"""Subclasses of `Branch`: y = f(x), independently for each token."""

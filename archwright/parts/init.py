@@ -1,5 +1,8 @@
-"""Initial values. Every tensor comes from a generator keyed by (seed, parameter name), so that it
-does not depend on what else a model has, and models that differ in one choice share all others."""
+"""Initial values of parameters and buffers.
+
+Every tensor has its own generator, keyed by (seed, parameter name). Models that differ in one choice therefore start
+from the same values in all tensors that they share.
+"""
 
 import hashlib
 import re
@@ -18,17 +21,16 @@ from archwright.spec import init as spec
 from archwright.spec.errors import UserError
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-"""Where a parameter's path names its layer, counted from 0."""
+"""Pattern of the layer number in a parameter's path, counted from 0."""
 
 
 class Init(ABC):
-    """Base of all initialisations: the deviations that weights are drawn with, and, for widths to share
-    their lr_scales, factors of AdamW's rates and a divisor of logits."""
+    """Base of initialisations: deviations of weights, learning-rate multipliers and a divisor of logits."""
 
     lr_scales: Mapping[str, float] = MappingProxyType({})
-    """Factor of AdamW's learning rate, for roles of parameters that have another than 1."""
+    """Multipliers of AdamW's learning rate by parameter role (default 1)."""
     divisor: float
-    """Divisor of the logits, which its spec says."""
+    """Divisor of the logits, from the spec."""
 
     def __init__(self, spec: Any, num_layers: int, dim: int) -> None:
         open_still = [name for name, value in spec.model_dump().items() if value == "auto"]
@@ -42,20 +44,21 @@ class Init(ABC):
 
     @abstractmethod
     def std(self, module: Linear | Embedding) -> float:
-        """Return the standard deviation of a weight, branch ends aside."""
+        """Return the standard deviation of a weight, before `branch_end`."""
 
     def draw(
         self, module: Linear | Embedding, path: str, out: Tensor, generator: torch.Generator
     ) -> None:
-        """Fill `out` with the weight of the module at `path`."""
+        """Fill `out` with the initial weight of the module at `path`."""
         std = self.std(module) * self.branch_end(module, path)
         nn.init.normal_(out, 0.0, std, generator=generator)
 
     def branch_end(self, module: Linear | Embedding, path: str) -> float:
-        """Return what a deviation is multiplied by where a map ends a branch."""
+        """Return the factor of the standard deviation: 1 unless the map is a residual output."""
         if not (isinstance(module, Linear) and module.is_residual_output):
             return 1.0
         if self.spec.residual_output_init == "layer":
+            # After layer l, counted from 0, the residual stream is a sum of 2 (l + 1) branches.
             layer = LAYER.search(path)
             return (2 * (int(layer[1]) + 1)) ** -0.5 if layer else 1.0
         factors = {"alike": 1.0, "depth": (2 * self.num_layers) ** -0.5, "zero": 0.0}
@@ -63,7 +66,7 @@ class Init(ABC):
 
 
 class Glorot(Init):
-    """Matrices N(0, 2 / (d_in + d_out)), embeddings N(0, embedding_std^2), both cut at 3 sigma.
+    """Matrices N(0, 2 / (d_in + d_out)), embeddings N(0, embedding_std^2), both truncated at 3 sigma.
 
     Glorot and Bengio, 2010, eq. 16, with a truncated normal.
     """
@@ -78,15 +81,14 @@ class Glorot(Init):
         self, module: Linear | Embedding, path: str, out: Tensor, generator: torch.Generator
     ) -> None:
         std = self.std(module) * self.branch_end(module, path)
-        if std == 0:  # which cannot be cut
+        if std == 0:  # trunc_normal_ divides by std
             nn.init.zeros_(out)
         else:
             nn.init.trunc_normal_(out, 0.0, std, -3 * std, 3 * std, generator=generator)
 
 
 class GPT2(Init):
-    """Matrices N(0, std^2), embeddings N(0, embedding_std^2); maps that end a branch divided by
-    sqrt(2 num_layers).
+    """Matrices N(0, std^2), embeddings N(0, embedding_std^2); residual outputs are divided by sqrt(2 num_layers).
 
     Radford et al., 2019, Language Models are Unsupervised Multitask Learners, section 2.3.
     """
@@ -97,10 +99,10 @@ class GPT2(Init):
 
 
 class FanIn(Init):
-    """Matrices N(0, 1 / d_in), those of queries divided by sqrt(head_dim) times the scale of their scores; embeddings
-    of tokens N(0, embedding_std^2), other tables N(0, 1 / dim).
+    """Matrices N(0, 1 / d_in), token embeddings N(0, embedding_std^2), other tables N(0, 1 / dim).
 
-    Raffel et al., 2019, T5, in its published code: it has no scale of scores, so its queries are drawn smaller.
+    Query matrices are divided by sqrt(head_dim) times the scale of attention scores.
+    Raffel et al., 2019, T5, published code: T5 does not scale scores, and draws smaller queries instead.
     """
 
     def std(self, module: Linear | Embedding) -> float:
@@ -110,10 +112,10 @@ class FanIn(Init):
 
 
 class MuP(Init):
-    """Matrices N(0, std^2 / m), embeddings and head N(0, std^2), m = dim / base_dim; AdamW's rate of
-    matrices is divided by m, Muon's by sqrt(m), and the logits by m.
+    """Matrices N(0, std^2 / m), embeddings and head N(0, std^2), with m = dim / base_dim.
 
-    Then every activation moves by as much in a step as at base_dim, whatever the width.
+    The learning rate of matrices is divided by m for AdamW and by sqrt(m) for Muon; logits are divided by m. A step
+    then changes every activation by the same amount at any width.
     Yang et al., 2022, Tensor Programs V, table 8.
     """
 
@@ -132,23 +134,25 @@ INITS = Registry(
     Init,
     {spec.Glorot: Glorot, spec.GPT2: GPT2, spec.FanIn: FanIn, spec.MuP: MuP},
 )
-"""Below `Init`."""
+"""Subclasses of `Init`, by the class of their spec."""
 
 
 @runtime_checkable
 class Resettable(Protocol):
-    """A module that sets its own tensors, as torch's modules do."""
+    """Module that initialises its tensors, as modules of torch do."""
 
     def reset_parameters(self) -> None:
-        """Give parameters and buffers their initial values."""
+        """Set parameters and buffers to their initial values."""
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, init: Init, seed: int) -> None:
-    """Give every tensor its initial value: weights from `init`, others as `reset_parameters` says.
+    """Initialise all parameters and buffers of a model.
+
+    Weights of `Linear` and `Embedding` come from `init`, biases are 0, other tensors come from `reset_parameters`.
 
     Raises:
-        TypeError: a module with parameters or buffers and no `reset_parameters`.
+        TypeError: a module has tensors, but no `reset_parameters`.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, draw in draws(model, init, seed):
@@ -158,29 +162,32 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
 def draws(
     model: nn.Module, init: Init, seed: int, *, device: torch.device | None = None
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yield names of the tensors of a model, of which only shapes count, and for each what draws its initial value.
+    """Yield (name, function) for each tensor; the function draws its initial value.
+
+    The function reads only shapes of the model, which may be on the meta device.
 
     Args:
-        device: of a model on the meta device, where modules that set their own tensors do so; by default, where these
-            are.
+        device: device for calls of `reset_parameters` (default: the device of the module's tensors).
 
     Raises:
-        TypeError: as `initialise`, where the value is drawn.
+        TypeError: as in `initialise`, when the function is called.
     """
-    known = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
     done: set[str] = set()
     for path, module in model.named_modules():
-        own = {**dict(module.named_parameters("", False)), **dict(module.named_buffers("", False))}
-        named = {local: known[id(tensor)] for local, tensor in own.items()}
+        parameters = dict(module.named_parameters("", False))
+        tensors = {**parameters, **dict(module.named_buffers("", False))}
+        named = {local: names[id(tensor)] for local, tensor in tensors.items()}
         if isinstance(module, (Linear, Embedding)):
-            weight = known[id(module.weight)]
-            if weight not in done:  # a tied table is the embedding's
+            weight = names[id(module.weight)]
+            if weight not in done:  # a head may share the table of the embedding
                 done.add(weight)
                 yield weight, partial(_weight, module, path, init, seed)
             if "bias" in named:
-                yield named["bias"], partial(torch.zeros, own["bias"].shape)
+                yield named["bias"], partial(torch.zeros, tensors["bias"].shape)
         else:
-            values = cache(partial(_own_values, module, own, path, seed, device))
+            # One call of reset_parameters serves all tensors of the module.
+            values = cache(partial(_own_values, module, tensors, path, seed, device))
             yield from ((name, partial(_one_of, values, local)) for local, name in named.items())
 
 
@@ -190,46 +197,48 @@ def _one_of(values: Callable[[], Mapping[str, Tensor]], name: str) -> Tensor:
 
 @torch.no_grad()
 def reset_buffers(model: nn.Module) -> None:
-    """Give buffers their values where weights come from elsewhere: tables that follow from the spec."""
+    """Reset buffers, which follow from the spec, if parameters come from a checkpoint."""
     for path, module in model.named_modules():
         if buffers := dict(module.named_buffers("", False)):
-            own = {**dict(module.named_parameters("", False)), **buffers}
-            for name, value in _own_values(module, own, path, 0).items():
-                own[name].copy_(value)
+            tensors = {**dict(module.named_parameters("", False)), **buffers}
+            for name, value in _own_values(module, tensors, path, 0).items():
+                tensors[name].copy_(value)
 
 
 @torch.no_grad()
 def _own_values(
     module: nn.Module,
-    own: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     path: str,
     seed: int,
     device: torch.device | None = None,
 ) -> dict[str, Tensor]:
-    """Return what a module sets its `own` tensors to; what it draws is keyed by its path, too."""
+    """Return the values that `reset_parameters` gives `tensors`, with random numbers keyed by `path`."""
     if not isinstance(module, Resettable):
         raise TypeError(
             f"{type(module).__name__} at {path} has tensors; give it a reset_parameters() method"
         )
-    made = {name: torch.empty_like(tensor, device=device) for name, tensor in own.items()}
+    made = {name: torch.empty_like(tensor, device=device) for name, tensor in tensors.items()}
     on_gpu = [tensor.device for tensor in made.values() if tensor.is_cuda]
     try:
+        # reset_parameters writes to attributes, so empty copies replace the tensors during the call.
         for name, tensor in made.items():
-            is_parameter = isinstance(own[name], nn.Parameter)
+            is_parameter = isinstance(tensors[name], nn.Parameter)
             setattr(module, name, nn.Parameter(tensor, False) if is_parameter else tensor)
         with torch.random.fork_rng(devices=on_gpu[:1]):
             torch.manual_seed(keyed_generator(seed, path).initial_seed())
             module.reset_parameters()
-        return {name: getattr(module, name).detach() for name in own}
+        return {name: getattr(module, name).detach() for name in tensors}
     finally:
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             setattr(module, name, tensor)
 
 
 def _weight(module: Linear | Embedding, path: str, init: Init, seed: int) -> Tensor:
-    """Return the initial weight of a map or a table."""
+    """Return the initial weight of a `Linear` or `Embedding`."""
     drawn = torch.empty(module.weight.shape)
-    if isinstance(module, GroupedLinear):  # more of them leave the first ones as they are
+    # A generator per matrix: the first experts do not depend on the number of experts.
+    if isinstance(module, GroupedLinear):
         for i, matrix in enumerate(drawn):
             init.draw(module, path, matrix, keyed_generator(seed, f"{path}.{i}.weight"))
     else:
@@ -238,6 +247,7 @@ def _weight(module: Linear | Embedding, path: str, init: Init, seed: int) -> Ten
 
 
 def keyed_generator(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator that depends on (seed, name) alone."""
+    """Return a CPU generator with a seed derived from (seed, name)."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    # 63 bits: a non-negative int64
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -1,4 +1,4 @@
-"""The two weights everything is made of: a linear map and a table of embeddings."""
+"""Linear maps and embedding tables, the building blocks of all parts."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -15,20 +15,20 @@ class Linear(nn.Module):
     """y = x W^T + b, with W of shape [d_out, d_in] and an optional bias b of shape [d_out].
 
     Args:
-        is_residual_output: the map writes into the residual stream; some initialisations scale it down.
-        deepnorm: whether DeepNorm scales its initial values; not those of queries and keys, gates of experts, and
-            latents that are normed.
+        is_residual_output: True if y is added to the residual stream; some initialisations scale this map down.
+        deepnorm: True if DeepNorm scales the initial weight; False for maps of queries and keys, gates of experts, and
+            normalised latents.
 
     Attributes:
-        active_fraction: the share of the weight that a token is multiplied with.
-        init_gain: what the weight an initialisation draws is multiplied by (DeepNorm).
-        score_gain: of a map of queries, what their scores are multiplied by beside head_dim^-0.5: 1 where that is their
-            scale, sqrt(head_dim) where they have none. Some initialisations divide by it.
-        is_lm_head: the map is the head.
+        active_fraction: share of the weight that is used for one token.
+        init_gain: factor of the initial weight (DeepNorm).
+        score_gain: scale of attention scores times sqrt(head_dim), for maps of queries: 1 with the usual scale,
+            sqrt(head_dim) without a scale. Some initialisations divide by it.
+        is_lm_head: True for the map to logits.
         product: function that computes x W^T + b.
-        can_join: whether `fused_linears` may compute it with others from its weight alone.
-        num_blocks: equal blocks of d_out, or of d_in where it writes into the stream, that stay whole where devices
-            share the map: heads; 1: all of it on each device; None: of one column, or row, each.
+        can_join: True if `fused_linears` may compute the map from its weight and bias.
+        num_blocks: number of equal blocks of d_out (d_in for residual outputs) that tensor parallelism does not split,
+            such as heads. 1: the map is replicated; None: any column (row) is a block.
     """
 
     score_gain = 1.0
@@ -56,7 +56,7 @@ class Linear(nn.Module):
 
     @property
     def cut(self) -> Literal["colwise", "rowwise"] | None:
-        """How devices share the map: by columns of y, or of x where it writes into the stream; None: not at all."""
+        """Split of tensor parallelism: by columns of y, or of x for residual outputs; None: replicated."""
         if self.num_blocks == 1:
             return None
         return "rowwise" if self.is_residual_output else "colwise"
@@ -69,11 +69,12 @@ class Linear(nn.Module):
 
 
 class GroupedLinear(Linear):
-    """y_i = x_i W[e_i]^T + b[e_i]: a stack of maps, W of shape [number, d_out, d_in] and b of
-    [number, d_out], with a map e_i for each row; rows of one map stand together.
+    """y_i = x_i W[e_i]^T + b[e_i]: a stack of maps, and one map e_i for each row i.
+
+    Shapes: W [number, d_out, d_in], b [number, d_out]. Rows are sorted by map.
 
     Args:
-        active_fraction: the share of the maps that a token goes through.
+        active_fraction: share of the maps that is used for one token.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class GroupedLinear(Linear):
         which: Int[Tensor, " rows"],
         ends: Int[Tensor, " number"],
     ) -> Float[Tensor, "rows d_out"]:
-        """Return each row's y; `which` is the map of each row, `ends` where the rows of each map end."""
+        """Return y; `which` is the map of each row, `ends` the end of each map's rows."""
         x = to_autocast_dtype(x)
         y = grouped_linear(x, self.weight.to(x.dtype), ends)
         return y if self.bias is None else y + self.bias.to(y.dtype)[which]
@@ -110,7 +111,7 @@ class Embedding(nn.Module):
     """x = W[token], with a table W of shape [num_rows, dim].
 
     Attributes:
-        holds_tokens: whether rows are of tokens, and not of positions or distances.
+        holds_tokens: True if rows belong to tokens, not to positions or distances.
     """
 
     holds_tokens = False
@@ -128,13 +129,13 @@ class Embedding(nn.Module):
 
 
 class TokenTable(Embedding):
-    """A table of token ids, which every row of a batch has in its own: so several models' tables are one."""
+    """Table of token ids or token types, in addition to the token embedding."""
 
     holds_tokens = True
 
 
 def set_blocks(number: int, *maps: Linear | None) -> None:
-    """Let devices share maps by `number` equal blocks, such as heads; 1: not at all."""
+    """Set the `num_blocks` of maps for tensor parallelism, such as the number of heads."""
     for m in maps:
         if m is not None:
             m.num_blocks = number
@@ -143,7 +144,7 @@ def set_blocks(number: int, *maps: Linear | None) -> None:
 def project(
     x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
 ) -> list[Float[Tensor, "*batch _"]]:
-    """Apply several maps to x, which is cast for autocast once for all of them."""
+    """Apply several maps to x, with one cast for autocast."""
     x = to_autocast_dtype(x)
     return [m(x) for m in maps]
 
@@ -151,15 +152,16 @@ def project(
 def fused_linears(
     x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
 ) -> list[Float[Tensor, "*batch _"]]:
-    """Apply several maps to the same x as one product, [W_1; W_2; ...] x, cut up afterwards.
+    """Apply several maps to x as one product [W_1; W_2; ...] x.
 
-    One large product keeps a device busier than several small ones, at the price of a copy of the
-    weights. A map without a bias adds zeros. One that is not a plain product is computed by itself.
+    One large product uses a device better than several small ones, but copies the weights. A missing bias is 0. If a
+    map is not a plain product, all maps are computed separately.
     """
     if len(maps) < 2 or not all(m.can_join for m in maps):
         return [m(x) for m in maps]
     biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
+    # [..., sum of d_out]
     y = maps[0].product(x, torch.cat([m.weight for m in maps]), bias)
     return list(y.split([m.d_out for m in maps], dim=-1))
 
@@ -180,13 +182,13 @@ def grouped_linear(
     ends: Int[Tensor, " number"],
 ) -> Float[Tensor, "rows d_out"]:
     """Return x_i W[e]^T for rows i from ends[e - 1] to ends[e]."""
-    if x.is_meta:  # where there are no numbers to say which rows are whose
+    if x.is_meta:  # no values of `ends`
         return F.linear(x, weight[0])
-    # What torch's grouped product asks for, on a CPU too: no float64, and rows of whole 16 bytes. While
-    # compiling it knows the shapes of bfloat16 alone (torch 2.13).
-    whole = all(n * x.element_size() % 16 == 0 for n in weight.shape[1:])
-    known = x.dtype == torch.bfloat16 or not torch.compiler.is_compiling()
-    if x.dtype != torch.float64 and whole and known:
+    # torch's grouped product requires rows of multiples of 16 bytes, and does not support float64. The
+    # compiler infers its shapes only in bfloat16 (torch 2.13).
+    aligned = all(n * x.element_size() % 16 == 0 for n in weight.shape[1:])
+    supported = x.dtype == torch.bfloat16 or not torch.compiler.is_compiling()
+    if x.dtype != torch.float64 and aligned and supported:
         return F.grouped_mm(x, weight.mT, offs=ends)
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
     parts = zip(x.split(sizes), weight.unbind(), strict=True)
@@ -194,7 +196,7 @@ def grouped_linear(
 
 
 def to_autocast_dtype(x: Tensor) -> Tensor:
-    """Cast to the dtype that autocast gives matrix products; maps that share x would each cast it again."""
+    """Cast x to the dtype of autocast, once for all maps of x."""
     kind = x.device.type
     if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind):
         return x

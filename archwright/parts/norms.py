@@ -1,4 +1,4 @@
-"""Norms. Means and squares are taken in float32 or wider; the result has the input's dtype."""
+"""Normalisation layers, computed in float32 or wider; the result has the dtype of the input."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,10 +21,10 @@ class NoNorm(nn.Identity):
 
 
 class _Weighted(nn.Module):
-    """Base of norms: a weight w or 1 + w and a bias, for all heads together or for each."""
+    """Base of norms: weight w or 1 + w and bias, shared by all heads or per head."""
 
     scale_in_input_dtype: bool = False
-    """Whether both factors are cast to the dtype of x before they are multiplied."""
+    """True if both factors are cast to the dtype of x before their product."""
 
     def __init__(
         self, spec: spec.LayerNorm | spec.RMSNorm, dim: int, heads: int | None, *, bias: bool
@@ -37,7 +37,7 @@ class _Weighted(nn.Module):
         self.reset_parameters()
 
     def factor(self, dtype: torch.dtype) -> Tensor | None:
-        """Return what normed values are multiplied by, formed in `dtype`."""
+        """Return the factor of normalised values, computed in `dtype`: w, 1 + w or None."""
         if self.weight is None:
             return None
         weight = self.weight.to(dtype)
@@ -54,11 +54,10 @@ class _Weighted(nn.Module):
 
 
 class LayerNorm(_Weighted):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, var without
-    Bessel's correction.
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, with the biased variance.
 
-    Shapes: x and y [..., dim]; weight and bias [dim]. With heads: x and y [..., heads, dim]; weight and
-    bias [heads, dim]. Instead of the weight stands 1 + weight, formed in float32, or nothing, if asked.
+    Shapes: x and y [..., dim]; weight and bias [dim]. With heads: x and y [..., heads, dim]; weight and bias [heads,
+    dim]. `weight="unit_offset"` uses 1 + weight, computed in float32; `"none"` omits the weight.
     Ba et al., 2016, Layer Normalization, eq. 4.
     """
 
@@ -70,7 +69,9 @@ class LayerNorm(_Weighted):
         weight = self.factor(x32.dtype)
         bias = None if self.bias is None else self.bias.to(x32.dtype)
         if len(self.shape) == 1:
+            # The fused kernel takes weights of the normalised axis only.
             return F.layer_norm(x32, self.shape, weight, bias, self.eps).to(x.dtype)
+        # [..., heads, dim], times a weight [heads, dim]
         y = F.layer_norm(x32, (self.dim,), eps=self.eps)
         y = y if weight is None else y * weight
         return (y if bias is None else y + bias).to(x.dtype)
@@ -80,8 +81,8 @@ class RMSNorm(_Weighted):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last axis.
 
     Shapes: x and y [..., dim]; weight [dim]. With heads: x and y [..., heads, dim]; weight [heads, dim].
-    Instead of the weight stands 1 + weight, formed in float32, or nothing, if asked. A product in
-    float32 is cast to the dtype of x afterwards; of one in the dtype of x both factors are cast before.
+    `weight="unit_offset"` uses 1 + weight, computed in float32; `"none"` omits the weight. The product with the weight
+    is computed in float32 and then cast to the dtype of x. `scale_in="input_dtype"` casts both factors first.
     Zhang and Sennrich, 2019, Root Mean Square Layer Normalization, eq. 4.
     """
 
@@ -101,7 +102,8 @@ class RMSNorm(_Weighted):
         return (y * weight).to(x.dtype)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        if not torch.is_grad_enabled():  # the formula as it stands rounds as published models do
+        # Without gradients, the operations of published models, for the same rounding.
+        if not torch.is_grad_enabled():
             plain = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
             return plain if weight is None else plain.mul_(weight)
         y: Tensor = _RMSNorm.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
@@ -141,15 +143,16 @@ class DynamicTanh(nn.Module):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """y = x s w with s = 1 / sqrt(mean(x^2) + eps), in as few passes over memory as torch allows.
+    """y = x s w with s = 1 / sqrt(mean(x^2) + eps), in few passes over memory.
 
-    With g the gradient of y: that of w is the sum over rows of g x s, and that of x is
-    s (g w - x s^2 mean(g w x)). Without w, it is 1.
+    Let g be the gradient of y. The gradient of w is the sum over rows of g x s; the gradient of x is
+    s (g w - x s^2 mean(g w x)). A missing w is 1.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        # s [..., 1], in place of |x|
         scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return x * scale if weight is None else (x * scale).mul_(weight)
@@ -160,14 +163,15 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         grad, grad_weight = grads[0], None
         with without_autocast(x.device.type):
-            # [rows, dim]
+            # g x [rows, dim]
             by_row = (grad * x).reshape(-1, x.shape[-1])
             if weight is None:
                 along = by_row.sum(-1).view_as(scale)
             else:
-                # [dim]
+                # sum of g x s [dim]
                 grad_weight = by_row.t().mv(scale.flatten())
                 along = by_row.mv(weight).view_as(scale)
+        # -s^3 mean(g w x) [..., 1], the factor of x in its gradient
         pull = along.mul_(scale.pow(3)).div_(-x.shape[-1])
         grad = grad * scale if weight is None else (grad * weight).mul_(scale)
         return grad.addcmul_(x, pull), grad_weight, None
@@ -178,9 +182,9 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Keep products in their own dtype under autocast, which the meta device does not know."""
-    known = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if known else nullcontext()
+    """Disable autocast, if the device supports it (the meta device does not)."""
+    available = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if available else nullcontext()
 
 
 NORMS = Registry(

@@ -1,4 +1,4 @@
-"""Streams beside a text, each with a vector of every place to come, from which tokens are predicted."""
+"""Predicting streams: extra vectors per token that predict several future tokens."""
 
 import torch
 from jaxtyping import Float
@@ -9,12 +9,11 @@ from archwright.parts.linear import Embedding
 
 
 class PredictingStreams(Embedding):
-    """[x; g_1 ... g_1; ...; g_n ... g_n]: the tokens of a text, then the vectors of n streams, one for each token.
+    """[x; g_1 ... g_1; ...; g_n ... g_n]: the tokens, then n streams with one vector per token.
 
-    Shapes: g [n, width]; x [batch, length, width]; the result [batch, (1 + n) length, width]. A vector stands at the
-    position behind its token. That of the i-th stream sees what the token i - 1 places before its own may see, or the
-    first of the text where there is none, and itself; no other vector sees it. So it knows the text but for the last
-    i - 1 tokens, and predicts what follows its token.
+    Shapes: g [n, width]; x [batch, length, width]; the result [batch, (1 + n) length, width]. A vector has its token's
+    position plus 1, and predicts the next token. In stream i it sees itself and the tokens visible i - 1 places earlier
+    (at least the first token), so it predicts without the last i - 1 tokens. It is invisible to other vectors.
 
     Qi et al., 2020, ProphetNet: n-stream self-attention.
     """
@@ -22,9 +21,9 @@ class PredictingStreams(Embedding):
     def beside(
         self, x: Float[Tensor, "batch length width"], context: Context, number: int | None = None
     ) -> tuple[Float[Tensor, "batch longer width"], Context]:
-        """Return the tokens with the vectors of the first `number` streams, and their context."""
+        """Append the first `number` streams to x; return the result and its context."""
         vectors = self.weight[:number].to(x.dtype)
         # [n * length, width]
-        each = vectors.repeat_interleave(x.shape[1], 0)
-        longer = torch.cat((x, each.expand(len(x), -1, -1)), 1)
+        streams = vectors.repeat_interleave(x.shape[1], 0)
+        longer = torch.cat((x, streams.expand(len(x), -1, -1)), 1)
         return longer, context.placed(context.layout.with_streams(len(vectors)))

@@ -1,4 +1,4 @@
-"""One registry for each axis: which part computes which choice."""
+"""Registries of parts: the implementation of each choice of an axis."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from archwright.spec.errors import UserError
 
 
 class Registry(dict[Any, Any]):
-    """The parts of an axis by the class of their spec; those from outside the package join with `add`.
+    """Parts of an axis by the class of their spec; `add` registers more.
 
-    A part is a class or a function, which is called with a spec and gives what computes it. That of a class without a
-    kind serves all choices below it.
+    A part is a class or a function that takes a spec and returns its implementation. The part of a class without a kind
+    applies to all its subclasses.
 
     Args:
-        base: the axis, or what some of its choices share, where these have a registry of their own.
-        arguments: what a part is called with, for the reader.
-        gives: the type of what it gives.
+        base: base class of the registry's choices: the axis, or a subclass with a separate registry.
+        arguments: arguments of a part, for error messages.
+        gives: type of the implementation.
     """
 
     def __init__(
@@ -34,29 +34,30 @@ class Registry(dict[Any, Any]):
         """Return the part of a choice.
 
         Raises:
-            UserError: it has none.
+            UserError: the choice has no part.
         """
         cls = type(choice)
         shared = (base for base in cls.__mro__ if issubclass(base, Choice) and base.is_axis())
-        found = cls if cls in self else next((base for base in shared if base in self), None)
-        if found is None:
+        registered = cls if cls in self else next((base for base in shared if base in self), None)
+        if registered is None:
             raise UserError(
                 f'{cls.axis}.kind = "{choice.kind}": {cls.__name__} has no part; '
                 f"give it one with archwright.register({cls.__name__}, ...)"
             )
-        return self[found]
+        return self[registered]
 
-    def make(self, choice: Choice, *given: Any, **named: Any) -> Any:
-        """Call the part of a choice, and return what it gives.
+    def make(self, choice: Choice, *args: Any, **kwargs: Any) -> Any:
+        """Call the part of a choice.
 
         Raises:
-            UserError: it has none, takes other arguments, or gives something else.
+            UserError: the choice has no part, or the part has other arguments or returns another type.
         """
         part = self.part(choice)
         try:
-            made = part(choice, *given, **named)
+            made = part(choice, *args, **kwargs)
         except TypeError as error:
-            if why := _misfit(part, choice, *given, **named):
+            # An error inside the part, and not of its signature, passes through.
+            if why := _misfit(part, choice, *args, **kwargs):
                 raise self._refusal(choice, part, why) from error
             raise
         if not isinstance(made, self.gives):
@@ -64,10 +65,10 @@ class Registry(dict[Any, Any]):
         return made
 
     def add(self, choice: type[Choice], part: Any) -> None:
-        """Let a choice join.
+        """Register the part of a choice.
 
         Raises:
-            ValueError: it has another part already, or lacks something that choices of its axis declare.
+            ValueError: the choice has another part, or lacks an attribute that its axis requires.
         """
         if self.get(choice, part) is not part:
             raise ValueError(f"{choice.__name__}: has its part {self[choice].__name__} already")
@@ -75,9 +76,9 @@ class Registry(dict[Any, Any]):
             raise ValueError(
                 f"{choice.__name__}: lacks {', '.join(missing)}, which each choice below its base has"
             )
-        known = {name for base in choice.__mro__ for name in vars(base)}
+        inherited = {name for base in choice.__mro__ for name in vars(base)}
         for name in sorted(choice.__class_vars__):
-            if name not in known:
+            if name not in inherited:
                 raise ValueError(
                     f"{choice.__name__}: lacks {name}, which each {choice.axis} declares: "
                     f"{name}: ClassVar[...] = ..."
@@ -91,12 +92,12 @@ class Registry(dict[Any, Any]):
         )
 
 
-def _misfit(part: Any, *given: Any, **named: Any) -> str:
-    """Return why a part cannot be made of these arguments; nothing where it can, or where nobody knows."""
+def _misfit(part: Any, *args: Any, **kwargs: Any) -> str:
+    """Return the reason why a part does not accept these arguments; "" if there is none."""
     if missing := sorted(getattr(part, "__abstractmethods__", ())):
         return f"has no {', '.join(missing)}, which all parts of its kind have"
     try:
-        inspect.signature(part).bind(*given, **named)
+        inspect.signature(part).bind(*args, **kwargs)
     except TypeError as error:
         return f"was called with other arguments than it takes: {error}"
     except ValueError:  # some builtins have no signature

@@ -1,4 +1,4 @@
-"""Random numbers that can be drawn again: what dropout hid in a pass is hidden when a layer is computed once more."""
+"""Reproducible random numbers: a recomputed layer repeats the dropout of its first pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +7,12 @@ import torch
 
 
 class Replay:
-    """The random numbers of a pass, stretch by stretch; each stretch has a seed of its own, which follows from one that
-    is drawn at the beginning.
+    """Random numbers of a pass, in stretches with one seed each.
+
+    Seeds are consecutive from a number drawn at construction.
 
     Args:
-        device: where numbers are drawn.
+        device: device of the random numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,14 +21,14 @@ class Replay:
 
     @contextmanager
     def next(self) -> Iterator[None]:
-        """Draw in the next stretch."""
+        """Draw from the next stretch."""
         self._next += 1
         with self.at(self._next - 1):
             yield
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """Draw in a stretch, counted from 0, what was drawn there before."""
+        """Draw from a stretch, counted from 0; each time with the same numbers."""
         with torch.random.fork_rng(devices=self._devices):
             torch.manual_seed(self._seed + number)
             yield

@@ -1,4 +1,4 @@
-"""How a router's numbers say which experts a token goes through, and with what weights."""
+"""Routers: from router logits to the experts of each token and their weights."""
 
 import math
 from typing import Any
@@ -11,38 +11,38 @@ from archwright.parts.registry import Registry
 from archwright.spec import feedforward as spec
 
 Scores = Float[Tensor, "tokens num_experts"]
-"""A number of each expert for each token."""
+"""One number per token and expert."""
 Bias = Float[Tensor, " num_experts"]
 Routes = tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]
-"""The experts that each token goes through, and their weights."""
+"""Chosen experts of each token, and their weights."""
 
 
 class Router:
-    """Which experts a token goes through, and with what weights: what all routings have; here, by a softmax.
+    """Base of routers: the top_k experts by the softmax of their logits.
 
     Args:
-        experts: the mixture that is routed to.
+        experts: spec of the mixture of experts.
     """
 
     def __init__(self, spec: Any, experts: spec.Experts) -> None:
         self.spec, self.experts = spec, experts
 
     def scores(self, logits: Scores) -> Scores:
-        """Return what experts are weighed by, which grows with their logits."""
+        """Return the score of each expert, an increasing function of its logit."""
         return logits.softmax(-1)
 
     def probabilities(self, logits: Scores) -> Scores:
-        """Return what a balance loss takes the mean of, once it adds up to 1 for each token."""
+        """Return scores for the balance loss, which divides them by their sum per token."""
         return logits.softmax(-1)
 
     def choose(self, logits: Scores, selection_bias: Bias | None, *, training: bool) -> Routes:
-        """Return the best experts by score, and their weights before these are normalised."""
+        """Return the top_k experts by score, and their weights before normalisation."""
         scores = self.scores(logits)
         ranks = scores if selection_bias is None else scores + selection_bias
         if selection_bias is None and (
             self.experts.num_groups == 1 or self.experts.group_score == "max"
         ):
-            # Scores grow with their logits, which do not round to 0 or 1 and so rank what scores cannot.
+            # Logits have the same order as scores, but do not saturate at 0 or 1.
             ranks = logits
         best = _in_best_groups(self.experts, ranks).topk(self.experts.top_k, sorted=False)
         return best.indices, scores.gather(-1, best.indices)
@@ -50,7 +50,7 @@ class Router:
     def __call__(
         self, logits: Scores, selection_bias: Bias | None = None, *, training: bool = False
     ) -> Routes:
-        """Return the experts that each token goes through, and their weights."""
+        """Return the chosen experts of each token, and their weights."""
         chosen, weights = self.choose(logits, selection_bias, training=training)
         if self.experts.normalize_weights:
             weights = weights / _size(self.experts, weights)
@@ -79,19 +79,19 @@ class Sigmoid(Router):
 
 
 class SparseMixer(Router):
-    """One expert after the other, by `sparsemixer`; drawn in training."""
+    """Experts chosen one after another by `sparsemixer`; sampled in training."""
 
     def choose(self, logits: Scores, selection_bias: Bias | None, *, training: bool) -> Routes:
         return sparsemixer(logits, self.experts.top_k, self.experts.jitter, training=training)
 
 
 def sparsemixer(logits: Scores, top_k: int, jitter: float, *, training: bool) -> Routes:
-    """Return experts one after the other, each with its weight among those that come near the best.
+    """Choose experts one after another, each weighted among its close competitors.
 
-    With m the largest logit of experts not chosen yet, those near it have (m - s) / max(|s|, m) <= 2 jitter;
-    a weight is the softmax over them. In training experts are drawn from that softmax, and the weight of one
-    that is not the best counts a third in three of four cases, while its gradient stays that of the softmax
-    (Heun's third-order rule). Liu et al., 2024, GRIN, sections 2.2 and 2.3; Phi-3.5-MoE.
+    Let m be the largest logit s of the experts not chosen yet. Competitors have (m - s) / max(|s|, m) <= 2 jitter; the
+    weight is the softmax over competitors. In training, the expert is sampled from this softmax. If it is not the best,
+    its weight is divided by 3 with probability 3/4, but the gradient remains the gradient of the softmax (Heun's
+    third-order rule). Liu et al., 2024, GRIN, sections 2.2 and 2.3; Phi-3.5-MoE.
     """
     chosen, weights = [], []
     left = logits
@@ -100,13 +100,16 @@ def sparsemixer(logits: Scores, top_k: int, jitter: float, *, training: bool) ->
         far = (best - logits.detach()) / torch.maximum(logits.detach().abs(), best) > 2 * jitter
         near = left.masked_fill(far, -math.inf)
         if training:
+            # Gumbel-max trick: the argmax of s - log Exp(1) is a sample of the softmax.
             noise = torch.empty_like(near).exponential_().log()
             index = (near.detach() - noise).argmax(-1, keepdim=True)
         shares = near.softmax(-1)
         weight = shares.gather(-1, index)
         if training:
-            whole = (index == shares.argmax(-1, keepdim=True)) | (torch.rand_like(weight) > 0.75)
-            weight = weight + (weight * torch.where(whole, 0.0, -2 / 3)).detach()
+            undivided = (index == shares.argmax(-1, keepdim=True)) | (
+                torch.rand_like(weight) > 0.75
+            )
+            weight = weight + (weight * torch.where(undivided, 0.0, -2 / 3)).detach()
         chosen.append(index)
         weights.append(weight)
         left = left.scatter(-1, index, -math.inf)
@@ -114,22 +117,23 @@ def sparsemixer(logits: Scores, top_k: int, jitter: float, *, training: bool) ->
 
 
 def _in_best_groups(spec: spec.Experts, ranks: Tensor) -> Tensor:
-    """Hide experts out of groups that are not among the best."""
+    """Set the scores of experts outside the best groups to -inf."""
     if spec.num_groups == 1:
         return ranks
     # [tokens, num_groups, experts of a group]
     grouped: Tensor = ranks.unflatten(-1, (spec.num_groups, -1))
     best = grouped.amax(-1) if spec.group_score == "max" else grouped.topk(2).values.sum(-1)
-    kept = torch.zeros_like(best, dtype=torch.bool)
-    kept = kept.scatter(-1, best.topk(spec.top_groups, sorted=False).indices, True)
+    # [tokens, num_groups]
+    in_best = torch.zeros_like(best, dtype=torch.bool)
+    in_best = in_best.scatter(-1, best.topk(spec.top_groups, sorted=False).indices, True)
     # [tokens, num_experts]
-    return grouped.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+    return grouped.masked_fill(~in_best[..., None], -math.inf).flatten(-2)
 
 
 def _size(spec: spec.Experts, weights: Tensor) -> Tensor:
-    """Return what the weights of the chosen experts are divided by."""
+    """Return the p-norm of the chosen experts' weights, at least `normalize_min`."""
     if spec.normalize_power == 1:
-        size = weights.sum(-1, keepdim=True) + 1e-20  # no 0 / 0 where all sigmoids underflow
+        size = weights.sum(-1, keepdim=True) + 1e-20  # no 0 / 0 if all sigmoids underflow
     else:
         size = torch.linalg.vector_norm(weights, spec.normalize_power, dim=-1, keepdim=True)
     return size.clamp(min=spec.normalize_min) if spec.normalize_min else size
@@ -146,4 +150,4 @@ ROUTINGS = Registry(
         spec.SparseMixer: SparseMixer,
     },
 )
-"""Below `Router`, which says what each may change; made of the spec of the mixture, too."""
+"""Subclasses of `Router`, called with their spec and the spec of the mixture."""

@@ -1,4 +1,4 @@
-"""What a part says of itself, so that processes may share it by its heads or its columns."""
+"""Tensor parallelism of parts: the sizes that ranks split, such as the number of heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,29 +9,29 @@ from torch import nn
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """What processes may share of a part: each computes with its share, and their results add up to the part's.
+    """Sizes of a part that ranks split; the results of all ranks add up to the part's result.
 
-    Maps say how they are cut (`Linear.cut`): those that read x by columns, those that write into the stream by rows.
-    All that is neither a cut map's nor `per_head` is whole in each process.
+    `Linear.cut` defines the split of each map: by columns if it reads x, by rows if it writes into the residual stream.
+    All tensors except split maps and `per_head` are replicated.
 
     Shoeybi et al., 2019, Megatron-LM, section 3.
     """
 
     sizes: Mapping[str, int]
-    """What is shared out, by its name in the spec: heads, hidden values. Where the part has an attribute of that name,
-    it is the number in a process."""
+    """Sizes to split by their name in the spec, such as `num_heads`. An attribute of the part with this name contains
+    the number on one rank."""
     per_head: Mapping[str, int] = field(default_factory=dict)
-    """Parameters and buffers that are no map's and have numbers of their own for each head, with the axis of heads."""
+    """Axis of heads by the name of a parameter or buffer outside of `Linear` maps."""
 
 
 @runtime_checkable
 class Parallel(Protocol):
-    """A part that says what processes may share of it; None: nothing."""
+    """Part with tensor parallelism; None if this configuration does not support it."""
 
     @property
     def tensor_parallel(self) -> TensorParallel | None: ...
 
 
 def parallel_of(part: nn.Module) -> TensorParallel | None:
-    """Return what a part says of itself; None where it says nothing."""
+    """Return the tensor parallelism of a part; None if it has none."""
     return part.tensor_parallel if isinstance(part, Parallel) else None

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 
 class WeightedSum(nn.Module):
-    """y = a x + b z, with learned numbers a and b. Shapes: x, z and y alike; y has the dtype of x.
+    """y = a x + b z, with learned scalars a and b. Shapes: x, z and y alike; y has the dtype of x.
 
     Args:
-        first: the first value of a.
-        second: that of b.
+        first: initial value of a.
+        second: initial value of b.
     """
 
     def __init__(self, first: float, second: float) -> None:

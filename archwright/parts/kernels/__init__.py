@@ -58,5 +58,6 @@ def prepare(kernel: Kernel | None, mask: AttentionMask) -> None:
         return
     if kernel in _PREPARATIONS:
         _PREPARATIONS[kernel](mask)
+    # A compiled layer only reads the cached property.
     if mask.pattern.needs_length:
         _ = mask.text_lengths

@@ -48,4 +48,4 @@ CROSS_ATTENTIONS = Registry(
     Mixer,
     {cross_spec.SoftmaxCrossAttention: SoftmaxCrossAttention},
 )
-"""Modules, as `Mixer` describes them; `layer` is a `LayerInfo`, whose `memory_dim` is the width of the encoder."""
+"""Modules, as `Mixer` describes them; `layer.memory_dim` is the width of the encoder."""

@@ -1,4 +1,4 @@
-"""Cross-attention: the tokens of a decoder read what its encoder made of another text."""
+"""Cross-attention: tokens of a decoder attend to the output of its encoder."""
 
 from collections.abc import Sequence
 
@@ -22,14 +22,13 @@ class SoftmaxCrossAttention(Mixer):
     output: head h reads key-value head g = h // (num_heads / num_kv_heads).
 
     Shapes: x and the result [batch, length, dim]; m [batch, source_length, memory_dim]; q [batch, length, num_heads,
-    head_dim]; k and v [batch, source_length, num_kv_heads, head_dim]. Keys and values are computed once for a source,
-    and kept by a cache. Padding of the source is seen by no token; of packed rows, a token sees the source of its own
-    segment.
+    head_dim]; k and v [batch, source_length, num_kv_heads, head_dim]. A cache stores keys and values of the source.
+    Padding of the source is hidden. In packed sequences, a token sees only the source of its segment.
 
     Vaswani et al., 2017, section 3.2.3.
 
     Args:
-        layer: where it stands; its `memory_dim` is the width of the encoder.
+        layer: place in the model; `memory_dim` is the width of the encoder.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class SoftmaxCrossAttention(Mixer):
     @property
     def tensor_parallel(self) -> TensorParallel:
         sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
-        # Keys and values of one head are read by all.
+        # A single key-value head is replicated.
         return TensorParallel(
             {name: n for name, n in sizes.items() if n > 1 or name == "num_heads"}
         )

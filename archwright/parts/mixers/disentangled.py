@@ -1,4 +1,4 @@
-"""DeBERTa's attention: content looks at distances, and distances at content."""
+"""DeBERTa's disentangled attention between contents and distances."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,7 @@ from archwright.spec.norms import Norm
 
 
 class DistanceTable(Embedding):
-    """norm(W), a table W of shape [2 side, dim]: a row for each distance or bucket of distances, from -side to
-    side - 1. He et al., 2020, section 3.1."""
+    """norm(W), W [2 side, dim]: a row per distance or bucket -side .. side - 1. He et al., 2020, section 3.1."""
 
     def __init__(self, rows: int, dim: int, norm: Norm) -> None:
         super().__init__(rows, dim)
@@ -36,17 +35,16 @@ class DistanceTable(Embedding):
 class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
     """out(concat_h(softmax(s (q_i k_j + q_i R_d + k_j S_d)) v_j)), d = row(i - j), s = scale / sqrt(number of terms).
 
-    R and S are maps of one table of distances, which layers share: `distance_key` and `distance_query`, or `key` and
-    `query` themselves. row(i - j) is the distance cut to -side .. side - 1, after its bucket where there are few; both
-    terms read the row of the distance from key to query, as the published code does (section 3.1 writes that of S the
-    other way round). Shapes: x and the result [batch, length, dim]; q, k and v [batch, length, num_heads, head_dim]; R
-    and S [rows, num_heads, head_dim].
+    R and S are maps of a table of distances that all layers share: `distance_key` and `distance_query`, or `key` and
+    `query`. row(i - j) is the distance or its bucket, clamped to -side .. side - 1. As in the published code, both
+    terms use the distance from key to query; in section 3.1, S uses the opposite distance. Shapes: x and the result
+    [batch, length, dim]; q, k and v [batch, length, num_heads, head_dim]; R and S [rows, num_heads, head_dim].
 
     He et al., 2020, DeBERTa, section 3.1, equation 4; buckets: the published code of version 2.
 
     Args:
-        spec: sizes that it leaves open follow from `dim`; max_distance is a number.
-        layer: where it stands.
+        spec: open sizes follow from `dim`; max_distance is a number.
+        layer: place in the model.
     """
 
     def __init__(
@@ -59,9 +57,9 @@ class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
         self.out = Linear(width, dim, bias=bias.out, is_residual_output=True)
         self.content_to_position = spec.terms != "position_to_content"
         self.position_to_content = spec.terms != "content_to_position"
-        own = spec.distance_maps == "own"
+        separate = spec.distance_maps == "own"
         self.distance_key, self.distance_query = (
-            Linear(dim, width, bias=has_bias, deepnorm=False) if own and used else None
+            Linear(dim, width, bias=has_bias, deepnorm=False) if separate and used else None
             for has_bias, used in (
                 (bias.key, self.content_to_position),
                 (bias.query, self.position_to_content),
@@ -87,7 +85,7 @@ class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
         state: KVCache | None = None,
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return what the heads make of x; alone, without a context, each row is a text that begins at position 0."""
+        """Return the mixer's output; without a context, each sequence is a text from position 0."""
         if context is None:
             context = Context.alone(x)
         mask = context.mask(self.pattern, self.num_heads)
@@ -102,23 +100,23 @@ class DisentangledAttention(EqualHeads[spec.DisentangledAttention]):
         return out
 
     def rows(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Return the row of the table for each distance, that of a query minus that of a key."""
+        """Return the table row of each distance, query position minus key position."""
         side = self.spec.side
         if self.spec.num_buckets != "none":
             distance = log_buckets(distance, self.spec.num_buckets, int(self.spec.max_distance))
         return (distance + side).clamp(0, 2 * side - 1)
 
     def _terms(self, q: Heads, k: Heads, mask: AttentionMask) -> "_DistanceTerms":
-        """Return what distances add to scores; of the table, those rows are mapped that some distance has."""
+        """Return the distance terms of scores, from the rows of the table in use."""
         first, last = self.rows(torch.tensor(distances(mask))).tolist()
         table = self.distances.value(torch.arange(first, last + 1, device=q.device))
         table = F.dropout(table, self.spec.distance_dropout, self.training).to(q.dtype)
         keys = queries = None
         if self.content_to_position:
-            # [rows, heads, head_dim]
+            # R [rows, heads, head_dim]
             keys = (self.distance_key or self.key)(table).unflatten(-1, (-1, self.head_dim))
         if self.position_to_content:
-            # [rows, heads, head_dim]
+            # S [rows, heads, head_dim]
             queries = (self.distance_query or self.query)(table).unflatten(-1, (-1, self.head_dim))
         return _DistanceTerms(self, q * self.scale, k * self.scale, keys, queries, first, mask)
 
@@ -161,14 +159,14 @@ class _DistanceTerms:
 
 
 def _looked_up(x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
-    """Return x's products with the rows of a table that each has for each other token: [batch, heads, own, others]."""
-    # [batch, heads, own, rows of the table]
+    """Return products of x with the table row of each pair: [batch, heads, tokens of x, other tokens]."""
+    # [batch, heads, tokens of x, rows of the table]
     products = torch.einsum("bqhd,nhd->bhqn", x, table)
     return products.gather(-1, rows.expand(*products.shape[:3], -1))
 
 
 def log_buckets(distance: Int[Tensor, "*shape"], number: int, farthest: int) -> Tensor:
-    """Return the bucket of each distance: itself up to m = number // 2, and beyond, with its sign,
+    """Return the bucket of each distance d: d if |d| <= m = number // 2, else with the sign of d
     ceil(ln(|d| / m) / ln((farthest - 1) / m) (m - 1)) + m. He et al.'s published code of version 2."""
     middle = number // 2
     far = distance.abs().clamp(min=middle)

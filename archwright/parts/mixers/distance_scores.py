@@ -1,4 +1,4 @@
-"""What a token's own vector adds to scores by distance."""
+"""Biases of attention scores that depend on the query token and the distance to the key."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ from archwright.spec import attention as spec
 
 
 class BucketScores(nn.Module):
-    """score(q, k) + s_b, with s = W x_q + b a number for each bucket of a head, and b the bucket of the distance.
+    """score(q, k) + s[bucket(k - q)], with s = W x_q + b, one number per head and bucket.
 
-    Shapes: x [batch, length, dim], W [num_heads * num_buckets, dim]. Buckets are those of T5.
+    Shapes: x [batch, length, dim], W [num_heads * num_buckets, dim]. Buckets as in T5.
 
     Qi et al., 2020, ProphetNet, published code.
     """
@@ -36,7 +36,7 @@ class BucketScores(nn.Module):
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """What processes may share, each with some of the heads."""
+        """Ranks split the heads."""
         return TensorParallel({"num_heads": self.num_heads})
 
     def buckets(self, distance: Tensor) -> Tensor:
@@ -47,13 +47,13 @@ class BucketScores(nn.Module):
 
 
 class _OfBuckets:
-    """Numbers of each query's buckets, read at the bucket of each pair. Shapes: scores [b, t, heads, buckets]."""
+    """s[bucket(k - q)] for pairs of positions; s [batch, length, heads, buckets]."""
 
     def __init__(self, part: BucketScores, scores: Tensor, queries: Tensor, keys: Tensor) -> None:
         self.part, self.scores, self.queries, self.keys = part, scores, queries, keys
 
     def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
-        # [rows, 1, queries, keys]
+        # k - q [rows, 1, queries, keys]
         between = (
             self.keys[:, None, None, key_first:key_stop] - self.queries[:, None, first:stop, None]
         )
@@ -65,14 +65,14 @@ class _OfBuckets:
 
 @dataclass(frozen=True)
 class Together:
-    """Two biases of the same scores, added up."""
+    """Sum of two biases of the same scores."""
 
     first: Bias
     second: Bias
 
     def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
-        where = (first, stop, key_first, key_stop)
-        return self.first.block(*where) + self.second.block(*where)
+        bounds = (first, stop, key_first, key_stop)
+        return self.first.block(*bounds) + self.second.block(*bounds)
 
 
 DISTANCE_SCORES = Registry(
@@ -81,5 +81,4 @@ DISTANCE_SCORES = Registry(
     nn.Module,
     {spec.BucketScores: BucketScores},
 )
-"""Modules, called with (x, view), what attention reads and what its queries see, that return a bias (see
-`kernels/scores.py`)."""
+"""Modules (x, view) -> bias (see `kernels/scores.py`), with the mixer's input x and its mask."""

@@ -50,20 +50,20 @@ def _mixed_latents(
 
 
 class LatentAttention(AttentionMixer):
-    """out(concat_h(softmax(scale (q_h k_h^T + turned(q'_h) turned(k')^T)) v_h)), with
-    k_h = K_h c, v_h = V_h c, c = norm(latent(x)), k' = rope_key(x), and [q_h, q'_h] from x or from a
-    latent of its own.
+    """out(concat_h(softmax(scale (q_h k_h^T + rot(q'_h) rot(k')^T)) v_h)), with k_h = K_h c and v_h = V_h c.
 
-    A cache keeps c and k'. A few new tokens beside many kept ones are computed without their keys and
-    values: q_h k_h^T = (q_h K_h) c^T, and the heads' mixtures of c become those of v_h by V_h.
+    c = norm(latent(x)) and k' = rope_key(x) have one head; [q_h, q'_h] is a map of x, or of a separate latent.
+
+    A cache stores c and k'. For a few new tokens and many cached ones, k_h and v_h are not computed: q_h k_h^T =
+    (q_h K_h) c^T, and V_h maps the weighted sums of c.
 
     Shapes: x and the result [batch, length, dim]; q_h and k_h [..., nope_head_dim]; q'_h and k'
     [..., rope_head_dim]; v_h [..., value_head_dim]; c [..., kv_rank].
     DeepSeek-AI, 2024, DeepSeek-V2, section 2.1 and appendix C.
 
     Args:
-        spec: sizes that it leaves open follow from `dim`.
-        layer: where it stands; alone, it has no positions.
+        spec: open sizes follow from `dim`.
+        layer: place in the model; without it, the mixer has no positions.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class LatentAttention(AttentionMixer):
         self.out = Linear(
             num_heads * self.value_dim, dim, bias=spec.bias.out, is_residual_output=True
         )
-        # Heads share the latent, so that devices which share heads each make all of it.
+        # All heads read the latent, so every rank computes it.
         set_blocks(1, self.latent, self.rope_key)
         set_blocks(num_heads, self.key_up, self.value_up, self.out)
         self.position = self.own_position
@@ -132,7 +132,7 @@ class LatentAttention(AttentionMixer):
         *,
         attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return what the heads make of x; alone or in a model, as `SoftmaxAttention.forward`."""
+        """Return the mixer's output; arguments as in `SoftmaxAttention.forward`."""
         if context is None:
             context = Context.alone(x, attention_mask)
         mask = context.mask(self.pattern, self.num_heads)
@@ -142,7 +142,7 @@ class LatentAttention(AttentionMixer):
         if self.query_norm is not None:
             q = self.query_up(self.query_norm(q))
         q = q.unflatten(-1, (self.num_heads, -1))  # [batch, length, heads, nope + rope]
-        # One vector for all heads: [batch, length, 1, rank + rope].
+        # [c, k'] for all heads: [batch, length, 1, rank + rope]
         kept = torch.cat((self.latent_norm(projected[1]), projected[2]), -1)[:, :, None]
         q, kept = self._rotate_and_cache(q, kept, context, mask, state)
         bias = None
@@ -164,7 +164,7 @@ class LatentAttention(AttentionMixer):
         mask: AttentionMask,
         state: KVCache | None,
     ) -> tuple[Heads, Heads]:
-        """Rotate the last coordinates of queries and kept vectors, and join those of other tokens that are seen."""
+        """Rotate the last coordinates of queries and keys, and add cached tokens."""
         if self.caches_unrotated:
             (kept,) = context.all_keys(state, kept)
         if self.rotary is not None:
@@ -180,13 +180,14 @@ class LatentAttention(AttentionMixer):
         return torch.cat((passthrough, rotate(rotating, rotation)), -1)
 
     def _absorbs(self, queries: int, keys: int) -> bool:
-        """Whether what keys and values cost to make is more than what wider scores and mixtures cost."""
+        """True if keys and values of all tokens cost more than attention to wider latents."""
         head_width = self.widths[0] + self.value_dim
         return (keys - queries) * self.rank * head_width > queries * keys * (
             2 * self.rank - head_width
         )
 
     def _expanded(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
+        # c [batch, keys, rank], k' [batch, keys, 1, rope]
         latent, rope_key = kept[:, :, 0, : self.rank], kept[..., self.rank :]
         k = self.key_up(latent).unflatten(-1, (self.num_heads, -1))  # [batch, keys, heads, nope]
         k = torch.cat((k, rope_key.expand(-1, -1, self.num_heads, -1)), -1)
@@ -196,8 +197,8 @@ class LatentAttention(AttentionMixer):
         return self.attend(q, k, v, mask, scores)
 
     def _absorbed(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
-        """All heads share one key, the kept vector itself, and one value, its latent: their queries are rows of
-        one product, where kernels for groups of heads would copy the key for each."""
+        """Attend to latents: all heads have the key [c, k'] and the value c."""
+        # Queries of all heads are rows of one product; kernels for grouped heads would copy the key per head.
         nope, rope = q.split(self.widths, -1)
         to_keys = self.key_up.weight.unflatten(0, (self.num_heads, -1))  # [heads, nope, rank]
         to_values = self.value_up.weight.unflatten(

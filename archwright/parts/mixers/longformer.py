@@ -1,4 +1,4 @@
-"""Longformer's attention: a window for most tokens, and maps of their own for the few that see everything."""
+"""Longformer's attention: a window for most tokens, and separate maps for global tokens."""
 
 from collections.abc import Sequence
 
@@ -19,17 +19,18 @@ from archwright.spec import attention as spec
 
 
 class LongformerAttention(EqualHeads[spec.LongformerAttention]):
-    """out(concat_h(softmax(scale q_h k_h^T) v_h)), with q, k and v by `query`, `key` and `value` for the rows of most
-    tokens, and by `query_global`, `key_global` and `value_global` for those of global tokens, which see all.
+    """out(concat_h(softmax(scale q_h k_h^T) v_h)), with separate maps for global tokens.
 
-    Texts are read as a whole: there is no cache. Shapes: x and the result [batch, length, dim]; q, k and v [batch,
-    length, num_heads, head_dim], q of global tokens [batch, num_global, num_heads, head_dim].
+    Most queries use `query`, `key` and `value` within a window. Queries of global tokens see all tokens, and use
+    `query_global`, `key_global` and `value_global`. There is no cache: texts are complete. Shapes: x and the result
+    [batch, length, dim]; q, k and v [batch, length, num_heads, head_dim], q of global tokens [batch, num_global,
+    num_heads, head_dim].
 
     Beltagy et al., 2020, section 3.1.
 
     Args:
-        spec: sizes that it leaves open follow from `dim`.
-        layer: where it stands; alone, it has no positions.
+        spec: open sizes follow from `dim`.
+        layer: place in the model; without it, the mixer has no positions.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         super().__init__(spec, dim, layer)
         self.num_global = num_global(self.pattern.value)
         name, others = self.pattern.name, without_global_queries(self.pattern.value)
-        # Rows of global tokens are computed apart, so those of the others need not see all.
+        # Global queries are computed separately, so this mask need not show them all keys.
         self.windows = Shared(name and f"{name}_windows", others)
         width = self.query.d_out
         self.query.score_gain = self.scale * self.head_dim**0.5
@@ -66,7 +67,7 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         state: None = None,
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return what the heads make of x; alone, without a context, each row is a text that begins at position 0."""
+        """Return the mixer's output; without a context, each sequence is a text from position 0."""
         if context is None:
             context = Context.alone(x)
         if projected is None:
@@ -84,12 +85,12 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         asked = self.query_global(rows_at(x, at)).unflatten(-1, (self.num_heads, self.head_dim))
         turned = None if self.rotary is None else rotation(self.rotary.value, few.layout)
         answered = self._mixed(asked, k_global, v_global, few, turned, turning)
-        if few.layout.padding_mask is not None:  # rows with fewer global tokens than others
+        if few.layout.padding_mask is not None:  # sequences with fewer global tokens
             real = few.layout.padding_mask[..., None, None]  # [batch, num_global, 1, 1]
             answered = torch.where(real, answered, rows_at(mixed, at))
-        where = at[..., None, None].expand(answered.shape)  # [batch, num_global, heads, head_dim]
+        index = at[..., None, None].expand(answered.shape)  # [batch, num_global, heads, head_dim]
         # [batch, length, dim]
-        out: Tensor = self.out(mixed.scatter(1, where, answered.to(mixed.dtype)).flatten(-2))
+        out: Tensor = self.out(mixed.scatter(1, index, answered.to(mixed.dtype)).flatten(-2))
         return out
 
     def _mixed(
@@ -134,7 +135,7 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
 
 
 def _chosen(layout: TokenLayout, num_global: int) -> tuple[Tensor, TokenLayout]:
-    """Return columns [rows, chosen] and layout of the first `num_global` tokens of texts."""
+    """Return columns [rows, chosen] and layout of the first `num_global` tokens of each text."""
     chosen = layout.index_or_range() < num_global
     if layout.padding_mask is not None:
         chosen = chosen & layout.padding_mask
@@ -143,11 +144,12 @@ def _chosen(layout: TokenLayout, num_global: int) -> tuple[Tensor, TokenLayout]:
     most, plain = min(num_global, layout.length), layout.index is None
     if not plain:
         most = max(1, int(chosen.sum(-1).max()))
+    # Chosen columns first, in their order: [rows, most]
     at = chosen.long().argsort(dim=-1, descending=True, stable=True)[:, :most]
 
-    def of_chosen(given: Tensor | None) -> Tensor | None:
+    def of_chosen(tensor: Tensor | None) -> Tensor | None:
         # [rows, chosen]
-        return None if given is None else given.expand(len(at), -1).gather(1, at)
+        return None if tensor is None else tensor.expand(len(at), -1).gather(1, at)
 
     return at, TokenLayout(
         most,

@@ -1,4 +1,4 @@
-"""Attention by locality-sensitive hashing: of all keys, those whose vectors point where the query's does."""
+"""Attention by locality-sensitive hashing, between tokens with similar vectors."""
 
 import math
 from collections.abc import Sequence
@@ -21,33 +21,32 @@ from archwright.spec import attention as spec
 from archwright.spec.errors import UserError
 
 EPS = 1e-6
-"""Of the norm of keys."""
+"""Epsilon in the norm of keys."""
 SELF, HIDDEN = -1e5, -1e9
-"""Scores of a token with itself, which counts only where nothing else is seen, and of what is not seen."""
+"""Scores of a token with itself (used only if it sees no other token) and of hidden pairs."""
 NOTHING = -1
-"""Index of a place in a chunk where no token stands."""
+"""Index of an empty slot of a chunk."""
 
 
 class LSHAttention(Mixer):
-    """out(concat_h(sum_r w_r softmax(scale q_h k_h^T) v_h)) over the keys in the chunks that round r of hashing puts
-    beside the query, with k = q / rms(q) and w_r = softmax over r of log sum exp(scores): each round weighs as much
-    as its denominator.
+    """out(concat_h(sum_r w_r softmax(scale q_h k_h^T) v_h)), with k = q / rms(q), over hash rounds r.
 
-    A vector x falls into bucket argmax([x R, -x R]) with a random R. Tokens are sorted by document, bucket and place,
-    and every document is cut into chunks of its own, so that it has the logits that it has alone. Before the first
-    chunk of a round stands the last of the round before, and before the first round the last one.
+    In round r, a query sees the keys of its chunk and of neighbouring chunks. The weight w_r is the softmax over rounds
+    of log sum exp(scores). The bucket of a vector x is argmax([x R, -x R]) with a random R. Tokens are sorted by
+    document, bucket and position. Each document has separate chunks, so packing does not change its logits. The last
+    chunk of a round precedes the first chunk of the next round, cyclically.
 
-    Texts are read as a whole: there is no cache. Shapes: x and the result [batch, length, dim]; q and v [batch,
+    There is no cache: texts are complete. Shapes: x and the result [batch, length, dim]; q and v [batch,
     heads, length, head_dim], scores [batch, heads, chunks, chunk, chunks seen * chunk].
 
     Kitaev et al., 2020, section 2; Andoni et al., 2015 (the hash).
 
     Args:
-        spec: sizes that it leaves open follow from `dim`.
-        layer: where it stands.
+        spec: open sizes follow from `dim`.
+        layer: place in the model.
 
     Raises:
-        UserError: a number of buckets that is left open, which follows from the length of the model's texts.
+        UserError: `num_buckets` is "auto", which depends on the model's context length.
     """
 
     generates_indefinitely = False
@@ -84,7 +83,7 @@ class LSHAttention(Mixer):
         state: None = None,
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return what the heads make of x; alone, without a context, each row is a text that begins at position 0."""
+        """Return the mixer's output; without a context, each sequence is a text from position 0."""
         if context is None:
             context = Context.alone(x)
         if projected is None:
@@ -108,13 +107,13 @@ class LSHAttention(Mixer):
 
     def _buckets(self, q: Tensor, context: Context) -> Int[Tensor, "batch heads rounds length"]:
         """Return the bucket of each token in each round."""
-        # A pass that computes layers again must find the buckets that it had: rounding moves tokens between them.
-        found = context.kept(self, lambda: self._hashed(q.detach()).to(self._narrow))
-        return found.long()
+        # Recomputed layers reuse the buckets, because rounding errors could change them.
+        buckets = context.kept(self, lambda: self._hashed(q.detach()).to(self._narrow))
+        return buckets.long()
 
     @property
     def _narrow(self) -> torch.dtype:
-        """The narrowest type that holds the number of a bucket."""
+        """Narrowest dtype for bucket numbers."""
         number = math.prod(self.factors)
         return next(
             t for t in (torch.uint8, torch.int16, torch.int32) if number <= torch.iinfo(t).max
@@ -126,6 +125,7 @@ class LSHAttention(Mixer):
             rotations = self.rotations(q)
             # [batch, heads, rounds, length, directions]
             turned = (q[:, :, None] @ rotations).split([n // 2 for n in self.factors], -1)
+        # A number with mixed radices: one digit per factor.
         bucket, below = torch.zeros_like(turned[0][..., 0], dtype=torch.long), 1
         for number, part in zip(self.factors, turned, strict=True):
             bucket = bucket + below * torch.cat((part, -part), -1).argmax(-1)
@@ -133,7 +133,7 @@ class LSHAttention(Mixer):
         return bucket
 
     def rotations(self, like: Tensor) -> Float[Tensor, "heads rounds head_dim directions"]:
-        """Return what vectors are hashed by, drawn from the seed alone."""
+        """Return the random directions R, drawn from `hash_seed`."""
         if self._rotations is None:
             dice = torch.Generator().manual_seed(self.spec.hash_seed)
             shape = (self.num_heads, self.head_dim, self.spec.num_hashes, sum(self.factors) // 2)
@@ -145,7 +145,7 @@ class LSHAttention(Mixer):
         return self._rotations
 
     def _chunks(self, context: Context) -> "Chunks":
-        """Return the chunks of this pass, computed once for all layers with the same mask and sizes."""
+        """Return the chunks of this pass, shared by layers with the same mask and sizes."""
         mask, spec = context.mask(self.pattern, self.num_heads), self.spec
         sizes = (spec.chunk_size, spec.num_hashes, spec.chunks_before, spec.chunks_after)
         buckets = math.prod(self.factors)
@@ -161,25 +161,27 @@ class LSHAttention(Mixer):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where sorted tokens stand in chunks: each document of a row has its own, one after another, the last of them
-    not always full. Padding is the last document of its row. Where all rows are alike, there is 1."""
+    """Slots of sorted tokens in chunks, separate for each document of a sequence; padding is its last document.
+
+    The last chunk of a document may be partly empty. There is 1 row if all sequences have the same chunks.
+    """
 
     size: int
-    """Places of a chunk."""
+    """Slots per chunk."""
     num_chunks: int
-    """Chunks of a round, of the row with most."""
+    """Chunks per round, in the sequence with most chunks."""
     num_rounds: int
     num_buckets: int
     are_sorted: bool
-    """Whether some document has several chunks, so that it matters which token stands where."""
+    """True if a document has several chunks, so that the order of its tokens matters."""
     index: Int[Tensor, "rows length"]
-    """The index of each token in its document."""
+    """Index of each token in its document."""
     document: Int[Tensor, "rows length"]
-    """The number of each token's document in its row."""
+    """Number of each token's document in its sequence."""
     places: Int[Tensor, "rows length"]
-    """Where the tokens of a round stand once they are sorted, counted in places of all chunks."""
+    """Slot of each sorted token of a round, counted over all chunks."""
     beside: Int[Tensor, "rows all_chunks seen"]
-    """The chunks that each chunk sees, among those of all rounds."""
+    """Chunks visible to each chunk, numbered over all rounds."""
 
     def order(
         self, buckets: Int[Tensor, "batch heads rounds length"] | None
@@ -194,21 +196,23 @@ class Chunks:
 def chunks_of(
     layout: TokenLayout, size: int, rounds: int, before: int, after: int, num_buckets: int
 ) -> Chunks:
-    """Return the chunks of texts that stand as `layout` says."""
+    """Return the chunks of the texts in a layout."""
     length, device = layout.length, layout.device
     index, document, counts = _documents(layout)
     plain = layout.index is None
     longest = length if plain else int(counts.max())
     are_sorted = longest > size
-    if not are_sorted:  # one chunk holds all that is seen, in whatever order
+    if not are_sorted:  # one chunk per document, in any order
         size, rounds, before, after = longest, 1, 0, 0
     chunks = -(-counts // size)  # [rows, documents]
+    # Number of the chunk after each document.
     behind = chunks.cumsum(-1)
     total = -(-length // size) if plain else int(behind[:, -1].max())
     sort = document.sort(dim=-1).values
+    # Rank of each sorted token in its document, plus the first slot of the document.
     places = torch.arange(length, device=device) - (counts.cumsum(-1) - counts).gather(-1, sort)
     places = places + (behind - chunks).gather(-1, sort) * size
-    # Of each chunk, the document, its number of chunks and the first of them; one that holds nothing is alone.
+    # Document of each chunk, its number of chunks and its first chunk; an empty chunk is one document.
     at = torch.arange(total, device=device).expand(len(counts), -1).contiguous()  # [rows, chunks]
     owner = (at[..., None] >= behind[:, None]).sum(-1)  # [rows, chunks]
     held = owner < counts.shape[1]
@@ -219,6 +223,7 @@ def chunks_of(
     steps = torch.arange(-before, after + 1, device=device)
     # [rows, rounds, chunks, seen]
     place = round_of * number + at[:, None, :, None] - first + steps
+    # Cyclic over the chunks of all rounds of one document.
     place = place % (rounds * number)
     beside = place // number * total + first + place % number
     return Chunks(
@@ -235,7 +240,7 @@ def chunks_of(
 
 
 def _documents(layout: TokenLayout) -> tuple[Tensor, Tensor, Tensor]:
-    """Return index and document of tokens [rows, length], and tokens of documents [rows, documents]."""
+    """Return index and document of tokens [rows, length], and lengths of documents [rows, documents]."""
     index = layout.index_or_range()
     if layout.index is None:
         counts = torch.full((1, 1), layout.length, device=layout.device)
@@ -259,10 +264,10 @@ def attend_in_chunks(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads length head_dim"]:
-    """Return what tokens take from those beside them, with tokens in a given order.
+    """Attend to the visible chunks in each round, and average rounds by their denominators.
 
     Args:
-        order: the columns of each round's tokens, one document after another.
+        order: columns of the tokens in each round, sorted by document.
     """
     batch, heads, length, _ = q.shape
     rounds, size = chunks.num_rounds, chunks.size
@@ -270,7 +275,7 @@ def attend_in_chunks(
     order = order.expand(batch, heads, rounds, length)
     places = chunks.places[:, None, None].expand_as(order)
     empty = order.new_full((batch, heads, rounds, total), length)
-    # The column in each place, [batch, heads, rounds * chunks * size]; `length` where no token stands.
+    # Column in each slot, or `length` if it is empty: [batch, heads, rounds * chunks * size]
     at = empty.scatter(-1, places, order).flatten(2)
     nothing = chunks.index.new_full((len(chunks.index), 1), NOTHING)
     index = torch.cat((chunks.index, nothing), -1).expand(batch, -1)[:, None].expand(-1, heads, -1)
@@ -294,41 +299,40 @@ def attend_in_chunks(
     # [batch, heads, all places, head_dim]
     mixed = (weights.to(seen_v.dtype) @ seen_v).flatten(2, 3)
 
+    # Slot of each column, the inverse of the sort, counted over all rounds.
     back = torch.empty_like(order).scatter(-1, order, places)
     back = back + torch.arange(rounds, device=q.device)[:, None] * total
     back = back.flatten(2)  # [batch, heads, rounds * length]
     # [batch, heads, rounds, length, head_dim]
     mixed = _rows(mixed, back).unflatten(2, (rounds, length))
     if rounds == 1:
-        alone: Tensor = mixed.squeeze(2)  # [batch, heads, length, head_dim]
-        return alone
-    # [batch, heads, rounds, length]
-    found = denominators.flatten(2).gather(-1, back).unflatten(2, (rounds, length))
-    # As it is published: of a token that sees itself alone, float32 holds log 2 beside SELF to 0.004.
-    shares = (found - found.logsumexp(2, keepdim=True)).exp()
-    out: Tensor = (mixed * shares[..., None].to(mixed.dtype)).sum(
-        2
-    )  # [batch, heads, length, head_dim]
+        only: Tensor = mixed.squeeze(2)  # [batch, heads, length, head_dim]
+        return only
+    # log Z of each round: [batch, heads, rounds, length]
+    log_z = denominators.flatten(2).gather(-1, back).unflatten(2, (rounds, length))
+    # As published: for a token that sees only itself, float32 resolves log 2 next to SELF to 0.004.
+    shares = (log_z - log_z.logsumexp(2, keepdim=True)).exp()
+    # [batch, heads, length, head_dim]
+    out: Tensor = (mixed * shares[..., None].to(mixed.dtype)).sum(2)
     return out
 
 
 def _normed(x: Tensor) -> Tensor:
-    """Return x / rms(x) over the last axis, which is computed in float32 or wider."""
+    """Return x / rms(x) over the last axis, computed in float32 or wider."""
     wide = upcast(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype)
 
 
 def _rows(x: Tensor, at: Tensor) -> Tensor:
-    """Return the vectors of x [batch, heads, n, width] at `at` [batch, heads, m]: [batch, heads, m, width]."""
+    """Gather vectors of x [batch, heads, n, width] at `at` [batch, heads, m]: [batch, heads, m, width]."""
     first = torch.arange(x.shape[0] * x.shape[1], device=x.device) * x.shape[2]
-    where = at + first.view(*x.shape[:2], 1)  # [batch, heads, m]
-    # From one table [batch * heads * n, width], whose gradient is then summed row by row.
-    return F.embedding(where, x.flatten(0, 2))
+    index = at + first.view(*x.shape[:2], 1)  # [batch, heads, m]
+    # One table [batch * heads * n, width]: the gradient of an embedding is a sum per row.
+    return F.embedding(index, x.flatten(0, 2))
 
 
 def _beside(x: Tensor, beside: Tensor) -> Tensor:
-    """Return for each chunk of x [batch, heads, chunks, size, width] all that it sees: [batch, heads, chunks, seen *
-    size, width]."""
+    """Gather visible chunks of x [batch, heads, chunks, size, width]: [batch, heads, chunks, seen * size, width]."""
     batch, heads, number, _, width = x.shape
     if beside.shape[-1] == 1 and number == 1:
         return x

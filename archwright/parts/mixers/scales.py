@@ -1,4 +1,4 @@
-"""Factors of q k^T, and of queries as the text grows longer."""
+"""Scales of attention scores, and position-dependent scales of queries."""
 
 import math
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from archwright.parts.registry import Registry
 from archwright.spec import attention as spec
 
 Temperature = Callable[[Tensor, torch.dtype], Tensor]
-"""From position ids [rows, length] to the factor of each query [rows, length], in a dtype."""
+"""Function from position ids [rows, length] and a dtype to factors of queries [rows, length]."""
 
 
 def sqrt(scale: spec.SqrtScale, head_dim: int, layer_number: int) -> float:
-    """dim^-0.5, dim = head_dim unless another is given."""
+    """dim^-0.5, by default with dim = head_dim."""
     return math.pow(head_dim if scale.dim == "auto" else scale.dim, -0.5)
 
 
@@ -30,7 +30,7 @@ def inverse_layer(scale: spec.InverseLayerScale, head_dim: int, layer_number: in
 
 
 def fixed(scale: spec.FixedScale, head_dim: int, layer_number: int) -> float:
-    """A given number."""
+    """The number in the spec."""
     return scale.value
 
 
@@ -67,4 +67,4 @@ def log_temperature(scale: spec.LogQueryTemperature) -> Temperature:
 QUERY_TEMPERATURES = Registry(
     spec.QueryTemperature, "(spec)", Callable, {spec.LogQueryTemperature: log_temperature}
 )
-"""Functions as `Temperature` describes them, in float32 or wider."""
+"""Functions that return a `Temperature`, computed in float32 or wider."""

@@ -1,4 +1,4 @@
-"""Softmax attention in heads, from MHA over GQA to MQA."""
+"""Softmax attention: multi-head, grouped-query and multi-query."""
 
 from collections.abc import Sequence
 
@@ -24,18 +24,17 @@ from archwright.spec.norms import Norm
 
 
 class SoftmaxAttention(AttentionMixer):
-    """out(concat_h(softmax(scale q_h k_g^T) v_g)): head h reads key-value head
-    g = h // (num_heads / num_kv_heads).
+    """out(concat_h(softmax(scale q_h k_g^T) v_g)), with key-value head g = h // (num_heads / num_kv_heads).
 
-    Queries and keys are normed if asked, turned by the rotary part, or get a bias of their scores from
-    the relative part; what enters `out` may be normed too. Shapes: x and the result [batch, length, dim];
-    q [batch, length, num_heads, head_dim]; k with num_kv_heads, and v with value_head_dim.
+    The spec may add norms of queries, keys, values and the input of `out`, rotary positions, and biases of scores.
+    Shapes: x and the result [batch, length, dim]; q [batch, length, num_heads, head_dim]; k [batch, length,
+    num_kv_heads, head_dim]; v [batch, length, num_kv_heads, value_head_dim].
 
     Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; options as in the spec.
 
     Args:
-        spec: sizes that it leaves open follow from `dim`.
-        layer: where it stands; alone, it has no positions.
+        spec: open sizes follow from `dim`.
+        layer: place in the model; without it, the mixer has no positions.
     """
 
     def __init__(
@@ -99,19 +98,19 @@ class SoftmaxAttention(AttentionMixer):
     @property
     def tensor_parallel(self) -> TensorParallel | None:
         spec = self.spec
-        # A norm over all heads at once asks for all of them.
+        # A norm over all heads needs all of them on one rank.
         over_all = spec.qk_norm_over == "projection" and not spec.qk_norm.is_none
         inside = (part for part in (self.value_mix, self.distance_scores) if part is not None)
         if over_all or not spec.out_norm.is_none or not all(map(parallel_of, inside)):
             return None
-        # Keys and values of one head are read by all.
+        # A single key-value head is replicated.
         sizes = {"num_kv_heads": self.num_kv_heads} if self.num_kv_heads > 1 else {}
         per_head = {} if self.sinks is None else {"sinks": 0}
         if sizes and self.value_embedding is not None:
             per_head["value_embedding.weight"] = 1
         for norm in ("query_norm", "key_norm") if sizes else ("query_norm",):
             named = self.get_submodule(norm).named_parameters()
-            # [heads, head_dim] where each head has its own
+            # [heads, head_dim] if each head has a separate weight
             per_head |= {f"{norm}.{name}": 0 for name, p in named if p.ndim == 2}
         return self.parallel_by_heads(per_head, **sizes)
 
@@ -124,14 +123,13 @@ class SoftmaxAttention(AttentionMixer):
         *,
         attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return what the heads make of x.
+        """Return the mixer's output.
 
-        Alone, without a context, each row is a text that begins at position 0, seen through the mask of the spec, or
-        through `attention_mask` in its place: True where a query may see a key, [batch or 1, heads or 1, queries,
-        keys] or without heads.
+        Without a context, each sequence is a text from position 0. `attention_mask` then replaces the mask of the spec:
+        True if a query sees a key, [batch or 1, heads or 1, queries, keys] or without heads.
 
         Raises:
-            UserError: an `attention_mask` of another shape, or of no booleans.
+            UserError: `attention_mask` has another shape or dtype.
         """
         if context is None:
             context = Context.alone(x, attention_mask)
@@ -145,6 +143,7 @@ class SoftmaxAttention(AttentionMixer):
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         # [batch, length, num_kv_heads, value_dim]
         v = v.unflatten(-1, (self.num_kv_heads, self.value_dim))
+        # "before" or "after" rotary positions
         if self.spec.qk_norm_position == "before":
             q, k = self._qk_normed(q, k)
         v = self.value_norm(v)
@@ -160,8 +159,8 @@ class SoftmaxAttention(AttentionMixer):
         if self.relative is not None:
             q, bias = self.relative.value(q, mask, self.scale)
         if self.distance_scores is not None:
-            own = self.distance_scores(x, mask)
-            bias = own if bias is None else Together(bias, own)
+            by_distance = self.distance_scores(x, mask)
+            bias = by_distance if bias is None else Together(bias, by_distance)
         dropout = self.spec.dropout if self.training else 0.0
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)
@@ -173,7 +172,7 @@ class SoftmaxAttention(AttentionMixer):
         return out
 
     def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:
-        """Return the norm of queries or keys, over what the spec says."""
+        """Return the norm of queries or keys, over each head or over the projection of all heads."""
         over = self.spec.qk_norm_over
         width = num_heads * self.head_dim if over == "projection" else self.head_dim
         heads = {"heads": num_heads} if over == "per_head" else {}
@@ -189,7 +188,7 @@ class SoftmaxAttention(AttentionMixer):
         return self.query_norm(q), self.key_norm(k)
 
     def _apply_query_temperature(self, q: Heads, mask: AttentionMask) -> Heads:
-        """Multiply queries by what grows with their position."""
+        """Multiply queries by a temperature that depends on their position."""
         if self.temperature is None:
             return q
         dtype = torch.promote_types(q.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""LongT5's attention: what a mask shows, and the sums of all blocks of the text, made again in each layer."""
+"""LongT5's transient-global attention: a local mask, and sums of all blocks of the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,20 +22,19 @@ from archwright.spec import attention as spec
 
 
 class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
-    """out(concat_h(softmax(scale q_h [k_h; s_h]^T) [v_h; u_h])), with keys s = key(g) and values u = value(g) of sums
-    g_i = norm(x_ib + ... + x_(ib + b - 1)) of blocks of b tokens, which all tokens of the text see beside what the mask
-    shows.
+    """out(concat_h(softmax(scale q_h [k_h; s_h]^T) [v_h; u_h])), with s = key(g) and u = value(g) of sums g.
 
-    Tokens behind the last whole block belong to it; a text shorter than a block has no sum. Positions that act on
-    scores tell distances of tokens, and by a table of their own those of blocks, that of a sum less that of the query.
-    Texts are read as a whole: there is no cache. Shapes: x and the result [batch, length, dim]; q, k and v [batch,
-    length, num_heads, head_dim]; g [batch, sums, dim]; s and u [batch, sums, num_heads, head_dim].
+    g_i = norm(x_ib + ... + x_(ib + b - 1)) is the sum of a block of b tokens. All tokens of a text see its sums and the
+    keys that the mask shows. Remaining tokens belong to the last complete block; a text shorter than a block has no
+    sum. Positions on scores have a second table, for distances from the query to a sum in blocks. There is no cache:
+    texts are complete. Shapes: x and the result [batch, length, dim]; q, k and v [batch, length, num_heads, head_dim];
+    g [batch, sums, dim]; s and u [batch, sums, num_heads, head_dim].
 
     Guo et al., 2022, LongT5, section 3.1.2; the end of a text as in transformers, modeling_longt5.py.
 
     Args:
-        spec: sizes that it leaves open follow from `dim`.
-        layer: where it stands; alone, it has no positions.
+        spec: open sizes follow from `dim`.
+        layer: place in the model; without it, the mixer has no positions.
     """
 
     def __init__(
@@ -52,16 +51,17 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         position, of_sums = layer.position, (dim, self.num_heads, self.head_dim)
 
         def new() -> nn.Module:
-            made: nn.Module = POSITIONS.make(position, *of_sums, two_way=True)
-            return made
+            module: nn.Module = POSITIONS.make(position, *of_sums, two_way=True)
+            return module
 
         self.sum_relative: Shared[nn.Module] | None = None
         if position.scores and position.is_shared:
             self.sum_relative = layer.shared("sums", (position, *of_sums), new)
         elif position.scores:
             self.sum_relative = Shared("", new())
-        own = self.sum_relative is not None and not self.sum_relative.name
-        self.sum_position = self.sum_relative.value if own and self.sum_relative else None
+        # An unshared table is a submodule of this layer.
+        unshared = self.sum_relative is not None and not self.sum_relative.name
+        self.sum_position = self.sum_relative.value if unshared and self.sum_relative else None
 
     @property
     def kept_per_token(self) -> int:
@@ -78,7 +78,7 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         state: None = None,
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return what the heads make of x; alone, without a context, each row is a text that begins at position 0."""
+        """Return the mixer's output; without a context, each sequence is a text from position 0."""
         if context is None:
             context = Context.alone(x)
         if projected is None:
@@ -86,7 +86,7 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         view = self._view(context)
         sums = to_autocast_dtype(self.norm(view.summed(x)))  # [batch, sums, dim]
         q, k, v = projected
-        # [batch, sums + length, width]
+        # [k; s] and [v; u]: [batch, sums + length, width]
         k, v = (
             torch.cat((map_(sums).to(p.dtype), p), 1)
             for map_, p in ((self.key, k), (self.value, v))
@@ -107,7 +107,7 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
         return out
 
     def _view(self, context: Context) -> "SumsMask":
-        """Return the mask with sums, computed once for all layers with the same mask and blocks."""
+        """Return the mask with sums, shared by layers with the same mask and block size."""
         mask, size = context.mask(self.pattern, self.num_heads), self.spec.block_size
         return mask.once(f"sums of {size}", lambda mask: sums_mask(mask, size))
 
@@ -125,28 +125,31 @@ class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):
 
 @dataclass(frozen=True, kw_only=True)
 class SumsMask(AttentionMask):
-    """A mask whose first keys are sums of blocks, which all tokens of their document see; behind them stand the tokens
-    themselves, as the pattern shows them. Where all rows are alike, there is 1."""
+    """Mask with sums of blocks, visible to all tokens of their document, as keys before the tokens.
+
+    There is 1 row if all sequences have the same layout.
+    """
 
     num_sums: int
-    """Of the row with most."""
+    """Number of sums in the sequence with most sums."""
     sum_of: Int[Tensor, "rows length"]
-    """The column of the sum that each token is part of; `num_sums` where there is none."""
+    """Column of each token's sum; `num_sums` if it has none."""
     block_of: Int[Tensor, "rows length"]
-    """The number of that sum in its document."""
+    """Number of each token's sum in its document."""
     number: Int[Tensor, "rows sums"]
-    """The number of each sum in its document."""
+    """Number of each sum in its document."""
     document_of: Int[Tensor, "rows length"]
-    """The number of each token's document in its row, counted from 1; 0: padding."""
+    """Number of each token's document in its sequence, counted from 1; 0: padding."""
     document: Int[Tensor, "rows sums"]
-    """The number of each sum's document; -1 where a row has fewer sums."""
+    """Number of each sum's document; -1 for unused columns."""
 
     def summed(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch sums dim"]:
-        """Return the sums of tokens, which are added in float32 or wider."""
+        """Return the sums of blocks of x, computed in float32 or wider."""
         wide = upcast(x)
-        where = self.sum_of[..., None].expand_as(wide)  # [batch, length, dim]
-        found = wide.new_zeros(len(x), self.num_sums + 1, x.shape[-1]).scatter_add(1, where, wide)
-        return found[:, :-1].to(x.dtype)
+        index = self.sum_of[..., None].expand_as(wide)  # [batch, length, dim]
+        # An extra sum collects tokens without one.
+        sums = wide.new_zeros(len(x), self.num_sums + 1, x.shape[-1]).scatter_add(1, index, wide)
+        return sums[:, :-1].to(x.dtype)
 
     @property
     def of_tokens(self) -> AttentionMask:
@@ -193,17 +196,18 @@ def sums_mask(mask: AttentionMask, size: int) -> SumsMask:
     """Return a mask with sums of blocks of `size` tokens before its keys."""
     at, index = mask.layout, mask.layout.index_or_range()
     real = torch.ones_like(index).bool() if at.padding_mask is None else at.padding_mask
-    whole = at.text_lengths // size
-    block_of = torch.minimum(index // size, whole - 1)
+    # Complete blocks of each token's text.
+    blocks = at.text_lengths // size
+    block_of = torch.minimum(index // size, blocks - 1)
     starts = (index == 0) & real
-    documents, behind = starts.cumsum(-1), (whole * starts).cumsum(-1)
+    documents, behind = starts.cumsum(-1), (blocks * starts).cumsum(-1)
     number = at.length // size if at.index is None else int(behind[:, -1].max())
-    sum_of = torch.where(real & (whole > 0), behind - whole + block_of, number)
+    sum_of = torch.where(real & (blocks > 0), behind - blocks + block_of, number)
 
     def of_sums(of_tokens: Tensor, rest: int) -> Tensor:
-        """Return what the tokens of each sum have in common: [rows, sums]."""
-        found = of_tokens.new_full((len(index), number + 1), rest)
-        return found.scatter_(1, sum_of, of_tokens)[:, :-1]
+        """Return the common value of the tokens of each sum: [rows, sums]."""
+        values = of_tokens.new_full((len(index), number + 1), rest)
+        return values.scatter_(1, sum_of, of_tokens)[:, :-1]
 
     return SumsMask(
         mask.pattern,
@@ -219,7 +223,7 @@ def sums_mask(mask: AttentionMask, size: int) -> SumsMask:
 
 @dataclass(frozen=True)
 class _Beside:
-    """What positions add to the scores of sums and, behind them, of tokens."""
+    """Bias of the scores of sums, followed by tokens."""
 
     sums: Bias | None
     tokens: Bias | None
@@ -240,6 +244,6 @@ class _Beside:
             for bias, start, end in cuts
             if start < end
         ]
-        # [rows, heads], of which 1 stands for all
+        # [rows, heads], or 1 for all
         alike = torch.broadcast_shapes(*(part.shape[:2] for part in parts))
         return torch.cat([part.expand(*alike, -1, -1) for part in parts], -1)

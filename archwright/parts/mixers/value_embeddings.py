@@ -1,4 +1,4 @@
-"""How the rows that a table has for token ids join the values of attention."""
+"""Value embeddings: a table of token ids that contributes to the values of attention."""
 
 import torch
 from jaxtyping import Float
@@ -14,11 +14,11 @@ Values = Float[Tensor, "batch length kv_heads value_dim"]
 
 
 class ScaledValueEmbedding(nn.Module):
-    """v = a v + b e, with learned numbers a and b, and rows e of the table.
+    """v = a v + b e, with learned scalars a and b, and rows e of the table.
 
-    Shapes: v and e [batch, length, num_kv_heads, value_dim]; x, which attention reads, [batch, length, dim].
-    Jordan et al., 2024, modded-nanogpt, published code; Zhou et al., 2024, Value Residual Learning, have the values
-    of the first layer for e.
+    Shapes: v and e [batch, length, num_kv_heads, value_dim]; x, the mixer's input, [batch, length, dim].
+    Jordan et al., 2024, modded-nanogpt, published code. In Zhou et al., 2024, Value Residual Learning, e are the values
+    of the first layer.
     """
 
     def __init__(self, spec: spec.ScaledValueEmbedding, dim: int, num_kv_heads: int) -> None:
@@ -27,7 +27,7 @@ class ScaledValueEmbedding(nn.Module):
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """What processes may share: each has the values of some heads."""
+        """Ranks split the heads of values."""
         return TensorParallel({})
 
     def forward(self, v: Values, e: Values, x: Float[Tensor, "batch length dim"]) -> Values:
@@ -36,10 +36,9 @@ class ScaledValueEmbedding(nn.Module):
 
 
 class GatedValueEmbedding(nn.Module):
-    """v = v + 2 sigmoid(gate(x)) e: a gate for each key-value head, from the first coordinates of x, which is 1 at
-    first.
+    """v = v + 2 sigmoid(gate(x)) e, with one gate per key-value head, from the first coordinates of x.
 
-    Shapes: v and e [batch, length, num_kv_heads, value_dim]; x, which attention reads, [batch, length, dim].
+    Shapes: v and e [batch, length, num_kv_heads, value_dim]; x, the mixer's input, [batch, length, dim].
     Karpathy, 2025, nanochat, published code.
     """
 
@@ -47,12 +46,13 @@ class GatedValueEmbedding(nn.Module):
         super().__init__()
         self.channels = spec.width(dim)
         self.gate = Linear(self.channels, num_kv_heads, deepnorm=False)
+        # Gates begin at 2 sigmoid(0) = 1.
         self.gate.init_gain = 0.0
         set_blocks(num_kv_heads, self.gate)
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """What processes may share: each has the gates of some heads."""
+        """Ranks split the heads of values and their gates."""
         return TensorParallel({})
 
     def forward(self, v: Values, e: Values, x: Float[Tensor, "batch length dim"]) -> Values:

@@ -30,6 +30,6 @@ POSITIONS = Registry(
         spec.TransformerXL: TransformerXL,
     },
 )
-"""Modules. What is `absolute` is called with the layout of the tokens, and added to the embedding. What has `scores` is
-called with (query, view, scale), and returns (query, bias). All else is called with positions, and returns what
-its `rotate_query(query, rotation)` and `rotate_key(key, rotation)` apply; best below `Rotary`."""
+"""Modules. If the spec is `absolute`, the module maps a token layout to vectors that are added to the embedding. If it
+has `scores`, the module maps (query, view, scale) to (query, bias). Otherwise it maps positions to a rotation for its
+methods `rotate_query(query, rotation)` and `rotate_key(key, rotation)`, as in `Rotary`."""

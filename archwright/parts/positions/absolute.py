@@ -24,7 +24,7 @@ class Sinusoidal(nn.Module):
 
     def forward(self, layout: TokenLayout) -> Float[Tensor, "rows length dim"]:
         s, positions = self.spec, layout.position_ids_or_range() + self.spec.offset
-        # A single pair would divide by nothing; its exponent is 0 either way.
+        # max: a single pair has exponent 0 for any period.
         period = max(self.dim - 2, 1) if s.spacing == "fairseq" else self.dim
         return sines(positions, self.dim, s.theta, s.layout == "interleaved", period)
 
@@ -32,11 +32,11 @@ class Sinusoidal(nn.Module):
 def sines(
     positions: Tensor, dim: int, theta: float, interleaved: bool, period: int | None = None
 ) -> Float[Tensor, "*batch dim"]:
-    """Return sin and cos of position * theta^(-2i/period), in turns or in halves."""
+    """Return sin and cos of position * theta^(-2i/period), interleaved or in two halves."""
     pairs = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64)
     angles = positions[..., None] * theta ** (-pairs / (period or dim))
     if interleaved:
-        # [..., dim / 2, 2], and from that [..., dim]
+        # [..., dim / 2, 2] -> [..., dim]
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :dim].float()
     return torch.cat((angles.sin(), angles.cos()[..., : dim // 2]), dim=-1).float()
 
@@ -45,7 +45,7 @@ class Learned(nn.Module):
     """P[p] = weight[p + offset], a trained table of shape [context_length + offset, dim].
 
     Raises:
-        ValueError: the text is longer than the table.
+        ValueError: the text has more tokens than the table has rows.
     """
 
     def __init__(self, spec: spec.Learned, dim: int, context_length: int) -> None:
@@ -54,8 +54,8 @@ class Learned(nn.Module):
         self.table = Embedding(context_length + spec.offset, dim)
 
     def forward(self, layout: TokenLayout) -> Float[Tensor, "rows length dim"]:
-        behind = _behind(layout)
-        rows = self.table.weight.shape[0] - self.offset - behind
+        # Predicting streams use one position after the text.
+        rows = self.table.weight.shape[0] - self.offset - _behind(layout)
         length = _end(layout)
         if length > rows:
             raise ValueError(
@@ -67,13 +67,14 @@ class Learned(nn.Module):
 
 
 class Axial(nn.Module):
-    """P[p] = [R[p // c] ‖ C[p mod c]], with tables R [rows, dims[0]] and C [columns c, dims[1]], `tables`; of
-    more tables, the last digit of p counts fastest.
+    """P[p] = [R[p // c] ‖ C[p mod c]], with `tables` R [rows, dims[0]] and C [c, dims[1]].
+
+    With more tables, p is a number with mixed radices; the last table has the lowest digit.
 
     Kitaev et al., 2020 (its published code).
 
     Raises:
-        ValueError: the text is longer than the grid has places.
+        ValueError: the text has more tokens than the grid has places.
     """
 
     def __init__(self, spec: spec.Axial, dim: int, context_length: int) -> None:
@@ -88,15 +89,16 @@ class Axial(nn.Module):
             raise ValueError(
                 f"found {length} tokens; expected at most {places}, the places of position.shape = {[*self.shape]}"
             )
-        left, found = layout.position_ids_or_range(), []
+        # Digits of p, the lowest first.
+        rest, vectors = layout.position_ids_or_range(), []
         for number, table in zip(reversed(self.shape), reversed(self.tables), strict=True):
-            found.append(table(left % number))
-            left = left // number
-        return torch.cat(found[::-1], -1)  # [rows, length, dim]
+            vectors.append(table(rest % number))
+            rest = rest // number
+        return torch.cat(vectors[::-1], -1)  # [rows, length, dim]
 
 
 def _end(layout: TokenLayout) -> int:
-    """Return the position behind the text's last one; given positions have values only off the meta device."""
+    """Return the last position of the text plus 1; `position_ids` on the meta device are ignored."""
     if layout.position_ids is None or layout.position_ids.is_meta:
         text = layout.text or layout
         return text.start + text.length
@@ -104,5 +106,5 @@ def _end(layout: TokenLayout) -> int:
 
 
 def _behind(layout: TokenLayout) -> int:
-    """Return how many places behind the text the last one stands, which is that of predicting streams."""
+    """Return the number of positions after the text: 1 with predicting streams, else 0."""
     return int(layout.text is not None)

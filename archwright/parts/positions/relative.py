@@ -1,5 +1,4 @@
-"""Positions added to scores. Each is called with the queries of a layer and what they see, and returns the
-queries and the bias (see `kernels/scores.py`)."""
+"""Positions added to scores: modules from (queries, mask, scale) to queries and a bias (see `kernels/scores.py`)."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +22,7 @@ class ScorePosition(nn.Module):
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
-        """What processes may share of it, each with some of the heads; None: nothing."""
+        """Ranks split the heads; None: replicated."""
         return None
 
 
@@ -57,8 +56,8 @@ class ALiBi(ScorePosition):
 
 
 def alibi_slopes(num_heads: int, bias_max: int = 8) -> Float[Tensor, " heads"]:
-    """Return 2^(-m k/n), k = 1 .. n, with m = bias_max and the largest power of two n <= num_heads, then every
-    other slope of 2n heads (Press et al., 2021, and their code for other numbers of heads)."""
+    """Return 2^(-m k/n), k = 1 .. n, with m = bias_max and the largest power of two n <= num_heads, then every second
+    slope of 2n heads (Press et al., 2021, and their published code)."""
     n = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-bias_max * k / n) for k in range(1, n + 1)]
     slopes += [2 ** (-bias_max * k / (2 * n)) for k in range(1, 2 * (num_heads - n), 2)]
@@ -68,8 +67,7 @@ def alibi_slopes(num_heads: int, bias_max: int = 8) -> Float[Tensor, " heads"]:
 class T5Bias(ScorePosition):
     """score + table[bucket(k - q), head], with a table of shape [num_buckets, num_heads].
 
-    Near distances have a bucket each, far ones share on a log scale; where keys ahead are seen, they have
-    half of the buckets. Raffel et al., 2019, section 2.1.
+    Buckets as in `t5_buckets`. Raffel et al., 2019, section 2.1.
     """
 
     def __init__(
@@ -99,13 +97,16 @@ class T5Bias(ScorePosition):
 
 
 def t5_buckets(distance: Tensor, number: int, farthest: int, *, two_way: bool) -> Tensor:
-    """Return the bucket of each distance k - q, of `number`: itself up to a half of them, then on a log scale up to
-    the last, in which is what lies `farthest` behind or farther; where keys ahead are seen, they have half of the
-    buckets."""
+    """Return the bucket of each distance k - q, among `number` buckets.
+
+    Half of the buckets contain one short distance each. The rest are on a log scale; the last one includes all
+    distances of `farthest` or more. With `two_way`, keys after the query have half of all buckets.
+    """
     number = number // (2 if two_way else 1)
     ahead = (distance > 0).long() * number if two_way else 0
     behind = distance.abs() if two_way else (-distance).clamp(min=0)
     exact = number // 2
+    # Position on the log scale between `exact` (0) and `farthest` (1).
     share = torch.log(behind.clamp(min=1).float() / exact)
     share = share / math.log(farthest / exact)
     far = (exact + (share * (number - exact)).long()).clamp(max=number - 1)
@@ -115,7 +116,7 @@ def t5_buckets(distance: Tensor, number: int, farthest: int, *, two_way: bool) -
 class TransformerXL(ScorePosition):
     """score = scale (q k + u k + q r + v r), with r = W sines(q's position - k's), u and v learned.
 
-    Shapes: W [num_heads * head_dim, dim]; u and v [num_heads * head_dim]. Every layer has its own.
+    Shapes: W [num_heads * head_dim, dim]; u and v [num_heads * head_dim]. Parameters of each layer.
     Dai et al., 2019, section 3.3.
     """
 
@@ -153,8 +154,9 @@ class TransformerXL(ScorePosition):
 
 
 def distances(view: AttentionMask) -> tuple[int, int]:
-    """Return the least and the largest distance of a query from a key; looked up where it is known."""
+    """Return the least and the largest distance, query position minus key position."""
     at, keys = view.layout, view.keys_at
+    # Consecutive positions need no synchronization with the device.
     if at.position_ids is None and keys.position_ids is None:
         return at.start - keys.start - keys.length + 1, at.start - keys.start + at.length - 1
     queries, others = at.position_ids_or_range(), keys.position_ids_or_range()
@@ -162,7 +164,7 @@ def distances(view: AttentionMask) -> tuple[int, int]:
 
 
 class _DistanceBias:
-    """q r for every distance, read at that of each pair. Shapes: q [b, t, h, d], r [distances, h, d]."""
+    """q r for every distance, gathered for each pair. Shapes: q [b, t, h, d], r [distances, h, d]."""
 
     def __init__(self, query: Tensor, r: Tensor, queries: Tensor, keys: Tensor) -> None:
         self.query, self.r, self.queries, self.keys = query, r, queries, keys

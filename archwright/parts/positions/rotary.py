@@ -1,4 +1,4 @@
-"""Rotary positions: turning queries and keys."""
+"""Rotary positions: rotations of queries and keys."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -15,10 +15,9 @@ from archwright.spec.positions import rotary_dim
 
 
 class Rotation(NamedTuple):
-    """Rotation of a head at each position, in float32: cosines of the angles, and sines with the sign they
-    take, each of shape [rows, length, 1, head_dim].
+    """Rotation of a head at each position, in float32: cosines and signed sines, [rows, length, 1, head_dim] each.
 
-    Coordinates that do not turn have cosine 1 and sine 0.
+    Coordinates that do not rotate have cosine 1 and sine 0.
     """
 
     cos: Tensor
@@ -26,11 +25,11 @@ class Rotation(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """Turn each pair of coordinates by the angle position * theta^(-2i/r), i = 0 .. r/2 - 1.
+    """Rotate each pair of coordinates by the angle position * theta^(-2i/r), i = 0 .. r/2 - 1.
 
     (a, b) -> (a cos - b sin, a sin + b cos), over the first r = fraction * head_dim coordinates;
     pairs are (i, i + r/2) or (2i, 2i + 1). Angles are float32 or wider. One instance serves all
-    layers; `forward` is called once a pass and its result goes to `rotate` in each of them.
+    layers: `forward` computes the rotation once per pass, and each layer applies it with `rotate`.
 
     Su et al., 2021, RoFormer, section 3.4.2; scalings as in `scaling.py`.
     """
@@ -49,7 +48,7 @@ class Rotary(nn.Module):
 
     @property
     def follows_length(self) -> bool:
-        """Whether angles depend on the length of the whole text, so that keys must be kept unturned."""
+        """True if angles depend on the length of the text, so that caches store unrotated keys."""
         return self.scaling.follows_length
 
     def forward(
@@ -57,19 +56,20 @@ class Rotary(nn.Module):
         positions: Int[Tensor, "rows length"],
         spans: Int[Tensor, "rows length"] | None = None,
     ) -> Rotation:
-        """Return the rotation at positions of texts of `spans` tokens (default: last position + 1)."""
+        """Return the rotation at positions in texts of `spans` tokens (default: last position + 1)."""
         frequencies = self.frequencies
         if self.follows_length:
             if spans is None:
                 spans = positions.amax(-1, keepdim=True).expand_as(positions) + 1
             frequencies = self.scaling.at_length(self.frequencies, spans)[..., None, :]
+        # [rows, length, 1, pairs]
         angles = positions[..., None, None].to(self.frequencies.dtype) * frequencies
         factor = self.scaling.attention_factor
         cos, sin = angles.cos() * factor, angles.sin() * factor
         if self.spec.pairing == "half":
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         else:
-            # [rows, length, 1, 2 * pairs], the two of a pair side by side
+            # [rows, length, 1, pairs, 2] -> [rows, length, 1, 2 * pairs]
             cos = torch.stack((cos, cos), -1).flatten(-2)
             # [rows, length, 1, 2 * pairs]
             sin = torch.stack((-sin, sin), -1).flatten(-2)
@@ -79,9 +79,10 @@ class Rotary(nn.Module):
     def rotate(
         self, x: Float[Tensor, "batch length heads head_dim"], rotation: Rotation
     ) -> Float[Tensor, "batch length heads head_dim"]:
-        """Rotate queries or keys, which `rotate_query` and `rotate_key` do alike."""
+        """Rotate queries or keys."""
         halves = self.spec.pairing == "half"
-        if not torch.is_grad_enabled():  # the formula as it stands rounds as published models do
+        # Without gradients, the operations of published models, for the same rounding.
+        if not torch.is_grad_enabled():
             cos, sin = (_for_all_heads(table.to(x.dtype), x.shape[2]) for table in rotation)
             return (x * cos).add_(_partner(x, self.num_rotary, halves).mul_(sin))
         rotated: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
@@ -102,7 +103,7 @@ class Rotary(nn.Module):
             self.frequencies.copy_(self._frequencies())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        """Follow the model to its device, but never to a narrower dtype, which cannot hold angles."""
+        """Move frequencies to the model's device, but not to a 16-bit dtype, which is too coarse for angles."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.frequencies.dtype in (torch.float16, torch.bfloat16):
             self.frequencies = self._frequencies().to(self.frequencies.device)
@@ -118,30 +119,31 @@ class Rotary(nn.Module):
         return f"theta {self.spec.theta:g}, {self.num_rotary} coordinates, {self.spec.pairing}"
 
 
-def rotation(rotary: nn.Module, where: TokenLayout) -> Any:
-    """Return what rotates tokens where they stand; only some encodings ask for the text's length."""
-    given = [where.position_ids_or_range()]
+def rotation(rotary: nn.Module, layout: TokenLayout) -> Any:
+    """Return the rotation at the positions of a layout."""
+    inputs = [layout.position_ids_or_range()]
+    # Encodings from outside the package may take positions only.
     if follows_length(rotary):
-        given.append(where.lengths_so_far_or_end())
-    return rotary(*given)
+        inputs.append(layout.lengths_so_far_or_end())
+    return rotary(*inputs)
 
 
 @runtime_checkable
 class FollowsLength(Protocol):
-    """A rotary encoding with angles that may depend on the length of the whole text."""
+    """Rotary encoding with angles that may depend on the length of the text."""
 
     @property
     def follows_length(self) -> bool:
-        """True if they do, so that keys must be kept unturned."""
+        """True if they do, so that caches store unrotated keys."""
 
 
 def follows_length(rotary: nn.Module) -> bool:
-    """Tell whether angles depend on the length of the whole text, so that keys must be kept unturned."""
+    """True if angles depend on the length of the text, so that caches store unrotated keys."""
     return isinstance(rotary, FollowsLength) and rotary.follows_length
 
 
 class _Rotate(torch.autograd.Function):
-    """x cos + partner(x) sin. The gradient is the rotation back, so nothing but the angles is kept for it."""
+    """x cos + partner(x) sin. The gradient is the inverse rotation, so only cosines and sines are saved."""
 
     @staticmethod
     def forward(
@@ -149,6 +151,7 @@ class _Rotate(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.layout = (num_rotary, halves)
+        # [rows, length, heads or 1, head_dim]
         cos, sin = (_for_all_heads(table.to(x.dtype), x.shape[2]) for table in (cos, sin))
         return _partner(x, num_rotary, halves).mul_(sin).addcmul_(x, cos)
 
@@ -171,5 +174,5 @@ def _partner(x: Tensor, num_rotary: int, halves: bool) -> Tensor:
 
 
 def _for_all_heads(table: Tensor, heads: int) -> Tensor:
-    """Repeat a table that all rows share for every head: long rows of one layout multiply much faster."""
+    """Repeat a table [1, length, 1, head_dim] for all heads, which makes the product much faster."""
     return table.expand(-1, -1, heads, -1).contiguous() if table.shape[0] == 1 else table

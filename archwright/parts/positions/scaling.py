@@ -1,4 +1,4 @@
-"""Scalings of the frequencies of rotary positions for texts longer than those trained on."""
+"""Scalings of rotary frequencies for texts longer than the training texts."""
 
 import math
 from typing import Any
@@ -14,14 +14,14 @@ Frequencies = Float[Tensor, " pairs"]
 
 
 class RoPEScaling:
-    """Base of the scalings of RoPE's frequencies f; scales nothing.
+    """Base of the scalings of RoPE's frequencies f; the identity.
 
     Args:
-        rope: the position encoding that the scaling belongs to.
+        rope: spec of the position encoding.
     """
 
     follows_length: bool = False
-    """Whether frequencies depend on the length of the whole text, so that a cache keeps keys unrotated."""
+    """True if frequencies depend on the length of the text, so that caches store unrotated keys."""
     attention_factor: float = 1.0
     """Factor of cosines and sines."""
 
@@ -29,13 +29,13 @@ class RoPEScaling:
         self.spec, self.rope = spec, rope
 
     def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
-        """Return theta^(-2i/r) after the scaling, as far as that does not depend on the text's length."""
+        """Scale the frequencies theta^(-2i/r) independently of the text's length."""
         return plain
 
     def at_length(
         self, frequencies: Frequencies, lengths: Int[Tensor, "rows length"]
     ) -> Float[Tensor, "rows length pairs"]:
-        """Return the frequencies of tokens whose text is so long so far, where they follow it."""
+        """Return the frequencies of tokens in texts of these lengths; used if `follows_length`."""
         return frequencies.expand(*lengths.shape, -1)
 
 
@@ -57,15 +57,17 @@ class DynamicNTK(RoPEScaling):
     ) -> Float[Tensor, "rows length pairs"]:
         original, factor = self.spec.original_length, self.spec.factor
         ratio = lengths.clamp(min=original).to(frequencies.dtype) / original
+        # g = s n / L - (s - 1), at least 1: texts up to L keep their frequencies.
         growth = factor * ratio - (factor - 1)
         pairs = torch.arange(len(frequencies), device=frequencies.device, dtype=frequencies.dtype)
+        # g^(-2i / (r - 2)) with r = 2 * pairs: [rows, length, pairs]
         powers: Tensor = growth[..., None] ** (-pairs / max(1, len(frequencies) - 1))
         return frequencies * powers
 
 
 class YaRN(RoPEScaling):
-    """Blend f / s and f over the pairs between those that turn beta_fast and beta_slow times within the
-    original length (Peng et al., 2023, eq. 19 to 21)."""
+    """f for pairs with beta_fast or more turns in the original length, f / s for beta_slow or fewer, linear in the
+    pair between (Peng et al., 2023, eq. 19 to 21)."""
 
     def __init__(self, spec: spec.YaRN, rope: spec.RoPE) -> None:
         super().__init__(spec, rope)
@@ -79,24 +81,26 @@ class YaRN(RoPEScaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary - 1)
         pairs = torch.arange(len(plain), dtype=plain.dtype)
-        # No division by 0 where both ends fall on one pair.
+        # No division by 0 if both ends are the same pair.
         ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
         return plain / float(s.factor) * ramp + plain * (1 - ramp)
 
     def _pair_turning(self, times: float, rotary: int) -> float:
+        # The pair i with original_length * theta^(-2i/r) / (2 pi) = times, as a real number.
         wavelength = self.spec.original_length / (times * 2 * math.pi)
         return rotary * math.log(wavelength) / (2 * math.log(self.rope.theta))
 
 
 class Llama3(RoPEScaling):
-    """Keep wavelengths below L / high, divide those above L / low, blend linearly in L / wavelength between;
-    equal ends make a step (Llama 3.1)."""
+    """f for wavelengths below L / high, f / factor above L / low, linear in L / wavelength between; a step if high =
+    low (Llama 3.1)."""
 
     def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
         turns = self.spec.original_length * plain / (2 * math.pi)
         low, high = self.spec.low_freq_factor, self.spec.high_freq_factor
-        kept: Tensor = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
-        return plain / float(self.spec.factor) * (1 - kept) + plain * kept
+        # Share of the unscaled frequency.
+        unscaled: Tensor = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
+        return plain / float(self.spec.factor) * (1 - unscaled) + plain * unscaled
 
 
 class LongRoPE(RoPEScaling):
@@ -122,7 +126,7 @@ class LongRoPE(RoPEScaling):
 
 
 class Proportional(RoPEScaling):
-    """The rotating pairs have the frequencies of a head that rotates whole; the others do not turn (Gemma 4)."""
+    """f as in a fully rotated head for the first pairs, 0 for the rest (Gemma 4)."""
 
     def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
         turning = int(self.rope.fraction * head_dim / 2)
@@ -143,4 +147,4 @@ SCALINGS = Registry(
         spec.Proportional: Proportional,
     },
 )
-"""Below `RoPEScaling`, which says what each may change."""
+"""Subclasses of `RoPEScaling`, by the class of their spec."""
