@@ -1,4 +1,4 @@
-"""Layers that keep little for the backward pass, which computes the rest of them again."""
+"""Activation checkpointing of layers."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +23,7 @@ PRODUCTS = {
     torch.ops.aten._grouped_mm.default,
     torch.ops.aten._scaled_mm.default,
 }
-"""Operations that multiply with weights."""
+"""Matrix products with weights."""
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -31,8 +31,8 @@ ATTENTION = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default,
 }
-"""Operations that are all of attention, and keep no scores. Of others, products of batches make scores and mix values:
-to keep these would take more memory than all else."""
+"""Fused attention operations, which store no scores. Unfused attention uses batched products, and their results would
+take more memory than all other activations."""
 
 
 def recomputed(
@@ -41,17 +41,17 @@ def recomputed(
     context: Context,
     checkpointing: ActivationCheckpointing,
 ) -> Float[Tensor, "batch length dim"]:
-    """Return what a layer makes of x, of which its backward pass computes again what is not kept.
+    """Run a layer on x with activation checkpointing.
 
     Args:
-        checkpointing: what is kept. full: x. selective: x, and the results of products with weights and of attention
-            (Korthikanti et al., 2022, section 5, whose scores alone are computed again; here norms, activations and
-            gates are, too). A compiler keeps as much by itself, so that layers that are compiled are left to it.
+        checkpointing: full stores only x. selective stores x and the results of `PRODUCTS` and `ATTENTION`, and
+            recomputes norms, activations and gates (Korthikanti et al., 2022, section 5, recompute only scores).
+            Compiled layers ignore selective, because the compiler already recomputes cheap operations.
     """
     is_compiled = layer._compiled_call_impl is not None
     if checkpointing == "none" or (checkpointing == "selective" and is_compiled):
-        whole: Tensor = layer(x, context)
-        return whole
+        result: Tensor = layer(x, context)
+        return result
     out: Tensor = checkpoint(
         layer, x, context, use_reentrant=False, context_fn=lambda: _passes(layer, checkpointing)
     )
@@ -61,7 +61,7 @@ def recomputed(
 def _passes(
     layer: Layer, checkpointing: ActivationCheckpointing
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return what holds while a layer is computed for the first time, and while it is again."""
+    """Return contexts for the forward pass of a layer and for its recomputation."""
     if checkpointing == "full":
         return nullcontext(), _again(layer, nullcontext())
     first, again = create_selective_checkpoint_contexts(_policy)
@@ -69,21 +69,21 @@ def _passes(
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep the results of an operation unless it draws random numbers."""
-    kept = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    """Store results of products and of attention without dropout; recompute all others."""
+    save = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether attention hides some of its weights at random."""
+    """True if attention has dropout."""
     names = [argument.name for argument in operation._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return bool(given.get("dropout_p", 0.0))
+    values = dict(zip(names, args, strict=False)) | kwargs
+    return bool(values.get("dropout_p", 0.0))
 
 
 @contextmanager
 def _again(layer: Layer, inside: AbstractContextManager[Any]) -> Iterator[None]:
-    """Inside, branches do not count what they see, as they saw it before."""
+    """Disable the statistics of branches during recomputation, since the first pass counted them."""
     branches = [layer.branch(name) for name in layer.branches]
     for branch in branches:
         branch.first_pass = False

@@ -1,4 +1,4 @@
-"""Models of a generator, which proposes tokens, and of layers that find them among those of a text."""
+"""Replaced token detection: a generator that proposes tokens, and a detector of replaced tokens."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from archwright.spec.model_spec import ModelSpec
 
 
 class Generator(Stack):
-    """A stack of layers that fills in masked tokens, behind the embedding of those that find its tokens.
+    """A stack of layers that predicts masked tokens and shares the embedding of the detector.
 
     Args:
-        spec: of the generator as a model of its own, `ModelSpec.generator_model`.
-        parts: the arguments of `Stack.assemble`, without those of the embedding.
+        spec: spec of the generator, `ModelSpec.generator_model`.
+        parts: the arguments of `Stack.assemble`, without position and embedding_norm.
     """
 
     def __init__(self, spec: ModelSpec, *, head: Head, **parts: Any) -> None:
@@ -30,11 +30,10 @@ class Generator(Stack):
 
 
 class ReplacedTokenDetector(Decoder):
-    """Layers whose head finds the tokens of a generator among those of a text (Clark et al., 2020, ELECTRA, section
-    2); `archwright.build` makes it from a spec with a generator.
+    """Detector of tokens replaced by a generator (Clark et al., 2020, ELECTRA, section 2), made by `archwright.build`.
 
     Args:
-        generator: the stack that proposes tokens.
+        generator: stack that proposes tokens.
         detector: the arguments of `Decoder`.
     """
 
@@ -50,25 +49,26 @@ class ReplacedTokenDetector(Decoder):
         token_type_ids: Int[Tensor, "batch length"] | None = None,
         **layout: Any,
     ) -> Output:
-        """Return the generator's logits of each token, what is drawn from them, and the log-odds that a token of the
-        text with these in their places was replaced.
+        """Replace masked tokens by tokens of the generator, and detect the replaced tokens.
 
         Args:
-            tokens: the text, masked where the generator proposes tokens.
-            draws: a uniform number at each of these places, and a negative one at all others, whose tokens stay; by
-                default nothing is drawn.
-            token_type_ids: as of `Decoder.forward`.
-            layout: what else `Decoder.forward` takes, but a cache.
+            tokens: input ids with mask tokens at positions to predict.
+            draws: uniform random numbers at masked positions and negative numbers elsewhere. Default: no replacement.
+            token_type_ids: as in `Decoder.forward`.
+            layout: other arguments of `Decoder.forward`, without a cache.
+
+        Returns:
+            Logits of the generator, log-odds that each token was replaced, and the tokens that the detector read.
 
         Raises:
-            ValueError: shapes that do not fit, or a text longer than learned positions.
-            UserError: token types, where the embedding has none.
+            ValueError: invalid shapes, or more tokens than learned positions.
+            UserError: token types without an embedding for them.
         """
         hidden = self._read(self.generator, tokens, token_type_ids, **layout)
         logits = self.generator.head(hidden)
         read = tokens if draws is None else drawn(tokens, logits.detach(), draws)
-        found = self.head(self._read(self, read, token_type_ids, **layout))
-        return Output(logits, replaced_logits=found.squeeze(-1), read=read)
+        log_odds = self.head(self._read(self, read, token_type_ids, **layout))
+        return Output(logits, replaced_logits=log_odds.squeeze(-1), read=read)
 
     def _read(
         self,
@@ -77,7 +77,7 @@ class ReplacedTokenDetector(Decoder):
         token_type_ids: Int[Tensor, "batch length"] | None,
         **layout: Any,
     ) -> Float[Tensor, "batch length output_dim"]:
-        """Return what the layers of a stack make of tokens behind the embedding that both have."""
+        """Embed tokens with the shared embedding and run the layers of a stack."""
         context = Context(token_layout(tokens, **layout), len(tokens), tokens=tokens)
         x = self.summed(self.embedding(tokens, token_type_ids), context)
         return stack.through_layers(x, context)
@@ -93,14 +93,13 @@ def drawn(
     logits: Float[Tensor, "batch length vocab"],
     draws: Float[Tensor, "batch length"],
 ) -> Int[Tensor, "batch length"]:
-    """Return tokens with one drawn from softmax(logits) at each place whose number u is not negative: the first token
-    that the tokens up to it have together a probability above u."""
+    """Sample tokens at draws u >= 0: the first id with cumulative softmax(logits) above u."""
     places = draws >= 0
     p = (
         logits[places].to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
     )  # [n, vocab]
     up_to = p.cumsum(-1)
-    # Rounded sums end near 1, not at it.
+    # Rounding makes the last sum differ from 1.
     aims = draws[places, None].to(p.dtype) * up_to[:, -1:]
-    found = torch.searchsorted(up_to, aims, right=True).clamp(max=p.shape[-1] - 1)
-    return tokens.masked_scatter(places, found.squeeze(-1))
+    samples = torch.searchsorted(up_to, aims, right=True).clamp(max=p.shape[-1] - 1)
+    return tokens.masked_scatter(places, samples.squeeze(-1))
