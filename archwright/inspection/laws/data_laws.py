@@ -115,7 +115,7 @@ def documents_stay_apart(objective: Objective) -> None:
 def source(
     objective: Objective, seed: int = 0, packing: Any = "concat"
 ) -> tuple[BatchSource, Watched]:
-    """Return batches of an objective and the examples behind them."""
+    """Return batches of an objective and their examples."""
     dice = np.random.default_rng(7)
     if not objective.has_pairs:
         text = np.where(dice.random(1500) < 0.07, END, dice.integers(1, PAD, 1500))

@@ -24,12 +24,12 @@ def keeps_dtype(case: Case) -> None:
 
 
 def is_finite(case: Case) -> None:
-    """A norm of a finite vector is finite, also of zeros."""
+    """A norm of a finite vector is finite, including zeros."""
     norm, drawn = _norm_and_vectors(case)
     for dtype in ALL_DTYPES.values():
         x = drawn.to(dtype)
-        for what, vector in (("random numbers", x), ("zeros", torch.zeros_like(x))):
-            if not norm(vector).isfinite().all():
+        for what, vectors in (("random numbers", x), ("zeros", torch.zeros_like(x))):
+            if not norm(vectors).isfinite().all():
                 raise Broken(f"not finite for {what}; add a small eps to what is divided by")
 
 
