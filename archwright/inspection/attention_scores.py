@@ -21,9 +21,9 @@ def largest_logit(
 def mean_entropy(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """Mean over heads and sampled queries of -sum_k p_k ln p_k, with attention weights p.
+    """Mean of -sum_k p_k ln p_k over heads and sampled queries.
 
-    A sink counts as one more key.
+    p are the attention weights. A sink counts as one more key.
     """
     bias = None
     if scores.bias is not None:

@@ -66,7 +66,7 @@ def formula(choice: type[Choice]) -> str:
 
 
 def numbers_of_kind(choice: type[Choice], words: Words) -> list[Numbers]:
-    """Return example tables of a choice; none without a table or if rules reject the example model."""
+    """Return example tables of a choice. Return none if rules reject the example model."""
     if choice.axis not in AXES:
         return []
     tables = [activation(choice)] if choice in ACTIVATIONS else []

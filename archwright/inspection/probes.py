@@ -207,12 +207,12 @@ def attention_logit(watch: Watch) -> None:
 
 
 def attention_entropy(watch: Watch) -> None:
-    """Mean of -sum_k p_k ln p_k in nats over heads and sampled queries: 0 for one key, ln n for n equal keys."""
+    """Mean of -sum_k p_k ln p_k in nats over heads and sampled queries. One key gives 0, n equal keys ln n."""
     _wrap_kernels(watch, mean_entropy)
 
 
 def log_z(watch: Watch) -> None:
-    """Mean log sum exp of the logits; the z-loss of PaLM, section 5, keeps it near 0."""
+    """Mean log sum exp of the logits. The z-loss of PaLM, section 5, keeps it near 0."""
     for path, module in watch.model.named_modules():
         if path.rpartition(".")[2] in ("head", "lm_head"):
             watch.output(module, path, mean_log_z)
@@ -321,7 +321,7 @@ def dead_share(hidden: Tensor) -> Tensor:
 
 
 def mean_log_z(logits: Tensor) -> Tensor:
-    """Return the mean log sum exp over the last axis, in float32 at least and in chunks."""
+    """Return the mean log sum exp over the last axis, in float32 or wider."""
     rows = logits.flatten(0, -2)
     chunks = rows.split(max(1, CHUNK // rows.shape[-1]))
     sums = [

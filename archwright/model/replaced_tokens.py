@@ -16,7 +16,7 @@ from archwright.spec.model_spec import ModelSpec
 
 
 class Generator(Stack):
-    """A stack of layers that predicts masked tokens and shares the embedding of the detector.
+    """Layers that predict masked tokens, with the embedding of the detector.
 
     Args:
         spec: spec of the generator, `ModelSpec.generator_model`.
@@ -30,7 +30,7 @@ class Generator(Stack):
 
 
 class ReplacedTokenDetector(Decoder):
-    """Detector of tokens replaced by a generator (Clark et al., 2020, ELECTRA, section 2), made by `archwright.build`.
+    """Detector of tokens replaced by a generator (Clark et al., 2020, ELECTRA, section 2).
 
     Args:
         generator: stack that proposes tokens.

@@ -21,7 +21,7 @@ Both = Float[Tensor, "batch length both"]
 def read_reversibly(
     layers: Iterable[Layer], x: Both, context: Context, shared: Iterable[nn.Parameter] = ()
 ) -> Both:
-    """Run reversible layers on both streams and store only the final streams for the backward pass.
+    """Run reversible layers and store only their final streams.
 
     The backward pass computes inputs as outputs minus branch results, up to rounding, so streams should be float32 or
     wider. It replays random numbers. Data-dependent decisions of mixers, such as buckets, are stored.
@@ -64,7 +64,7 @@ class _Pass:
 
 
 class _Reversed(torch.autograd.Function):
-    """All layers as one operation, which stores the final streams and the decisions of mixers."""
+    """All layers as one operation. It stores the final streams and the decisions of mixers."""
 
     @staticmethod
     def forward(ctx: Any, record: _Pass, x: Tensor, memory: Tensor | None, *_: Tensor) -> Tensor:

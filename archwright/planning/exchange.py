@@ -14,15 +14,15 @@ PER_WEIGHT_SENT = 2
 def exchanged(
     stage: Stage, split: Split, checkpointing: str, batch: Batch, length: int
 ) -> dict[str, float]:
-    """Return the bytes that one device of a pipeline stage sends per step, for sequences of `length` tokens.
+    """Return bytes sent per step by one device of a pipeline stage.
 
     On n devices with N bytes in total, an all-gather or a reduce-scatter sends N (n - 1) / n per device, and an
-    all-reduce sends twice this amount (Rajbhandari et al., 2019, section 7).
+    all-reduce sends twice this amount (Rajbhandari et al., 2019, section 7). Below, s is `length` and h the width.
 
         data      DDP: one all-reduce of float32 gradients per step. ZeRO-1: the same bytes for a reduce-scatter of
                   gradients and an all-gather of weights. ZeRO-2: a reduce-scatter per micro-batch, since only shards
                   of sums are stored (Rajbhandari et al., 2019, section 5.2), and an all-gather per step. FSDP: a
-                  reduce-scatter per micro-batch, and all-gathers of 16-bit weights before each forward and backward
+                  reduce-scatter per micro-batch, and all-gathers of 16-bit weights before each pass
         tensor    two all-reduces of s h per branch, for activations and gradients (Shoeybi et al., 2019, figure 4).
                   Sequence parallelism adds one all-gather (Korthikanti et al., 2022, section 4.2.2)
         pipeline  s h to each neighbour, activations forward and gradients back (Narayanan et al., 2021, section 3.2)

@@ -24,7 +24,7 @@ BEYOND = 2**30
 
 @dataclass(frozen=True)
 class LeastMemory:
-    """Lower bound of the bytes of a training step; actual use is several times higher."""
+    """Lower bound of the bytes of a training step. Actual use is several times higher."""
 
     model: int
     """Bytes of weights, gradients and moments."""
@@ -40,7 +40,7 @@ class LeastMemory:
 
 
 def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) -> LeastMemory:
-    """Return the minimum bytes of a step on `rows` full sequences; works on the meta device."""
+    """Return the minimum bytes of a step on `rows` full sequences. Meta models are allowed."""
     logits = logit_bytes(model, rows)
     # Inputs of each layer, or both output streams of the last reversible layer.
     layers = 2 if model.spec.residual.num_streams == 2 else model.spec.num_layers
@@ -59,12 +59,12 @@ def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
 
 
 def cache_bytes_per_token(model: LanguageModel) -> int:
-    """Return the bytes of one more token in a 16-bit cache, before any window is full."""
+    """Return the bytes of a token in a 16-bit cache before any window is full."""
     return cache_bytes(model, 2) - cache_bytes(model, 1)
 
 
 def cache_bytes_per_later_token(model: LanguageModel) -> int:
-    """Return the bytes of one more token in a 16-bit cache when all windows are full."""
+    """Return the bytes of a token in a 16-bit cache after all windows are full."""
     return (cache_bytes(model, 2 * BEYOND) - cache_bytes(model, BEYOND)) // BEYOND
 
 

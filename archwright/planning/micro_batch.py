@@ -1,4 +1,4 @@
-"""Microbatches of a training step."""
+"""Micro-batches of a training step."""
 
 import math
 from bisect import bisect_left
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from archwright.planning.split import Split
 
 PER_STAGE = 4
-"""Microbatches per pipeline stage at which the bubble is negligible (Huang et al., 2019, section 2.3)."""
+"""Micro-batches per pipeline stage at which the bubble is negligible (Huang et al., 2019, section 2.3)."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences per group of devices and step, with gradients accumulated over microbatches."""
+    """Sequences per group of devices and step, with gradients accumulated over micro-batches."""
 
     texts: float
     micro: int = 1
-    """Sequences per microbatch; the last microbatch may have fewer."""
+    """Sequences per micro-batch; the last micro-batch may have fewer."""
 
     @property
     def number(self) -> int:
-        """Number of microbatches."""
+        """Number of micro-batches."""
         return math.ceil(self.texts / self.micro)
 
 
@@ -31,9 +31,9 @@ def share_of(texts: float, split: Split) -> float:
 
 
 def largest_micro(share: float, pipeline: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest microbatch that fits, a power of two of at most `share` sequences, or 1 if none fits.
+    """Return the largest power of two that fits, at most `share`, or 1.
 
-    A pipeline gets at least `PER_STAGE` microbatches per stage if `share` is large enough."""
+    A pipeline gets at least `PER_STAGE` micro-batches per stage if `share` is large enough."""
     most = share if pipeline == 1 else share / (PER_STAGE * pipeline)
     powers = range(1, math.floor(math.log2(most)) + 1)
     return 1 << bisect_left(powers, True, key=lambda power: not fits(2**power))

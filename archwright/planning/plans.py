@@ -1,4 +1,4 @@
-"""Costs of a model before training: counted from a model on the meta device, or estimated from these counts."""
+"""Costs of a model before training, counted on the meta device or estimated from counts."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -337,7 +337,7 @@ def refuse_positions(spec: ModelSpec, context: int) -> None:
 
 
 def _with_a_text(work: Workload, context: int) -> Workload:
-    """Return the work with at least one sequence per step; raise a UserError if the user chose less."""
+    """Return the work with at least one sequence per step. Raise a UserError if the user chose less."""
     if work.batch_tokens >= context:
         return work
     if work.batch is not None:
@@ -459,7 +459,7 @@ def _training(work: Workload, counts: Counts, per_token: float, setup: Setup | N
 
 
 def _seconds_on_links(work: Workload, setup: Setup) -> float | None:
-    """Return the seconds of communication per step; None without communication or without a known bandwidth."""
+    """Return the seconds of communication per step. Return None without communication or a known bandwidth."""
     links = work.hardware.interconnect_bandwidth
     if links == "none" or not setup.exchange:
         return None

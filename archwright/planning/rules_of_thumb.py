@@ -23,7 +23,7 @@ sources disagree."""
 
 @dataclass(frozen=True)
 class Subject:
-    """A run to check, its model (may be on the meta device) and its number of training tokens."""
+    """A run to check and its model, which may be on the meta device."""
 
     run: RunSpec
     model: LanguageModel
@@ -128,7 +128,7 @@ def _unusual(subject: Subject) -> Iterator[Suspicion]:
 
 
 def _published(run: RunSpec, model: LanguageModel) -> Subject | None:
-    """Return the preset of the same name; `model` is reused if the specs are equal."""
+    """Return the preset of the same name. Reuse `model` if the specs are equal."""
     name = run.model.name
     if name not in preset_names("models"):
         return None
@@ -193,7 +193,7 @@ def _shape(subject: Subject) -> Found:
 
 
 def _depth(subject: Subject) -> Found:
-    """Yield the depth over the optimum for the width, (ln dim - 5.039) / 0.0555, fitted to widths from about 200."""
+    """Yield the depth over the optimum (ln dim - 5.039) / 0.0555. The fit used widths from about 200."""
     spec = subject.spec
     if spec.dim >= 256:
         yield "num_layers", spec.num_layers * 0.0555 / (math.log(spec.dim) - 5.039)
@@ -237,7 +237,7 @@ def _dropout(subject: Subject) -> Found:
 
 
 def _reach(subject: Subject) -> Found:
-    """Yield the receptive field of all windows over the context; nothing if a layer has unlimited lookback."""
+    """Yield the receptive field of all windows over the context. Yield nothing if a layer has unlimited lookback."""
     reach = 0
     for mixer in subject.model.mixers():
         back = mixer.pattern.value.lookback if isinstance(mixer, AttentionMixer) else None

@@ -46,9 +46,10 @@ class Serving:
 def serving(
     model: LanguageModel, hardware: Hardware, length: int, precision: str, most_devices: int
 ) -> Serving | None:
-    """Return prefill and decode speeds at `length` tokens; None without a cache or if `most_devices` are too few.
+    """Return prefill and decode speeds at `length` tokens.
 
-    With an encoder, source and target have `length` tokens. The cache has 16 bits, or 32 if the weights do."""
+    Return None if the model has no cache or does not fit on `most_devices`. With an encoder, source and target have
+    `length` tokens. The cache has 16 bits, or 32 if the weights do."""
     if not model.can_cache:
         return None
     size = BYTES[precision]
@@ -97,7 +98,7 @@ def serving(
 
 
 def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: int) -> float:
-    """Return the cache bytes of a sequence on all devices; replicated heads and latents count on each."""
+    """Return the cache bytes of a sequence on all devices. Replicated heads and latents count on each."""
     tensor = min(devices, SERVER)
     return sum(
         mixer.state_bytes(length, itemsize)
@@ -115,7 +116,7 @@ def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precis
 
 
 def weights_read(by_share: Mapping[float, int], tokens: int) -> float:
-    """Return the expected number of weights read, the sum of number * (1 - (1 - share)^tokens)."""
+    """Return the expected weights read by a batch, sum number (1 - (1 - share)^tokens)."""
     return sum(number * (1 - (1 - share) ** tokens) for share, number in by_share.items())
 
 

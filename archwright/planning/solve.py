@@ -1,4 +1,4 @@
-"""Solve for one dimension of a model, given a target number of parameters, FLOPs, bytes or seconds."""
+"""Solve for one dimension of a model, given a target cost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def match(
     decode_time: float | None = None,
     hardware: Hardware | None = None,
 ) -> Solution:
-    """Choose one dimension of a model so that a quantity is closest to its target.
+    """Choose one dimension of a model to match a target cost.
 
     Args:
         free: dotted path of an integer with which the quantity grows, such as `feedforward.hidden_dim`.

@@ -1,4 +1,4 @@
-"""Parallelism of a training run: data, tensor, pipeline, context and expert parallel degrees, and their syntax."""
+"""Data, tensor, pipeline, context and expert parallelism of a training run."""
 
 import re
 from dataclasses import dataclass

@@ -80,7 +80,7 @@ def pipeline_problems(pipeline: int, model: LanguageModel) -> Iterator[str]:
 
 
 def blocks_of(m: Linear) -> int:
-    """Return the number of heads of a projection, or else of its columns (input columns of a residual output)."""
+    """Return the heads of a projection, or else its columns. Residual outputs are split by input columns."""
     return m.num_blocks or (m.d_in if m.is_residual_output else m.d_out)
 
 
@@ -100,7 +100,7 @@ class Degrees:
 
     @classmethod
     def of(cls, model: LanguageModel, length: int) -> "Degrees":
-        """Return tensor degrees within a server, and powers of two for pipeline, context and experts."""
+        """Return degrees that divide a model: tensor within a server, others powers of two."""
         numbers = {len(m.weight) for m in model.modules() if isinstance(m, GroupedLinear)}
         common = math.gcd(*numbers) if numbers else 1
         powers = [2**i for i in range(1, 12)]
@@ -113,8 +113,8 @@ class Degrees:
 
 
 def splits(devices: int, degrees: Degrees) -> Iterator[Split]:
-    """Yield splits, simple ones first, in the order DDP, DDP with experts, DDP with tensor parallelism, FSDP, FSDP with
-    experts, FSDP with tensor parallelism, these with pipeline stages, and last context parallelism."""
+    """Yield splits, simple ones first: DDP; DDP with expert, then tensor parallelism; FSDP; FSDP with expert, then
+    tensor, then pipeline parallelism; and last context parallelism."""
     yield Split(devices)
     if devices == 1:
         return

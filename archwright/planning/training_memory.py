@@ -96,7 +96,7 @@ def setups_of(
 
 
 def setup(needs: Needs, split: Split, checkpointing: str, texts: float, micro: int = 1) -> Setup:
-    """Return a setup with micro-batches of `micro` sequences, with costs on the most loaded device."""
+    """Return a setup with micro-batches of `micro` sequences and its costs on the most loaded device."""
     stages = needs.stages(split.pipeline)
     batch = Batch(share_of(texts, split), micro)
     sent = [exchanged(stage, split, checkpointing, batch, needs.length) for stage in stages]
@@ -139,7 +139,7 @@ def _fullest(needs: Needs, split: Split, checkpointing: str, batch: Batch) -> Tr
 
 
 def micro_batches_kept(pipeline: int, stage: int, number: int) -> int:
-    """Return the number of micro-batches in flight at a stage of 1F1B (Narayanan et al., 2021, section 2.2.1)."""
+    """Return the micro-batches in flight at a stage of 1F1B (Narayanan et al., 2021, section 2.2.1)."""
     return min(pipeline - stage, number)
 
 
@@ -165,7 +165,7 @@ def stage_memory(
 
 
 def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = False) -> float:
-    """Return the weights of a stage per device, or their optimizer bytes; `sharded` divides by replicas."""
+    """Return the weights of a stage per device, or their optimizer bytes. `sharded` divides by replicas."""
     return sum(
         (kind.optimizer if optimizer else 1)
         * number
@@ -176,7 +176,7 @@ def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = Fal
 
 
 def _copies(stage: Stage, split: Split) -> float:
-    """Return the bytes of 16-bit copies of all weights of products, or with FSDP of the current and the next layer."""
+    """Return the bytes of 16-bit copies of weights. FSDP copies only the current and the next layer."""
     of_layers = split.data == "fsdp" and split.replicas > 1
     weights, number = (stage.largest, 2) if of_layers else (stage.weights, 1)
     # `_gathered` counts gathered copies.

@@ -71,7 +71,7 @@ def targets_are_of_the_text(objective: Objective) -> None:
 
 
 def rows_of_targets(objective: Objective) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yield row number, targets without special tokens, and text with its end, for each row of three batches."""
+    """Yield row number, targets and text of each sequence of three batches. Targets omit special tokens."""
     batches, examples = source(objective)
     end = examples.vocabulary.end_of_text
     special = {*examples.vocabulary.special_ids.values()} - {end}

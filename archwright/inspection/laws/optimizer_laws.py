@@ -19,7 +19,7 @@ LENGTHS = (1, 100, 100.5)
 
 
 class Bowl(nn.Module):
-    """A module with a parameter of each role, and the loss (1/2) sum of (w - target)^2 over all of them."""
+    """A module with a parameter of each role and the loss (1/2) sum (w - target)^2."""
 
     def __init__(self) -> None:
         super().__init__()
