@@ -1,4 +1,4 @@
-"""Scores of attention for a few queries, computed from the inputs of any kernel."""
+"""Attention scores of sampled queries, computed from the inputs of any kernel."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from archwright.parts.kernels import ScoreMods
 from archwright.parts.masks import AttentionMask
 
 QUERIES = 128
-"""The last queries of a row, which see the most keys."""
+"""Number of sampled queries: the last of a sequence, which see the most keys."""
 
 
 def largest_logit(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """max of scale q k^T over heads, sampled queries and the keys they see, before any cap."""
+    """max of scale q k^T over heads, sampled queries and visible keys, before any cap."""
     logits = _products(query, key, view) * scores.scale
     return logits.masked_fill(_hidden(query, view), -torch.inf).amax()
 
@@ -21,9 +21,9 @@ def largest_logit(
 def mean_entropy(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
 ) -> Tensor:
-    """Mean over heads and sampled queries of -sum_k p_k ln p_k, p the weights that attention uses.
+    """Mean of -sum_k p_k ln p_k over heads and sampled queries.
 
-    A sink takes its share of each head's weights, as one more key would.
+    p are the attention weights. A sink counts as one more key.
     """
     bias = None
     if scores.bias is not None:
@@ -49,7 +49,7 @@ def _products(query: Tensor, key: Tensor, view: AttentionMask) -> Tensor:
 
 
 def _hidden(query: Tensor, view: AttentionMask) -> Tensor:
-    """Return a mask of keys hidden from the sampled queries, [1, 1, queries, keys]."""
+    """Return True for keys hidden from sampled queries, [1, 1 or heads, queries, keys]."""
     first, length = _first(query), query.shape[1]
     return ~view.block(first, length, *view.keys(first, length))[:1]
 

@@ -1,6 +1,6 @@
-"""What a choice does, in a few numbers, and the formula of the part that computes it.
+"""Formulas and small numeric examples of choices.
 
-Numbers are computed when they are asked for, from small random tensors.
+Numbers are computed on demand from small random tensors.
 """
 
 import inspect
@@ -32,30 +32,30 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
 TEXT = 16
-"""Tokens of the texts that numbers are taken from."""
+"""Tokens of the example sequences."""
 SHIFT = 7
-"""Places by which all tokens of a text are moved."""
+"""Shift of all positions in the example."""
 DEPTHS = (1, 2, 4, 8, 16)
-"""Layers behind which the stream is looked at."""
+"""Layers after which the residual stream is measured."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A table that shows what a choice does."""
+    """A table that illustrates a choice."""
 
     about: str
     rows: Sequence[Sequence[str]]
-    """The head first."""
+    """Header row, then values."""
 
 
 _ARGUMENTS = re.compile(r"^(?:Args|Attributes|Raises):", re.MULTILINE)
 
 Words = Sequence[str]
-"""Assignments that ask for a choice, by paths of a model."""
+"""Assignments that select a choice, with paths of a model spec."""
 
 
 def formula(choice: type[Choice]) -> str:
-    """Return the docstring of what computes a choice, less its list of arguments; empty where it has no part."""
+    """Return the docstring of a choice's part without its arguments; empty without a part."""
     for registry in REGISTRIES.values():
         for base in choice.__mro__:
             if base in registry and issubclass(choice, registry.base):
@@ -66,8 +66,7 @@ def formula(choice: type[Choice]) -> str:
 
 
 def numbers_of_kind(choice: type[Choice], words: Words) -> list[Numbers]:
-    """Return what shows a choice, asked for by these words; nothing where its axis has no table, or where it does not
-    go with the small model that is looked at."""
+    """Return example tables of a choice. Return none if rules reject the example model."""
     if choice.axis not in AXES:
         return []
     tables = [activation(choice)] if choice in ACTIVATIONS else []
@@ -78,18 +77,18 @@ def numbers_of_kind(choice: type[Choice], words: Words) -> list[Numbers]:
 
 
 def numbers_of_option(name: str) -> list[Numbers]:
-    """Return what shows an option, if anything does."""
+    """Return the example table of an option, if it has one."""
     return [OPTIONS[name]()] if name in OPTIONS else []
 
 
 def small(*words: str) -> ModelSpec:
-    """Return a model that is built in a moment, with some choices."""
+    """Return the spec of a small model with some assignments."""
     plain = ModelSpec(dim=64, num_layers=1, vocab_size=128, context_length=64)
     return plain.override("attention.num_heads=4", *words)
 
 
-def scores_of(model: Any, tokens: Tensor, **given: Tensor) -> Tensor:
-    """Return the scores of the first layer's attention, before masks and softmax, [batch, heads, queries, keys]."""
+def scores_of(model: Any, tokens: Tensor, **layout: Tensor) -> Tensor:
+    """Return the attention scores of the first layer before masks and softmax, [batch, heads, queries, keys]."""
     seen: list[Tensor] = []
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, mods: ScoreMods) -> Tensor:
@@ -103,18 +102,18 @@ def scores_of(model: Any, tokens: Tensor, **given: Tensor) -> Tensor:
         if isinstance(mixer, AttentionMixer):
             mixer.kernel = kernel
     with torch.no_grad():
-        model(tokens, **given)
+        model(tokens, **layout)
     return seen[0]
 
 
 def position(choice: type[Choice], words: Words) -> Numbers:
-    """Move all tokens of a text, and look what becomes of its scores."""
+    """Measure the change of attention scores under shifted and reversed positions."""
     spec = small(*words)
     model = build(spec, seed=0).double().eval()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 128, (1, TEXT), generator=generator)
     with torch.no_grad():
-        for weight in model.parameters():  # what is zero at the start would show nothing
+        for weight in model.parameters():  # zero initialisation would hide effects
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             weight.add_(0.3 * noise)
     here = torch.arange(TEXT)[None]
@@ -137,7 +136,7 @@ def position(choice: type[Choice], words: Words) -> Numbers:
 
 
 def norm(choice: type[Choice], words: Words) -> Numbers:
-    """Scale and shift what a norm reads, and look what becomes of its result."""
+    """Measure the output of a norm for scaled and shifted inputs."""
     spec = small(*words)
     part = NORMS.make(spec.norm, 64).double()
     x = 1 + 2 * torch.randn(512, 64, generator=torch.Generator().manual_seed(0)).double()
@@ -163,36 +162,36 @@ def norm(choice: type[Choice], words: Words) -> Numbers:
 
 
 def mask(choice: type[Choice], words: Words) -> Numbers:
-    """Draw which keys a query sees, with sizes at which some are hidden."""
+    """Draw the visible keys of each query, with sizes that hide some keys."""
     fields = choice.model_fields
     sizes = {
         **{"size": 5, "radius": 3, "stride": 4, "memory": 4, "num_global": 2, "num_summary": 1},
         "block_size": 2 if "local_blocks" in fields or "num_random" in fields else 4,
         **{"local_blocks": 2, "num_random": 1},
     }
-    asked = {name: number for name, number in sizes.items() if name in fields}
-    pattern = pattern_of(cast(Mask, choice.model_validate(asked)), 1)
+    options = {name: number for name, number in sizes.items() if name in fields}
+    pattern = pattern_of(cast(Mask, choice.model_validate(options)), 1)
     at = torch.arange(TEXT)
     seen = pattern.visible(at[:, None], at)
-    options = ", ".join(f"{name}={number}" for name, number in asked.items())
+    listed = ", ".join(f"{name}={number}" for name, number in options.items())
     rows = [
         ("query", "keys 0 to 15"),
         *((str(i), " ".join("·■"[see] for see in row)) for i, row in enumerate(seen.tolist())),
     ]
     shown = int(seen.sum())
-    about = f"Keys that each query sees{f', with {options}' if options else ''}: {shown} of {TEXT * TEXT} pairs."
+    about = f"Keys that each query sees{f', with {listed}' if listed else ''}: {shown} of {TEXT * TEXT} pairs."
     return Numbers(about, rows)
 
 
 def residual(choice: type[Choice], words: Words) -> Numbers:
-    """Look how large the stream is behind some layers, before anything is learnt."""
+    """Measure the residual stream after some layers of an untrained model."""
     model = build(small(*words).override(f"num_layers={DEPTHS[-1]}"), seed=0).eval()
     tokens = torch.randint(0, 128, (4, 64), generator=torch.Generator().manual_seed(0))
-    found: list[float] = []
+    sizes: list[float] = []
 
-    def look(module: Any, given: Any, out: Any) -> None:
+    def look(module: Any, inputs: Any, out: Any) -> None:
         stream = out if isinstance(out, Tensor) else out[0]
-        found.append(float(stream.float().square().mean().sqrt()))
+        sizes.append(float(stream.float().square().mean().sqrt()))
 
     hooks = [layer.register_forward_hook(look) for layer in model.layers]
     with torch.no_grad():
@@ -203,13 +202,13 @@ def residual(choice: type[Choice], words: Words) -> Numbers:
         "Root mean square of the stream of 64 random tokens, before training:",
         [
             ("behind layer", *map(str, DEPTHS)),
-            ("stream", *(f"{found[depth - 1]:.3g}" for depth in DEPTHS)),
+            ("stream", *(f"{sizes[depth - 1]:.3g}" for depth in DEPTHS)),
         ],
     )
 
 
 def feedforward(choice: type[Choice], words: Words) -> Numbers:
-    """Count what it costs."""
+    """Count the parameters and FLOPs of a feed-forward layer."""
     model = build(small(*words, "dim=512"), device="meta")
     layer: Any = model.layers[0]
     if "feedforward" not in layer.branches:
@@ -230,7 +229,7 @@ def feedforward(choice: type[Choice], words: Words) -> Numbers:
 
 
 def activation(choice: type[Choice]) -> Numbers:
-    """Tabulate a function and its slope."""
+    """Tabulate an activation function and its slope."""
     x = torch.tensor([-4.0, -2, -1, -0.5, 0, 0.5, 1, 2, 4], dtype=torch.float64, requires_grad=True)
     y = ACTIVATIONS.make(choice())(x)
     (slope,) = torch.autograd.grad(y.sum(), x)
@@ -260,7 +259,7 @@ def schedule(choice: type[Choice], words: Words) -> Numbers:
 
 
 def kv_heads() -> Numbers:
-    """Count caches and parameters of a model of 7B."""
+    """Count cache bytes and parameters of a model with 7B parameters."""
     plain = ModelSpec(dim=4096, num_layers=32, vocab_size=32000, context_length=4096)
     rows: list[Sequence[str]] = [
         (
@@ -288,6 +287,6 @@ AXES: dict[str, Callable[[type[Choice], Words], Numbers]] = {
     "feedforward": feedforward,
     "schedule": schedule,
 }
-"""What shows the choices of an axis."""
+"""Functions that return an example table of a choice, by axis."""
 OPTIONS: dict[str, Callable[[], Numbers]] = {"num_kv_heads": kv_heads}
-"""What shows an option."""
+"""Functions that return an example table, by option."""

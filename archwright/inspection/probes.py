@@ -1,6 +1,6 @@
-"""Probes of a model's inside: attached for a step, gone after it, nothing in between.
+"""Probes of model internals, attached for one step.
 
-To add a probe, write a function that tells its watch what to look at, and put it into a table:
+To add a probe, write a function that registers measurements with its watch, and add it to a table:
 
     def largest_output(watch: Watch) -> None:
         for path, block in watch.blocks.items():
@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from archwright.inspection.attention_scores import largest_logit, mean_entropy
 
 Values = dict[str, dict[str, float]]
-"""Records of probes: by probe, then by the path of a layer, module or matrix."""
+"""Measurements by probe, then by the path of a layer, module or matrix."""
 Optimizers = Iterable[torch.optim.Optimizer]
 
 DEAD = 1e-6
-"""Size below which an activation counts as none."""
+"""Absolute value below which an activation counts as zero."""
 CHUNK = 2**20
-"""Logits that are converted to float32 at a time."""
+"""Logits converted to float32 at a time."""
 
 
 class Probes:
-    """Looks at one step of any training loop, and changes nothing of it.
+    """Measures one step of any training loop without changing it.
 
         probes = Probes(model, optimizer)
         with probes:
@@ -39,13 +39,13 @@ class Probes:
             optimizer.step()
         probes.values["gradient_norm"]["layers.0"]
 
-    Of several forward passes in the block, as in gradient accumulation, the first is looked at; gradients
-    are those of all. A model that is compiled hides its inside: look at a pass of its own, uncompiled.
+    With gradient accumulation, activations are from the first forward pass, and gradients are accumulated over all.
+    Compiled models hide their internals: use an uncompiled pass.
 
     Args:
-        optimizers: one or several, for `update_ratio`.
-        loss_scale: what the loss was multiplied by, as in float16 training.
-        parameters: what this process holds of the model's; None: all.
+        optimizers: one or several optimizers, for `update_ratio`.
+        loss_scale: factor of the loss, as in float16 training.
+        parameters: shards of this process; None: all parameters of the model.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Probes:
 
     @contextmanager
     def watching(self, probes: Mapping[str, "Probe"]) -> Iterator[None]:
-        """Attach some probes while the block lasts."""
+        """Attach probes inside a with block."""
         with ExitStack() as attached:
             for name, probe in probes.items():
                 watch = Watch(
@@ -87,28 +87,28 @@ class Probes:
     @property
     def values(self) -> Values:
         """Measurements, as numbers."""
-        found = {}
+        values = {}
         for name, seen in self._seen.items():
             if seen:  # read all at once, as each reading waits for a GPU
                 read = torch.stack([value.double() for value in seen.values()]).tolist()
-                found[name] = dict(zip(seen, read, strict=True))
-        return found
+                values[name] = dict(zip(seen, read, strict=True))
+        return values
 
 
 class Parameters(Protocol):
-    """What this process holds of a model's parameters."""
+    """Parameters or parameter shards of this process."""
 
     def named(self) -> Mapping[str, Tensor]:
-        """Return it by name, as optimizers move it."""
+        """Return the tensors that optimizers update, by name."""
 
     def numel(self, name: str) -> int:
-        """Return how many numbers a whole parameter has."""
+        """Return the number of elements of an unsharded parameter."""
 
     def watch_gradients(self, look: Callable[[str, Tensor], None]) -> Callable[[], None]:
-        """Let `look` see each gradient before it is clipped; return what ends that."""
+        """Call `look` with each gradient before clipping; return a function that removes the hooks."""
 
-    def add_up(self, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return sums over all processes of what each has found of what it holds, by parameter."""
+    def add_up(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return sums over shards of all processes, by parameter."""
 
 
 class WholeParameters:
@@ -140,52 +140,52 @@ class WholeParameters:
 
         return end
 
-    def add_up(self, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return found
+    def add_up(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return sums
 
 
 @dataclass
 class Watch:
-    """One probe and its measurements: a number for each row, such as a layer's path."""
+    """One probe and its measurements, one number per row, such as a layer's path."""
 
     model: nn.Module
     parameters: Parameters
     optimizers: list[torch.optim.Optimizer]
     loss_scale: float
     attached: ExitStack
-    """Undoes on leaving what is pushed here."""
+    """Callbacks that remove hooks and restore attributes."""
     seen: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def blocks(self) -> dict[str, nn.Module]:
-        """The layers by path: the outermost module list, of several the longest."""
+        """Layers by path: the outermost module list, or the longest of several."""
         lists = {p: m for p, m in self.model.named_modules() if isinstance(m, nn.ModuleList)}
         path = max(lists, key=lambda p: (-p.count("."), len(lists[p])), default="")
         return {f"{path}.{i}": block for i, block in enumerate(lists.get(path, []))}
 
     @property
     def matrices(self) -> dict[str, Tensor]:
-        """The parameters of at least two dimensions by name, or what this process holds of them."""
+        """Parameters (or local shards) with at least two dimensions, by name."""
         return {name: p for name, p in self.parameters.named().items() if p.ndim > 1}
 
     def output(self, module: nn.Module, row: str, measure: Callable[[Tensor], Tensor]) -> None:
-        """Measure what a module returns, at its first call."""
+        """Measure the first output of a module at its first call."""
         hook = module.register_forward_hook(lambda m, x, out: self.note(row, measure, _first(out)))
         self.attached.callback(hook.remove)
 
     def input(self, module: nn.Module, row: str, measure: Callable[[Tensor], Tensor]) -> None:
-        """Measure what a module is given first, at its first call."""
+        """Measure the first input of a module at its first call."""
         hook = module.register_forward_pre_hook(lambda m, x: self.note(row, measure, _first(x)))
         self.attached.callback(hook.remove)
 
     def note(self, row: str, measure: Callable[..., Tensor], *values: Any) -> None:
-        """Measure unless that was done before."""
+        """Record a measurement unless the row already has one."""
         if row not in self.seen:
             with torch.no_grad():
                 self.seen[row] = measure(*values)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Put another value in the place of an attribute."""
+        """Replace an attribute until the probe is removed."""
         self.attached.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
@@ -202,24 +202,24 @@ def residual_rms(watch: Watch) -> None:
 
 
 def attention_logit(watch: Watch) -> None:
-    """max over heads and sampled queries of scale q k^T, before any cap, where k is visible."""
+    """max of scale q k^T over heads, sampled queries and visible keys, before any cap."""
     _wrap_kernels(watch, largest_logit)
 
 
 def attention_entropy(watch: Watch) -> None:
-    """-sum_k p_k ln p_k in nats, the mean over heads and sampled queries; 0 is one key, ln n all of n."""
+    """Mean of -sum_k p_k ln p_k in nats over heads and sampled queries. One key gives 0, n equal keys ln n."""
     _wrap_kernels(watch, mean_entropy)
 
 
 def log_z(watch: Watch) -> None:
-    """The mean of log sum exp of the logits; PaLM, section 5, keeps it near 0 by a loss."""
+    """Mean log sum exp of the logits. The z-loss of PaLM, section 5, keeps it near 0."""
     for path, module in watch.model.named_modules():
         if path.rpartition(".")[2] in ("head", "lm_head"):
             watch.output(module, path, mean_log_z)
 
 
 def dead_activations(watch: Watch) -> None:
-    """The share of a feed-forward's hidden units that stay below 1e-6 in size on every token."""
+    """Share of feed-forward hidden units with absolute value below 1e-6 on every token."""
     for path, module in watch.model.named_modules():
         owner, _, name = path.rpartition(".")
         if name == "down":
@@ -227,7 +227,7 @@ def dead_activations(watch: Watch) -> None:
 
 
 def gradient_norm(watch: Watch) -> None:
-    """sqrt(sum g^2) over all parameters of a layer, before clipping; the rest by their first name."""
+    """sqrt(sum g^2) over all parameters of a layer, before clipping; other parameters by top-level module."""
     rows = {
         name: next((p for p in watch.blocks if name.startswith(f"{p}.")), name.partition(".")[0])
         for name, p in watch.parameters.named().items()
@@ -239,12 +239,12 @@ def gradient_norm(watch: Watch) -> None:
         squares[name] = _norm(gradient).square()
 
     def gather() -> None:
-        found, by_row = watch.parameters.add_up(squares), dict[str, list[Tensor]]()
+        sums, by_row = watch.parameters.add_up(squares), dict[str, list[Tensor]]()
         for name, row in rows.items():  # in the model's order
-            if name in found:
-                by_row.setdefault(row, []).append(found[name])
-        for row, own in by_row.items():
-            watch.seen[row] = torch.stack(own).sum().sqrt() / watch.loss_scale
+            if name in sums:
+                by_row.setdefault(row, []).append(sums[name])
+        for row, values in by_row.items():
+            watch.seen[row] = torch.stack(values).sum().sqrt() / watch.loss_scale
 
     watch.attached.callback(gather)
     watch.attached.callback(watch.parameters.watch_gradients(look))
@@ -252,21 +252,21 @@ def gradient_norm(watch: Watch) -> None:
 
 def weight_rms(watch: Watch) -> None:
     """sqrt(mean(w^2)) of each matrix before the update."""
-    own = {name: _norm(p).square() for name, p in watch.matrices.items()}
+    squares = {name: _norm(p).square() for name, p in watch.matrices.items()}
 
     def gather() -> None:
-        for name, square in watch.parameters.add_up(own).items():
+        for name, square in watch.parameters.add_up(squares).items():
             watch.seen[_path(name)] = (square / watch.parameters.numel(name)).sqrt()
 
     watch.attached.callback(gather)
 
 
 def update_ratio(watch: Watch) -> None:
-    """rms(new - old) / rms(old) of each matrix; needs a copy of the matrices while the update lasts."""
+    """rms(new - old) / rms(old) of each matrix; copies the matrices during the update."""
     names = {id(p): name for name, p in watch.matrices.items()}
     old: dict[str, Tensor] = {}
     moved: dict[str, Tensor] = {}
-    """Of each matrix, the sums of squares of its change and of what it was."""
+    """Sums of squares of each matrix's change and old value."""
 
     def before(optimizer: Any, *_: Any) -> None:
         old.update((name, p.detach().clone()) for name, p in _owned(optimizer, names))
@@ -314,14 +314,14 @@ def rms(x: Tensor) -> Tensor:
 
 
 def dead_share(hidden: Tensor) -> Tensor:
-    """Return the share of the units, the last axis, that are none on all tokens."""
+    """Return the share of units (last axis) that are zero on all tokens."""
     largest: Tensor = hidden.abs().flatten(0, -2).amax(0)
     share: Tensor = (largest < DEAD).double()
     return share.mean()
 
 
 def mean_log_z(logits: Tensor) -> Tensor:
-    """Return the mean log sum exp over the last axis, in float32 at least and in chunks."""
+    """Return the mean log sum exp over the last axis, in float32 or wider."""
     rows = logits.flatten(0, -2)
     chunks = rows.split(max(1, CHUNK // rows.shape[-1]))
     sums = [
@@ -332,7 +332,7 @@ def mean_log_z(logits: Tensor) -> Tensor:
 
 
 def _wrap_kernels(watch: Watch, measure: Callable[..., Tensor]) -> None:
-    """Let `measure` see what each attention module gives to its kernel."""
+    """Measure the arguments of the kernel of each attention module."""
     for path, module in watch.model.named_modules():
         if callable(kernel := vars(module).get("kernel")):
 
@@ -354,7 +354,7 @@ def _owned(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Tens
 
 
 def _first(value: Any) -> Any:
-    """Return the first of several values, which modules are given and may return."""
+    """Return the first value of a tuple, or the value itself."""
     return value[0] if isinstance(value, tuple) and value else value
 
 

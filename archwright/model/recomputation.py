@@ -50,8 +50,8 @@ def recomputed(
     """
     is_compiled = layer._compiled_call_impl is not None
     if checkpointing == "none" or (checkpointing == "selective" and is_compiled):
-        whole: Tensor = layer(x, context)
-        return whole
+        result: Tensor = layer(x, context)
+        return result
     out: Tensor = checkpoint(
         layer, x, context, use_reentrant=False, context_fn=lambda: _passes(layer, checkpointing)
     )
@@ -77,8 +77,8 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoi
 def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if attention has dropout."""
     names = [argument.name for argument in operation._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return bool(given.get("dropout_p", 0.0))
+    values = dict(zip(names, args, strict=False)) | kwargs
+    return bool(values.get("dropout_p", 0.0))
 
 
 @contextmanager

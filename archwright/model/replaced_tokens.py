@@ -68,8 +68,8 @@ class ReplacedTokenDetector(Decoder):
         hidden = self._read(self.generator, tokens, token_type_ids, **layout)
         logits = self.generator.head(hidden)
         read = tokens if draws is None else drawn(tokens, logits.detach(), draws)
-        found = self.head(self._read(self, read, token_type_ids, **layout))
-        return Output(logits, replaced_logits=found.squeeze(-1), read=read)
+        log_odds = self.head(self._read(self, read, token_type_ids, **layout))
+        return Output(logits, replaced_logits=log_odds.squeeze(-1), read=read)
 
     def _read(
         self,
@@ -103,7 +103,7 @@ def drawn(
         logits[places].to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
     )  # [n, vocab]
     up_to = p.cumsum(-1)
-    # Rounded sums end near 1, not at it.
+    # Rounding makes the last sum differ from 1.
     aims = draws[places, None].to(p.dtype) * up_to[:, -1:]
-    found = torch.searchsorted(up_to, aims, right=True).clamp(max=p.shape[-1] - 1)
-    return tokens.masked_scatter(places, found.squeeze(-1))
+    samples = torch.searchsorted(up_to, aims, right=True).clamp(max=p.shape[-1] - 1)
+    return tokens.masked_scatter(places, samples.squeeze(-1))

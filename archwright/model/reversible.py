@@ -15,7 +15,7 @@ from archwright.parts.context import Context, Memory
 from archwright.parts.replay import Replay
 
 Both = Float[Tensor, "batch length both"]
-"""Two streams side by side."""
+"""Two residual streams, concatenated in the last dimension."""
 
 
 def read_reversibly(
@@ -31,12 +31,12 @@ def read_reversibly(
     """
     layers = list(layers)
     training = any(layer.training for layer in layers)
-    own = [parameter for layer in layers for parameter in layer.parameters()]
-    parameters = [p for p in dict.fromkeys([*own, *shared]) if p.requires_grad]
-    given = _Pass(layers, context, Replay(x.device) if training else None, parameters)
+    inner = [parameter for layer in layers for parameter in layer.parameters()]
+    parameters = [p for p in dict.fromkeys([*inner, *shared]) if p.requires_grad]
+    record = _Pass(layers, context, Replay(x.device) if training else None, parameters)
     memory = context.memory.output if context.has_memory else None
-    found: Tensor = _Reversed.apply(given, x, memory, *parameters)  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor = _Reversed.apply(record, x, memory, *parameters)  # type: ignore[no-untyped-call]
+    return out
 
 
 @dataclass
@@ -59,6 +59,7 @@ class _Pass:
         """Use the autocast of the forward pass, without its cache: casts made without gradients must not be reused."""
         if not self._autocasts:
             return nullcontext()
+        # Weights cast without gradients must not be reused with gradients.
         return torch.autocast(self.device.type, self._dtype, cache_enabled=False)
 
 
@@ -66,14 +67,14 @@ class _Reversed(torch.autograd.Function):
     """All layers as one operation, which stores the last streams and the decisions of mixers."""
 
     @staticmethod
-    def forward(ctx: Any, given: _Pass, x: Tensor, memory: Tensor | None, *_: Tensor) -> Tensor:
-        context = given.context
-        context.decisions, context.replay = {}, given.replay
-        with given.autocast():
-            for context.layer_number, layer in enumerate(given.layers):
+    def forward(ctx: Any, record: _Pass, x: Tensor, memory: Tensor | None, *_: Tensor) -> Tensor:
+        context = record.context
+        context.decisions, context.replay = {}, record.replay
+        with record.autocast():
+            for context.layer_number, layer in enumerate(record.layers):
                 layer.prepare(context)
                 x = layer(x, context, None)
-        ctx.given, ctx.deciders, ctx.has_memory = given, [*context.decisions], memory is not None
+        ctx.record, ctx.deciders, ctx.has_memory = record, [*context.decisions], memory is not None
         ctx.save_for_backward(x, memory, *context.decisions.values())
         context.decisions = context.replay = None
         return x
@@ -81,34 +82,34 @@ class _Reversed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given, (out, memory, *decisions) = ctx.given, ctx.saved_tensors
-        given.context.decisions = dict(zip(ctx.deciders, decisions, strict=True))
+        record, (out, memory, *decisions) = ctx.record, ctx.saved_tensors
+        record.context.decisions = dict(zip(ctx.deciders, decisions, strict=True))
         leaves: list[Tensor] = []
         if memory is not None:  # layers read it from the context
             leaves.append(memory.detach().requires_grad_())
-            given.context.memory = Memory(leaves[0], given.context.memory.layout)
-        grad_x, sums = _backward(given, out, grad, [*leaves, *given.parameters])
-        given.context.decisions = None
+            record.context.memory = Memory(leaves[0], record.context.memory.layout)
+        grad_x, sums = _backward(record, out, grad, [*leaves, *record.parameters])
+        record.context.decisions = None
         of_memory = [] if leaves else [None]
         return None, grad_x, *of_memory, *sums
 
 
 def _backward(
-    given: _Pass, out: Tensor, grad: Tensor, wanted: Sequence[Tensor]
+    record: _Pass, out: Tensor, grad: Tensor, wanted: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the gradients of the first streams and of the tensors in `wanted`."""
     first, second = out.chunk(2, -1)
     grad_first, grad_second = grad.chunk(2, -1)
     sums: dict[Tensor, Tensor] = {}
     steps = [
-        (i, step) for i, layer in enumerate(given.layers) for step in layer.steps(given.context)
+        (i, step) for i, layer in enumerate(record.layers) for step in layer.steps(record.context)
     ]
-    for number, (given.context.layer_number, step) in reversed([*enumerate(steps)]):
-        own = {*given.layers[given.context.layer_number].parameters()}
-        read = [t for t in wanted if t in own or t not in given.of_layers]
-        with torch.enable_grad(), given.autocast():
+    for number, (record.context.layer_number, step) in reversed([*enumerate(steps)]):
+        inner = {*record.layers[record.context.layer_number].parameters()}
+        read = [t for t in wanted if t in inner or t not in record.of_layers]
+        with torch.enable_grad(), record.autocast():
             x = first.detach().requires_grad_()
-            with nullcontext() if given.replay is None else given.replay.at(number):
+            with nullcontext() if record.replay is None else record.replay.at(number):
                 added = step(x)
         grads = torch.autograd.grad(added, [x, *read], grad_second, allow_unused=True)
         first, second = second - added.detach(), first

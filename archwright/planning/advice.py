@@ -1,4 +1,4 @@
-"""What to change first, where a plan says that something dominates."""
+"""Suggestions for the largest costs of a plan."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ from archwright.planning.plans import Plan
 from archwright.planning.training_memory import Setup
 
 MUCH = 0.25
-"""Share from which on a part is worth a word."""
+"""Smallest share of the FLOPs that leads to a suggestion."""
 
 
-def advice(found: Plan) -> Iterator[str]:
-    """Yield a sentence for what stands out, the most pressing first."""
-    yield from _fit(found)
-    total = sum(found.forward_flops.values())
-    for part, flops in found.forward_flops.items():
+def advice(plan: Plan) -> Iterator[str]:
+    """Yield suggestions, most urgent first."""
+    yield from _fit(plan)
+    total = sum(plan.forward_flops.values())
+    for part, flops in plan.forward_flops.items():
         if flops >= MUCH * total and part.endswith("between tokens"):
             yield (
                 f"{part_title(part)}: {fmt.percent(flops / total)} of the FLOPs at this context; windows in some "
@@ -25,48 +25,48 @@ def advice(found: Plan) -> Iterator[str]:
             yield (
                 f"head: {fmt.percent(flops / total)} of the FLOPs; a smaller vocabulary takes less"
             )
-    exchange = found.training.exchange
-    if exchange is not None and exchange > found.training.bound:
+    exchange = plan.training.exchange
+    if exchange is not None and exchange > plan.training.bound:
         yield (
             f"communication: at least {fmt.duration(exchange)} of a step, where compute takes "
-            f"{fmt.duration(found.training.bound)} at 100 % MFU; more tokens a step for each device, or expert "
+            f"{fmt.duration(plan.training.bound)} at 100 % MFU; more tokens a step for each device, or expert "
             "parallelism, whose weights stay where they are, take less"
         )
-    serving = found.serving
-    if serving is not None and found.decodes and serving.largest_batch < 32:
+    serving = plan.serving
+    if serving is not None and plan.decodes and serving.largest_batch < 32:
         yield (
-            f"cache: {fmt.size(found.cache_bytes_per_text)} a sequence, so that {serving.largest_batch} are served at "
+            f"cache: {fmt.size(plan.cache_bytes_per_text)} a sequence, so that {serving.largest_batch} are served at "
             "once; fewer KV heads, latent attention, windows, or more devices serve more"
         )
 
 
-def _fit(found: Plan) -> Iterator[str]:
-    work, setup = found.workload, found.setup
-    least = found.smallest.memory
-    if setup is None and least.total > found.memory:
+def _fit(plan: Plan) -> Iterator[str]:
+    work, setup = plan.workload, plan.setup
+    least = plan.smallest.memory
+    if setup is None and least.total > plan.memory:
         sizes = vars(least)
         most = max(sizes, key=lambda name: float(sizes[name]))
         yield (
             f"memory: at least {fmt.size(least.total)} on each device, of which {fmt.size(sizes[most])} are "
-            f"{MEMORY[most]}; a plan fills {fmt.size(found.memory)}"
+            f"{MEMORY[most]}; a plan fills {fmt.size(plan.memory)}"
         )
     elif setup is None:
-        texts = work.batch_tokens / found.context
+        texts = work.batch_tokens / plan.context
         yield (
             f"batch: {fmt.significant(texts)} sequences a step are too few for {work.devices:,} devices; expected a "
             "larger --batch, or fewer devices"
         )
-    elif setup.checkpointing == "full" and found.sends_more is not None:
+    elif setup.checkpointing == "full" and plan.sends_more is not None:
         yield (
             "communication: whole layers are computed again, which takes up to a third more FLOPs than are counted, so "
             f"that micro-batches have {_sequences(setup)} and send less; with checkpointing "
-            f"{found.sends_more.checkpointing} {_sequences(found.sends_more)} fit. A faster interconnect would "
+            f"{plan.sends_more.checkpointing} {_sequences(plan.sends_more)} fit. A faster interconnect would "
             "spare that"
         )
     elif setup.checkpointing == "full":
         yield (
             "memory: whole layers are computed again, which takes up to a third more FLOPs than are counted; "
-            f"{_instead(found)}"
+            f"{_instead(plan)}"
         )
 
 
@@ -75,13 +75,13 @@ def _sequences(setup: Setup) -> str:
     return f"{number} sequence{'s' * (number != 1)}"
 
 
-def _instead(found: Plan) -> str:
-    """Say what would spare whole layers that are computed again."""
+def _instead(plan: Plan) -> str:
+    """Return a way to train without recomputing whole layers."""
     for checkpointing, how in (
         ("none", "nothing"),
         ("selective", "all but products and attention"),
     ):
-        for way in found.ways:
-            if way.checkpointing == checkpointing and found.fits(way):
+        for way in plan.ways:
+            if way.checkpointing == checkpointing and plan.fits(way):
                 return f'of the parallelism strategies, "{way.split.name}" fits with {how} computed again'
     return "more devices, or shorter sequences, would spare that"

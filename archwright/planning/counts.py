@@ -1,4 +1,4 @@
-"""Numbers of parameters of any model, counted from the built one."""
+"""Parameter counts of built models."""
 
 from archwright.catalogue.parameter_counts import Counts
 from archwright.model.build import build
@@ -13,18 +13,18 @@ LAYER_PARTS = {
     "cross_attention": "cross-attention",
     "attention.value_embedding": "value embeddings",
 }
-"""Names of a layer's modules for readers, where they differ from the attributes'."""
+"""Displayed names of a layer's modules, by attribute, if they differ."""
 
 
 def counts_of(spec: ModelSpec) -> Counts:
-    """Return the numbers of parameters of a model, built without memory."""
+    """Return the parameter counts of a spec, from a model on the meta device."""
     model = build(spec, device="meta")
     assert isinstance(model, LanguageModel)
     return counted(model)
 
 
 def counted(model: LanguageModel) -> Counts:
-    """Return the numbers of parameters of a model that is built."""
+    """Return the parameter counts of a model by part."""
     parts: dict[str, int] = {}
     for name, number in parameters_by_part(model).items():
         part = part_of(name)
@@ -35,11 +35,12 @@ def counted(model: LanguageModel) -> Counts:
 def forward_flops_by_part(
     model: LanguageModel, length: int, target_length: int | None = None
 ) -> dict[str, float]:
-    """Return the FLOPs of a forward pass on one token of a text of `length` tokens: of each part of `counted` its
-    matrix products, and apart from them what mixers compute between tokens, such as scores and their use.
+    """Return the forward FLOPs per token of a sequence of `length` tokens, by part.
+
+    Parts of `counted` have their matrix products. Work of mixers between tokens, such as scores, has separate parts.
 
     Args:
-        target_length: as of `flops_per_token`.
+        target_length: as in `flops_per_token`.
     """
     parts: dict[str, float] = {}
     mixers = {name for layer in model.all_layers for name in layer.mixers()}
@@ -53,7 +54,7 @@ def forward_flops_by_part(
 
 
 def part_of(name: str) -> str:
-    """Return what readers call the part of a model with this dotted name."""
+    """Return the displayed part of a model for a dotted module name."""
     first, *below = name.split(".")
     if first == "layers":
         return LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))

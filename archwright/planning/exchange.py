@@ -1,4 +1,4 @@
-"""Bytes that a device sends in a step of training, by what they are exchanged for."""
+"""Bytes sent per device in a training step, by kind of parallelism."""
 
 from archwright.planning.memory import PER_ACTIVATION
 from archwright.planning.micro_batch import Batch
@@ -7,29 +7,28 @@ from archwright.planning.splits import share
 from archwright.planning.stages import PER_WEIGHT, Stage
 
 PER_WEIGHT_SENT = 2
-"""Bytes of a weight that FSDP gathers."""
+"""Bytes per weight gathered by FSDP."""
 
 
 def exchanged(
     stage: Stage, split: Split, checkpointing: str, batch: Batch, length: int
 ) -> dict[str, float]:
-    """Return the bytes that a device of a stage sends in a step, for texts of `length` tokens.
+    """Return bytes sent per step by one device of a pipeline stage.
 
-    Each of n devices that exchange what makes N bytes in all sends N (n - 1) / n to gather it, and as much to add it up
-    and keep a share (Rajbhandari et al., 2019, section 7); adding up what all keep takes both.
+    On n devices with N bytes in total, an all-gather or a reduce-scatter sends N (n - 1) / n per device, and an
+    all-reduce sends twice this amount (Rajbhandari et al., 2019, section 7). Below, s is `length` and h the width.
 
-        data      DDP and ZeRO-1 add gradients up once a step, 4 bytes each, and give the sums or the new weights back;
-                  ZeRO-2 adds them up behind each micro-batch, as it keeps sharded sums alone (Rajbhandari et al.,
-                  2019, section 5.2), and gives the new weights back once; FSDP, too, adds them up behind each
-                  micro-batch, and gathers weights in 16 bits before each forward and each backward pass
-        tensor    for each branch two sums of s h, of activations and of their gradients (Shoeybi et al., 2019, figure
-                  4); with sequence parallelism as many bytes, and one gathering more (Korthikanti et al., 2022,
-                  section 4.2.2)
-        pipeline  s h to a neighbour, and as much back (Narayanan et al., 2021, section 3.2)
-        context   keys and values of the others, in both passes, and their gradients
-        experts   each token to its experts and back, in both passes
+        data      DDP: one all-reduce of float32 gradients per step. ZeRO-1: the same bytes for a reduce-scatter of
+                  gradients and an all-gather of weights. ZeRO-2: a reduce-scatter per micro-batch, since only shards
+                  of sums are stored (Rajbhandari et al., 2019, section 5.2), and an all-gather per step. FSDP: a
+                  reduce-scatter per micro-batch, and all-gathers of 16-bit weights before each pass
+        tensor    two all-reduces of s h per branch, for activations and gradients (Shoeybi et al., 2019, figure 4).
+                  Sequence parallelism adds one all-gather (Korthikanti et al., 2022, section 4.2.2)
+        pipeline  s h to each neighbour, activations forward and gradients back (Narayanan et al., 2021, section 3.2)
+        context   keys and values of other devices in both passes, and their gradients
+        experts   tokens to experts and back in both passes
 
-    What layers exchange is exchanged again where they are computed again, be it in part.
+    Recomputation, full or selective, repeats the communication of the layers.
     """
     tokens, again = length / split.context, checkpointing != "none"
     stream = tokens / (split.tensor if split.sequence else 1)
@@ -54,7 +53,7 @@ def exchanged(
 
 
 def _data(stage: Stage, split: Split, passes: int) -> float:
-    # Gradients that are kept in shards have no whole to be summed in, so that those of each pass are added up at once.
+    # Sharded gradients have no full buffer to accumulate in, so each pass reduces its gradients.
     gradients = PER_WEIGHT * (passes if split.data in ("zero2", "fsdp") else 1)
     weights = 2 * PER_WEIGHT_SENT * passes if split.data == "fsdp" else PER_WEIGHT
     per_weight = gradients + weights
@@ -70,5 +69,5 @@ def _data(stage: Stage, split: Split, passes: int) -> float:
 
 
 def _to_others(devices: int) -> float:
-    """Return the share of what devices exchange that each sends."""
+    """Return the share of the bytes that one device sends."""
     return 1 - 1 / devices

@@ -1,4 +1,4 @@
-"""How much memory a training needs at least, and how much there is."""
+"""Lower bound of training memory, and available memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ PER_PARAMETER = 16
 PER_LOGIT = 4
 """Bytes: a logit and its gradient, each in 16 bits; or a logit in float32."""
 WHOLE_LOGITS = 2**28
-"""Bytes of float32 logits above which a loss is computed in chunks, where that is left open."""
+"""Bytes of float32 logits above which a loss is computed in chunks by default."""
 PER_ACTIVATION = 2
 """Bytes: a value in 16 bits."""
 CGROUP = Path("/sys/fs/cgroup")
@@ -24,14 +24,14 @@ BEYOND = 2**30
 
 @dataclass(frozen=True)
 class LeastMemory:
-    """Bytes that a step of training cannot do without; what it does need is several times more."""
+    """Lower bound of the bytes of a training step. Actual use is several times higher."""
 
     model: int
-    """Of weights, gradients and moments."""
+    """Bytes of weights, gradients and moments."""
     logits: int
-    """Of a part of a batch."""
+    """Bytes of the logits of a micro-batch."""
     activations: int
-    """Of a part of a batch: what enters each layer."""
+    """Bytes of the layer inputs of a micro-batch."""
 
     @property
     def total(self) -> int:
@@ -40,7 +40,7 @@ class LeastMemory:
 
 
 def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) -> LeastMemory:
-    """Return the bytes that a step on `rows` full rows needs at least; the model may be a meta one."""
+    """Return the minimum bytes of a step on `rows` full sequences. Meta models are allowed."""
     logits = logit_bytes(model, rows)
     # Streams that enter each layer, or those that leave the last of reversible ones.
     residual = model.spec.residual
@@ -61,29 +61,29 @@ def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
 
 
 def cache_bytes_per_token(model: LanguageModel) -> int:
-    """Return the bytes that another token takes in a cache of 16 bits, before any window ends."""
+    """Return the bytes of a token in a 16-bit cache before any window is full."""
     return cache_bytes(model, 2) - cache_bytes(model, 1)
 
 
 def cache_bytes_per_later_token(model: LanguageModel) -> int:
-    """Return the bytes that another token takes in a cache of 16 bits when all windows are full."""
+    """Return the bytes of a token in a 16-bit cache after all windows are full."""
     return (cache_bytes(model, 2 * BEYOND) - cache_bytes(model, BEYOND)) // BEYOND
 
 
 def writes(model: LanguageModel, objective: Objective) -> bool:
-    """True if the mixers keep what they read, and the objective teaches to continue texts."""
+    """True if the model supports a cache and the objective is causal."""
     return model.can_cache and objective.causal
 
 
 def logit_bytes(model: LanguageModel, rows: int) -> int:
-    """Return the bytes of float32 logits of `rows` full rows, those of all predicting streams."""
+    """Return the bytes of float32 logits of `rows` full sequences, over all predicting streams."""
     assert model.spec.vocab_size != "auto"
     tokens = rows * model.spec.context_length * max(1, model.spec.predicting_streams)
     return tokens * model.spec.vocab_size * PER_LOGIT
 
 
 def total_memory(device: str) -> int:
-    """Return the bytes of memory of the machine, or of its GPU."""
+    """Return the total bytes of memory of the machine or its GPU."""
     import psutil
 
     if device == "cuda":
@@ -92,7 +92,7 @@ def total_memory(device: str) -> int:
 
 
 def free_memory(device: str) -> int:
-    """Return the free bytes of the machine's memory, or of its GPU's."""
+    """Return the free bytes of memory of the machine or its GPU."""
     import psutil
 
     if device == "cuda":
@@ -107,5 +107,5 @@ def _free_in_container() -> list[int]:
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return []
-    # Cached files give way.
+    # The kernel evicts cached files when memory is needed.
     return [max(0, most - used + int(stat.get("inactive_file", 0)))]

@@ -1,4 +1,4 @@
-"""The texts that go through a model at once, of those that devices read in a step of training."""
+"""Micro-batches of a training step."""
 
 import math
 from bisect import bisect_left
@@ -8,31 +8,32 @@ from dataclasses import dataclass
 from archwright.planning.split import Split
 
 PER_STAGE = 4
-"""Micro-batches for each stage of a pipeline from which on waiting is negligible (Huang et al., 2019, section 2.3)."""
+"""Micro-batches per pipeline stage at which the bubble is negligible (Huang et al., 2019, section 2.3)."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a group of devices reads in a step: texts, a micro-batch at a time, whose gradients are added up."""
+    """Sequences per group of devices and step, with gradients accumulated over micro-batches."""
 
     texts: float
     micro: int = 1
-    """Texts of a micro-batch; the last one may have fewer."""
+    """Sequences per micro-batch; the last micro-batch may have fewer."""
 
     @property
     def number(self) -> int:
-        """How many micro-batches there are."""
+        """Number of micro-batches."""
         return math.ceil(self.texts / self.micro)
 
 
 def share_of(texts: float, split: Split) -> float:
-    """Return the texts of a step that each group of devices reads, or one where there are more groups."""
+    """Return the sequences per group of devices and step, at least 1."""
     return max(1.0, texts / split.ranks)
 
 
 def largest_micro(share: float, pipeline: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest micro-batch that fits, a power of two of at most `share` texts; 1 where none does. With a
-    pipeline there are at least `PER_STAGE` for each stage, or as many as there are texts."""
+    """Return the largest power of two that fits, at most `share`, or 1.
+
+    A pipeline gets at least `PER_STAGE` micro-batches per stage if `share` is large enough."""
     most = share if pipeline == 1 else share / (PER_STAGE * pipeline)
     powers = range(1, math.floor(math.log2(most)) + 1)
     return 1 << bisect_left(powers, True, key=lambda power: not fits(2**power))

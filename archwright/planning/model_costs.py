@@ -1,4 +1,4 @@
-"""What stands of a model's costs on one line: cache, FLOPs and memory of training."""
+"""Summary of a model's costs: cache, training FLOPs and training memory."""
 
 from dataclasses import dataclass
 
@@ -13,23 +13,23 @@ from archwright.spec.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """Costs that are counted from a model built without memory."""
+    """Costs counted from a model on the meta device."""
 
     cache_per_token: int | None
-    """Bytes that another token takes in 16 bits, before any window ends; None: the model does not go on with a text
-    behind a cache."""
+    """Cache bytes of one more token in 16 bits, before any window is full; None if decoding is impossible."""
     flops_per_token: int
-    """Of training on a token in a text of the context, forward and backward; with an encoder, on a token of a source
-    as long, with the target that the objective makes."""
+    """Training FLOPs (forward and backward) per token of a sequence of the context length.
+
+    With an encoder, this is the length of the source, and the objective sets the length of the target."""
     training_memory: int
-    """Bytes of weights, gradients and AdamW's moments in 32 bits, on one device."""
+    """Bytes of float32 weights, gradients and optimizer state on one device."""
 
 
 def model_costs(spec: ModelSpec, objective: Objective) -> ModelCosts:
-    """Return what a model costs, as `plan` counts it, with the default optimizer.
+    """Return the costs of a model with the default optimizer, as `plan` counts them.
 
     Raises:
-        UserError: what rules between axes forbid, one line each.
+        UserError: choices that rules between axes forbid.
     """
     model = build(spec, device="meta")
     weights = PER_WEIGHT * model.num_parameters()

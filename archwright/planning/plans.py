@@ -1,5 +1,4 @@
-"""What a model costs, before anything is spent: counted from the model built without memory, and from there on
-estimated."""
+"""Costs of a model before training, counted on the meta device or estimated from counts."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -30,11 +29,11 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
 MOST_ASKED = 2**17
-"""Devices beyond which no way to train is looked for."""
+"""Largest number of devices in the search for a setup that fits."""
 MOST_BUBBLE = 1.0
-"""Most time that stages of a pipeline may wait, over the time that they compute."""
+"""Largest pipeline bubble: idle time over compute time."""
 FEW_SEQUENCES = "few sequences"
-"""Why a way to train does not fit whose groups of devices have no micro-batch each in a step."""
+"""Reason if a step has fewer micro-batches than groups of devices."""
 EVIDENCE = {
     **dict.fromkeys(
         ("name", "devices", "precision", "training_precision", "context", "target_length"), "given"
@@ -54,135 +53,136 @@ EVIDENCE = {
     "suspicions": "rules of thumb",
     "operators": "counted or estimated, as each says",
 }
-"""How each number of a record was found: given, counted from the built model, or estimated from what is counted and
-from the speeds of the hardware."""
+"""Evidence of each number of a record: given, counted from the built model, or estimated from counts and the speeds of
+the hardware."""
 TIMES = ("training", "serving")
-"""Keys whose numbers follow from speeds."""
+"""Keys of a record with numbers derived from hardware speeds."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The least and the most of a number."""
+    """Smallest and largest value of a number."""
 
     least: float
     most: float
 
     def times(self, factor: float) -> "Range":
-        """Return both times a factor."""
+        """Multiply both ends by a factor."""
         return Range(self.least * factor, self.most * factor)
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a training takes."""
+    """Cost of a training run."""
 
     tokens: float
     flops: float
-    """FLOPs of the whole training, without those that are computed again."""
+    """FLOPs of the run, without recomputation."""
     steps: float
     bound: float
-    """Seconds of a step at the peak."""
+    """Seconds per step at peak FLOP/s."""
     exchange: float | None
-    """Seconds of a step in which a device sends what others need, if all links are full, as inside one server; None:
-    one device, no way to train, or no published link."""
+    """Seconds of communication per step at full bandwidth, as within one server; None: one device, no setup that fits,
+    or no published bandwidth."""
     exchange_bytes: dict[str, float]
-    """Bytes that a device sends in a step, by what they are exchanged for."""
+    """Bytes sent per device and step, by kind of parallelism."""
     bubble: float
-    """Time that stages of a pipeline wait for each other, over the time that they compute."""
+    """Idle time of pipeline stages over compute time."""
     step: Range
-    """Seconds of a step at the stated utilisation."""
+    """Seconds per step at the stated utilisation."""
     device_hours: Range
     days: Range
     energy: Range | None
-    """kWh of the devices alone at full power; None: no published power."""
+    """kWh of the devices at full power; None: no published power."""
     cost: Range | None
-    """In the currency of the price; None: no price is given."""
+    """Cost in the currency of the price; None: no price."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a model costs on some devices."""
+    """Costs of a model on some devices."""
 
     name: str
     workload: Workload
     context: int
     target_length: int | None
-    """Tokens that the decoder of two stacks reads in training beside a source of the context; None: one stack."""
+    """Decoder tokens in training of an encoder-decoder with a source of the context length; None: no encoder."""
     counts: Counts
     forward_flops: dict[str, float]
-    """FLOPs of a forward pass on a token, by part; a backward pass takes twice as many."""
+    """Forward FLOPs per token by part; the backward pass takes twice these FLOPs."""
     flops_evidence: str
     """Evidence of FLOPs: counted, or an upper bound."""
     kv_cache_bytes_per_token: int
-    """Bytes that another token takes in 16 bits, before any window ends."""
+    """Cache bytes of one more token in 16 bits, before any window is full."""
     cache_bytes_per_later_token: int
-    """Bytes that another token takes in 16 bits when all windows are full."""
+    """Cache bytes of one more token in 16 bits when all windows are full."""
     cache_bytes_per_text: int
-    """Bytes that a text of the context takes in 16 bits."""
+    """Cache bytes of a sequence of the context length in 16 bits."""
     setup: Setup | None
-    """The first way to train that fits; None: none does."""
+    """The first setup that fits; None: none fits."""
     sends_more: Setup | None
-    """The same one with less computed again, which fits in smaller micro-batches, that send more; None: it does not."""
+    """`setup` with less recomputation, if it fits with smaller micro-batches, which send more; else None."""
     ways: tuple[Setup, ...]
-    """One way to train of each sort: the first that fits, or else the one that takes least memory."""
+    """One setup per combination of parallelism: the first that fits, or the one with least memory."""
     smallest: Setup
-    """The way to train that takes least memory on each device, with its micro-batch."""
+    """The setup with least memory per device."""
     fewest_devices: int | None
-    """The fewest devices, the stated number doubled, on which some way fits; None: not even very many."""
+    """Fewest devices with a setup that fits: the stated number, doubled if necessary; None above `MOST_ASKED`."""
     training: Training
     serving: Serving | None
     """None: the model keeps no cache, or does not fit."""
     can_cache: bool
     decodes: bool
-    """Whether the objective teaches to go on with a text, as the decode of `serving` does; BERT's does not."""
+    """True if the objective is causal, as the decode speeds of `serving` require; False for BERT."""
     suspicions: tuple[Suspicion, ...]
-    """Numbers that are unusual by rules of thumb, the strongest evidence first."""
+    """Numbers outside rules of thumb, strongest evidence first."""
     operators: dict[Phase, list[Operator]]
-    """What each part computes and moves for one text of the context, or for its last token behind the cached others; of
-    two stacks in training for a source and its target, and in prefill for a source and the first token of a text. None
-    of decode where the objective teaches none."""
+    """FLOPs and bytes of each part, per sequence of the context length, or per last token in decode with a cache.
+
+    With an encoder, training has a source and a target, and prefill has a source and the first target token. Without
+    a causal objective, decode is absent."""
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs of training on one token, forward and backward."""
+        """Training FLOPs per token, forward and backward."""
         return (1 + BACKWARD) * sum(self.forward_flops.values())
 
     @property
     def memory(self) -> float:
-        """Bytes that a device may be filled with."""
+        """Usable bytes per device."""
         return USABLE * self.workload.hardware.memory_bytes
 
     @property
     def writes(self) -> bool:
-        """Whether the model goes on with texts behind a cache."""
+        """True if the model decodes with a cache."""
         return self.can_cache and self.decodes
 
     @property
     def texts(self) -> float:
-        """Texts of a step of training."""
+        """Sequences per training step."""
         return self.workload.batch_tokens / self.context
 
     def fits(self, way: Setup) -> bool:
-        """Tell whether a way to train fits."""
+        """True if a setup fits."""
         return fits(way, self.workload, self.texts)
 
     def why_not(self, way: Setup) -> str:
-        """Say why a way to train does not fit; empty where it does."""
+        """Return the reason why a setup does not fit; empty if it fits."""
         return why_not(way, self.workload, self.texts)
 
     def exchange(self, way: Setup) -> float | None:
-        """Return the seconds of a step in which a device sends at full links, if anything is sent."""
+        """Return the seconds of communication per step at full bandwidth, if any."""
         return _seconds_on_links(self.workload, way)
 
     @property
     def evidence(self) -> dict[str, str]:
-        """How each number of a record was found: times follow from speeds that are published, or were measured."""
-        known = self.workload.hardware.evidence
+        """Evidence of each number of a record; times depend on published or measured speeds."""
+        rates = self.workload.hardware.evidence
         flops = dict.fromkeys((key for key in EVIDENCE if "flops" in key), self.flops_evidence)
-        found = EVIDENCE | flops | {"hardware": known}
-        if known == "measured":
-            found |= {key: f"{found[key]} from measured rates" for key in TIMES}
-        return found
+        evidence = EVIDENCE | flops | {"hardware": rates}
+        if rates == "measured":
+            evidence |= {key: f"{evidence[key]} from measured rates" for key in TIMES}
+        return evidence
 
     def record(self) -> dict[str, Any]:
         """Return all numbers as plain data."""
@@ -217,25 +217,25 @@ class Plan:
             "ways": [self._record_of_way(way) for way in self.ways],
             "training": asdict(self.training),
             "serving": None if self.serving is None else self._record_of_serving(self.serving),
-            "suspicions": [each.record() for each in self.suspicions],
+            "suspicions": [suspicion.record() for suspicion in self.suspicions],
             "operators": {
                 phase: None
-                if (found := self.operators.get(phase)) is None
-                else {each.name: each.record() for each in found}
+                if (parts := self.operators.get(phase)) is None
+                else {operator.name: operator.record() for operator in parts}
                 for phase in PHASES
             },
             "evidence": self.evidence,
         }
 
     def _record_of_serving(self, serving: Serving) -> dict[str, Any]:
-        found = asdict(serving)
+        record = asdict(serving)
         if not self.decodes:
-            found |= dict.fromkeys(("largest_batch", *(key for key in found if "decode" in key)))
-            found["by_batch"] = ()
-            found["by_context"] = [
+            record |= dict.fromkeys(("largest_batch", *(key for key in record if "decode" in key)))
+            record["by_batch"] = ()
+            record["by_context"] = [
                 (tokens, prefill, None) for tokens, prefill, _ in serving.by_context
             ]
-        return found
+        return record
 
     def _record_of_way(self, way: Setup) -> dict[str, Any]:
         return {
@@ -256,11 +256,11 @@ class Plan:
 
 
 def plan(run: RunSpec, work: Workload) -> Plan:
-    """Return what the model of a run costs.
+    """Plan the training and serving of a run's model.
 
     Raises:
-        UserError: a model that breaks rules, a context that its positions forbid, a batch without a whole text, or a
-            micro-batch beyond it.
+        UserError: a model that breaks rules, a context longer than its positions, a batch shorter than one sequence,
+            or a micro-batch larger than the batch.
     """
     spec = run.model
     context = work.context or spec.context_length
@@ -321,10 +321,10 @@ def plan(run: RunSpec, work: Workload) -> Plan:
 
 
 def refuse_positions(spec: ModelSpec, context: int) -> None:
-    """Refuse a context beyond the last position.
+    """Check that a model has positions for a context.
 
     Raises:
-        UserError: that it is.
+        UserError: the context is longer than the positions.
     """
     beside = (spec.encoder_model, spec.generator_model)
     for stack in (spec, *(stack for stack in beside if stack is not None)):
@@ -337,7 +337,7 @@ def refuse_positions(spec: ModelSpec, context: int) -> None:
 
 
 def _with_a_text(work: Workload, context: int) -> Workload:
-    """Return the work with a whole text of the context in each step, or refuse it."""
+    """Return the work with at least one sequence per step. Raise a UserError if the user chose less."""
     if work.batch_tokens >= context:
         return work
     if work.batch is not None:
@@ -346,26 +346,26 @@ def _with_a_text(work: Workload, context: int) -> Workload:
 
 
 def _first_by_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Setup, ...]:
-    """Return one way to train of each sort, in order: those whose splits share the same things."""
+    """Return one setup per combination of parallelism, in order."""
     sorts: dict[tuple[str, ...], list[Setup]] = {}
     for way in ways:
         sorts.setdefault((way.split.data, *way.split.axes), []).append(way)
     return tuple(
         next(
-            (way for way in each if fits(way, work, texts)),
-            min(each, key=lambda way: way.memory.total),
+            (way for way in group if fits(way, work, texts)),
+            min(group, key=lambda way: way.memory.total),
         )
-        for each in sorts.values()
+        for group in sorts.values()
     )
 
 
 def fits(way: Setup, work: Workload, texts: float) -> bool:
-    """True if `why_not` gives no reason."""
+    """True if `why_not` returns no reason."""
     return not why_not(way, work, texts)
 
 
 def why_not(way: Setup, work: Workload, texts: float) -> str:
-    """Say why a way to train does not fit; empty where it does."""
+    """Return the reason why a setup does not fit; empty if it fits."""
     if way.split.ranks * way.batch.micro > texts:
         return FEW_SEQUENCES
     if way.memory.total > USABLE * work.hardware.memory_bytes:
@@ -374,13 +374,13 @@ def why_not(way: Setup, work: Workload, texts: float) -> str:
 
 
 def _spares(way: Setup, chosen: Setup, work: Workload, texts: float) -> bool:
-    """Tell whether a way fits, and computes less again than the one that was chosen of the same split."""
+    """True if a setup fits and recomputes less than `chosen` with the same split."""
     less = CHECKPOINTING.index(way.checkpointing) < CHECKPOINTING.index(chosen.checkpointing)
     return way.split == chosen.split and less and fits(way, work, texts)
 
 
 def _ways(needs: Needs, work: Workload, texts: float, per_token: float) -> Iterator[Setup]:
-    """Yield the ways to train by split; of one split, fitting and quick ones first."""
+    """Yield setups by split, and within a split by estimated time, fitting ones first."""
     memory = USABLE * work.hardware.memory_bytes
     computing = per_token * work.batch_tokens / work.training_peak
 
@@ -396,7 +396,7 @@ def _ways(needs: Needs, work: Workload, texts: float, per_token: float) -> Itera
 
 
 def _splits(needs: Needs, work: Workload, devices: int) -> Iterator[Split]:
-    """Yield the ways to split over so many devices: all, or the one that is asked for."""
+    """Yield the possible splits over `devices`, or only the requested split."""
     if work.split is None:
         yield from splits(devices, needs.degrees)
     else:
@@ -404,7 +404,7 @@ def _splits(needs: Needs, work: Workload, devices: int) -> Iterator[Split]:
 
 
 def _refuse_micro_batch(needs: Needs, work: Workload, texts: float) -> None:
-    """Refuse a micro-batch beyond the texts of a group of devices."""
+    """Raise a UserError if a micro-batch exceeds the sequences of a group of devices."""
     most = max(share_of(texts, split) for split in _splits(needs, work, work.devices))
     if work.micro_batch is not None and work.micro_batch > most:
         raise UserError(
@@ -414,18 +414,18 @@ def _refuse_micro_batch(needs: Needs, work: Workload, texts: float) -> None:
 
 
 def _fewest(needs: Needs, work: Workload, texts: float) -> int | None:
-    """Return the stated number of devices, doubled until some way to train fits."""
+    """Return the number of devices, doubled until a setup fits; None above `MOST_ASKED`."""
     micro = work.micro_batch or 1
     for devices in larger_numbers(work.devices):
         for split in _splits(needs, work, devices):
-            found = (setup(needs, split, again, texts, micro) for again in CHECKPOINTING)
-            if any(fits(way, work, texts) for way in found):
+            ways = (setup(needs, split, again, texts, micro) for again in CHECKPOINTING)
+            if any(fits(way, work, texts) for way in ways):
                 return devices
     return None
 
 
 def larger_numbers(devices: int) -> Iterator[int]:
-    """Yield the numbers of devices on which a way to train is looked for where none fits: each twice the last."""
+    """Yield larger numbers of devices to try, doubling up to `MOST_ASKED`."""
     while 2 * devices <= MOST_ASKED:
         devices *= 2
         yield devices
@@ -459,7 +459,7 @@ def _training(work: Workload, counts: Counts, per_token: float, setup: Setup | N
 
 
 def _seconds_on_links(work: Workload, setup: Setup) -> float | None:
-    """Return the seconds in which a device sends what it does in a step; None where nothing is, or no link is known."""
+    """Return the seconds of communication per step. Return None without communication or a known bandwidth."""
     links = work.hardware.interconnect_bandwidth
     if links == "none" or not setup.exchange:
         return None

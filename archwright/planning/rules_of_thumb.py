@@ -1,5 +1,4 @@
-"""Rules of thumb: usual ranges of a model's numbers, with their sources and how strong the evidence is. What lies
-outside is a suspicion, not a mistake."""
+"""Rules of thumb: usual ranges of numbers, with sources and evidence. A number outside is suspicious, not wrong."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,32 +17,32 @@ from archwright.spec.read import load_run, preset_names
 from archwright.spec.run_spec import RunSpec
 
 Strength = Literal["strong", "moderate", "weak"]
-"""strong: repeated by others, or follows from arithmetic; moderate: measured once, or at some scales; weak: a habit, or
+"""strong: replicated, or follows from arithmetic; moderate: measured once, or at some scales; weak: a convention, or
 sources disagree."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run that rules are held against, its model, built without memory, and the tokens that it is to read."""
+    """A run to check and its model, which may be on the meta device."""
 
     run: RunSpec
     model: LanguageModel
     tokens: float | None = None
-    """None: not known."""
+    """Training tokens; None if unknown."""
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The model's architecture, with numbers alone."""
+        """The model's architecture, with every "auto" resolved."""
         return self.run.model.resolved()
 
 
 Found = Iterator[tuple[str, float]]
-"""Dotted paths, and the number that each has."""
+"""Dotted paths and their numbers."""
 
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A usual range of a number, ends included."""
+    """A usual range of a number, inclusive."""
 
     name: str
     quantity: str
@@ -56,7 +55,7 @@ class RuleOfThumb:
 
     @property
     def usual(self) -> str:
-        """The range in words."""
+        """The range as text."""
         least, most = (fmt.significant(end) for end in (self.least, self.most))
         if self.least == self.most:
             return least
@@ -75,12 +74,12 @@ class Suspicion:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The rule, and what of a model it is about."""
+        """Name of the rule and path of the number."""
         return self.rule.name, self.path
 
     @property
     def beyond(self) -> float:
-        """How far the number lies outside; the difference alone counts."""
+        """Distance of the number from its range."""
         return max(self.rule.least - self.found, self.found - self.rule.most)
 
     @property
@@ -93,7 +92,7 @@ class Suspicion:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return it as plain data; an end that is open is null."""
+        """Return the suspicion as plain data, with an unbounded upper end as None."""
         rule = self.rule
         return {
             "rule": rule.name,
@@ -105,31 +104,31 @@ class Suspicion:
 
 
 def suspicions(run: RunSpec, model: LanguageModel, tokens: float | None = None) -> list[Suspicion]:
-    """Return what is unusual of a run and its model, those of the strongest evidence first.
+    """Return the unusual numbers of a run and its model, strongest evidence first.
 
-    Left out is what the published model of this name has, too, or has more of: who published it chose that.
+    A number is omitted if it is at least as unusual in the published model of the same name.
     """
-    found = {each.key: each for each in _unusual(Subject(run, model, tokens))}
-    if not found:
+    unusual = {suspicion.key: suspicion for suspicion in _unusual(Subject(run, model, tokens))}
+    if not unusual:
         return []
     published = _published(run, model)
     if published is not None:
-        for each in _unusual(published):
-            if each.key in found and found[each.key].beyond <= each.beyond + 1e-9:
-                del found[each.key]
+        for peer in _unusual(published):
+            if peer.key in unusual and unusual[peer.key].beyond <= peer.beyond + 1e-9:
+                del unusual[peer.key]
     order = ("strong", "moderate", "weak")
-    return sorted(found.values(), key=lambda each: order.index(each.rule.strength))
+    return sorted(unusual.values(), key=lambda suspicion: order.index(suspicion.rule.strength))
 
 
 def _unusual(subject: Subject) -> Iterator[Suspicion]:
     for rule in RULES_OF_THUMB:
-        for path, found in rule.numbers(subject):
-            if not rule.least <= found <= rule.most:
-                yield Suspicion(rule, path, found)
+        for path, number in rule.numbers(subject):
+            if not rule.least <= number <= rule.most:
+                yield Suspicion(rule, path, number)
 
 
 def _published(run: RunSpec, model: LanguageModel) -> Subject | None:
-    """Return the preset of the same name, with `model` if it has the same spec."""
+    """Return the preset of the same name. Reuse `model` if the specs are equal."""
     name = run.model.name
     if name not in preset_names("models"):
         return None
@@ -142,7 +141,7 @@ def _published(run: RunSpec, model: LanguageModel) -> Subject | None:
 
 
 def _layers(subject: Subject) -> Iterator[tuple[str, LayerSpec, int]]:
-    """Yield each kind of layer with the prefix of its paths and the index of the first one."""
+    """Yield the path prefix, spec and first index of each kind of layer."""
     names = subject.spec.layers.names(subject.spec.num_layers)
     for name, layer in subject.spec.layers_by_kind.items():
         if name in names:
@@ -151,7 +150,7 @@ def _layers(subject: Subject) -> Iterator[tuple[str, LayerSpec, int]]:
 
 
 def _widths(subject: Subject) -> Found:
-    """Yield the feed-forward width of a token over the usual one."""
+    """Yield the active feed-forward width over the usual width."""
     layers = [*subject.model.stack]
     for at, spec, index in _layers(subject):
         if spec.feedforward.hidden_layer is None:
@@ -166,7 +165,7 @@ def _widths(subject: Subject) -> Found:
 
 
 def _heads(subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the options of attention in heads of one width."""
+    """Yield the options of attention with heads of equal width."""
     for at, spec, _ in _layers(subject):
         options = dict(spec.attention)
         if {"num_heads", "head_dim"} <= options.keys():
@@ -194,16 +193,16 @@ def _shape(subject: Subject) -> Found:
 
 
 def _depth(subject: Subject) -> Found:
-    """Yield the depth over the one up to which a layer more is worth more than a wider model, (ln dim - 5.039) /
-    0.0555, which was measured for widths from about 200 on."""
+    """Yield the depth over the optimum (ln dim - 5.039) / 0.0555. The fit used widths from about 200."""
     spec = subject.spec
     if spec.dim >= 256:
         yield "num_layers", spec.num_layers * 0.0555 / (math.log(spec.dim) - 5.039)
 
 
 def _vocabulary(subject: Subject) -> Found:
-    """Yield the parameters of a table of the vocabulary over the best ones, 216,000 * 8192 for the 69 billion others of
-    Llama 2 70B, and for other models as the others, of which experts count that a token meets, to the power of 0.84."""
+    """Yield a vocabulary table's parameters over the optimum, 216,000 * 8192 * (n / 68.7e9)^0.84.
+
+    n is the number of active parameters without such tables. Llama 2 70B, with n = 68.7e9, sets the scale."""
     spec = subject.spec
     assert spec.vocab_size != "auto"
     tables = sum(
@@ -211,8 +210,8 @@ def _vocabulary(subject: Subject) -> Found:
         for part, number in parameters_by_part(subject.model).items()
         if part in ("embedding", "head")
     )
-    others = active_parameters(subject.model) - tables
-    best = 216e3 * 8192 * (others / 68.7e9) ** 0.84
+    n = active_parameters(subject.model) - tables
+    best = 216e3 * 8192 * (n / 68.7e9) ** 0.84
     yield "vocab_size", spec.vocab_size * spec.embedding_dim / best
 
 
@@ -238,7 +237,7 @@ def _dropout(subject: Subject) -> Found:
 
 
 def _reach(subject: Subject) -> Found:
-    """Yield how far the last layer sees through windows, over the context; nothing where a layer sees all."""
+    """Yield the receptive field of all windows over the context. Yield nothing if a layer has unlimited lookback."""
     reach = 0
     for mixer in subject.model.mixers():
         back = mixer.pattern.value.lookback if isinstance(mixer, AttentionMixer) else None

@@ -1,4 +1,4 @@
-"""How fast a model prefills and decodes at best: the roofline of bytes over bandwidth and FLOPs over peak."""
+"""Roofline bounds of prefill and decode speed: bytes over bandwidth and FLOPs over peak."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,38 +17,39 @@ BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8":
 SERVER = 8
 """Devices of a server."""
 LENGTHS, SHORTEST = 10, 128
-"""Contexts that are looked at, each half as long as the next, and the shortest."""
+"""Number of contexts in `by_context`, each half of the next, and the shortest."""
 LARGEST = 2**20
-"""Texts at once beyond which nobody serves."""
+"""Upper bound of the batch size."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Speeds at best; real ones are below, as links, kernels and scheduling take their time."""
+    """Upper bounds of speed; links, kernels and scheduling reduce it in practice."""
 
     devices: int
-    """Of one copy of the model: a server, or what it takes to hold the weights and the cache of one text."""
+    """Devices per copy of the model: a server, or more if weights and one cache do not fit."""
     weight_bytes: float
     largest_batch: int
-    """Most texts whose caches fit beside the weights, those that stand on several devices counted on each."""
+    """Largest number of caches that fits next to the weights; replicated caches count on every device."""
     prefill_tokens_per_second: float
-    """Of one text that is read."""
+    """Prefill speed of one sequence of the context."""
     decode_tokens_per_second: float
-    """Of one text that is written after a context, alone."""
+    """Decode speed of one sequence after a context."""
     decode_tokens_per_second_at_largest_batch: float
-    """Of all texts of the largest batch."""
+    """Decode speed of the largest batch, summed over its sequences."""
     by_batch: tuple[tuple[int, float], ...] = ()
-    """Texts that are written at once, and tokens per second of all of them."""
+    """Batch size and total decode tokens per second."""
     by_context: tuple[tuple[int, float, float], ...] = ()
-    """Tokens of a text, and tokens per second that it is read with, and that it goes on with, alone."""
+    """Context, and prefill and decode tokens per second of one sequence."""
 
 
 def serving(
     model: LanguageModel, hardware: Hardware, length: int, precision: str, most_devices: int
 ) -> Serving | None:
-    """Return the speeds of a model that reads `length` tokens and goes on, or of one that reads a source and writes a
-    text as long; None where it keeps nothing of what it read, or does not fit on `most_devices`. The cache is in 16
-    bits, or in 32 with such weights."""
+    """Return prefill and decode speeds at `length` tokens.
+
+    Return None if the model has no cache or does not fit on `most_devices`. With an encoder, source and target have
+    `length` tokens. The cache has 16 bits, or 32 if the weights do."""
     if not model.can_cache:
         return None
     size = BYTES[precision]
@@ -58,28 +59,28 @@ def serving(
         if devices == most_devices:
             return None
         devices = min(2 * devices, most_devices)
-    kept = cache_on_devices(model, length, itemsize, devices)
-    largest = LARGEST if not kept else min(LARGEST, int((devices * memory - weights) / kept))
+    cached = cache_on_devices(model, length, itemsize, devices)
+    largest = LARGEST if not cached else min(LARGEST, int((devices * memory - weights) / cached))
     peak = devices * hardware.peak(precision)
     bandwidth = devices * hardware.memory_bandwidth
 
     of_prefill, of_step = weights_by_share(model), weights_by_share(model, decodes=True)
 
     def prefill(tokens: int) -> float:
-        """Return the seconds that a text is read in, or a source before the first token of a text."""
+        """Return the seconds to prefill a sequence, or to read a source and the first target token."""
         computed = prefill_flops(model, tokens) / peak
         return max(computed, size * weights_read(of_prefill, tokens) / bandwidth)
 
     @cache
     def of_text(tokens: int) -> tuple[float, float]:
-        """Return the bytes of a text's cache, and the FLOPs of its next token."""
-        kept = cache_on_devices(model, tokens, itemsize, devices)
-        return kept, next_token_flops(model, tokens)
+        """Return the cache bytes of a sequence and the FLOPs of its next token."""
+        cached = cache_on_devices(model, tokens, itemsize, devices)
+        return cached, next_token_flops(model, tokens)
 
     def step(batch: int, tokens: int = length) -> float:
-        """Return the seconds of one token for each text of a batch."""
-        kept, computed = of_text(tokens)
-        read = size * weights_read(of_step, batch) + batch * kept
+        """Return the seconds to decode one token per sequence of a batch."""
+        cached, computed = of_text(tokens)
+        read = size * weights_read(of_step, batch) + batch * cached
         return max(read / bandwidth, batch * computed / peak)
 
     batches = [2**i for i in range(LARGEST.bit_length()) if 2**i < largest]
@@ -97,7 +98,7 @@ def serving(
 
 
 def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: int) -> float:
-    """Return the bytes of a text's cache on all devices; shared heads and latents count on each."""
+    """Return the cache bytes of a sequence on all devices. Replicated heads and latents count on each."""
     tensor = min(devices, SERVER)
     return sum(
         mixer.state_bytes(length, itemsize)
@@ -108,7 +109,7 @@ def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: 
 
 
 def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precision: str) -> float:
-    """Return the seconds of one more token behind a text of `length` tokens on one device, at best."""
+    """Return the minimum seconds to decode one token after `length` tokens on one device."""
     read = BYTES[precision] * weights_read(weights_by_share(model, decodes=True), 1)
     read += cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
     computed = next_token_flops(model, length) / hardware.peak(precision)
@@ -116,19 +117,19 @@ def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precis
 
 
 def weights_read(by_share: Mapping[float, int], tokens: int) -> float:
-    """Return the weights that tokens read together; of experts 1 - (1 - share)^tokens."""
+    """Return the expected weights read by a batch, sum number (1 - (1 - share)^tokens)."""
     return sum(number * (1 - (1 - share) ** tokens) for share, number in by_share.items())
 
 
 def weights_by_share(model: LanguageModel, *, decodes: bool = False) -> dict[float, int]:
-    """Return the weights of a model's maps by the share of them that a token meets. Of an embedding only rows are read.
+    """Return the number of projection weights by share used per token, without embeddings.
 
     Args:
-        decodes: behind a cache, where nothing reads a source any more.
+        decodes: omit weights that read the source, as in decoding with a cache.
     """
     unread = {*model.source_maps} if decodes else set()
-    found: dict[float, int] = {}
+    weights: dict[float, int] = {}
     for m in model.modules():
         if isinstance(m, Linear) and m not in unread:
-            found[m.active_fraction] = found.get(m.active_fraction, 0) + m.weight.numel()
-    return found
+            weights[m.active_fraction] = weights.get(m.active_fraction, 0) + m.weight.numel()
+    return weights

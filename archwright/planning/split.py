@@ -1,5 +1,4 @@
-"""How a training is split over devices: by texts, by the columns of matrices, by layers, by tokens, by experts; and how
-that is written."""
+"""Data, tensor, pipeline, context and expert parallelism of a training run."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +7,8 @@ from typing import Any, Literal, get_args
 from archwright.spec.errors import UserError, nearest
 
 Data = Literal["ddp", "zero1", "zero2", "fsdp"]
-"""State that devices which read different tokens share out: none; moments; gradients, too; weights, too (Rajbhandari et
-al., 2019, ZeRO, section 5)."""
+"""State sharded across data-parallel devices: nothing; moments; moments and gradients; moments, gradients and weights
+(Rajbhandari et al., 2019, ZeRO, section 5)."""
 DATA: tuple[Data, ...] = get_args(Data)
 TITLES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP"}
 AXES = ("tensor", "pipeline", "context", "experts")
@@ -19,58 +18,58 @@ ITEM = re.compile(r"([a-z]+)=([0-9]{1,7})")
 
 @dataclass(frozen=True)
 class Split:
-    """How a training is spread over devices.
+    """Distribution of a training run over devices.
 
-    `devices` = `tensor` * `pipeline` * `replicas`, and `replicas` = `context` * `ranks`. Experts are spread over
-    replicas, so that they ask for no devices of their own.
+    `devices` = `tensor` * `pipeline` * `replicas`, and `replicas` = `context` * `ranks`. Experts are sharded across
+    replicas, so expert parallelism needs no additional devices.
     """
 
     devices: int
     data: Data = "ddp"
     tensor: int = 1
-    """Devices that share the columns and rows of each layer's matrices (Shoeybi et al., 2019, section 3)."""
+    """Devices that shard each layer's matrices by columns or rows (Shoeybi et al., 2019, section 3)."""
     pipeline: int = 1
-    """Stages, each with some of the layers (Narayanan et al., 2021, section 2.2)."""
+    """Pipeline stages, each with some of the layers (Narayanan et al., 2021, section 2.2)."""
     context: int = 1
-    """Devices that share the tokens of a text."""
+    """Devices that shard a sequence by tokens."""
     experts: int = 1
-    """Devices that share the experts of a layer."""
+    """Devices that shard the experts of a layer."""
     sequence: bool = True
-    """Whether the devices of `tensor` also share, by tokens, what stands between the matrices (Korthikanti et al.,
-    2022, section 4.2.2)."""
+    """True if tensor-parallel devices also shard activations between the matrices by tokens (Korthikanti et al., 2022,
+    section 4.2.2)."""
 
     @property
     def replicas(self) -> int:
-        """Devices that have the same part of the model before anything is sharded."""
+        """Devices with the same part of the model before any sharding."""
         return self.devices // (self.tensor * self.pipeline)
 
     @property
     def ranks(self) -> int:
-        """Groups of devices that read texts of their own."""
+        """Groups of devices that read different sequences."""
         return self.replicas // self.context
 
     @property
     def axes(self) -> dict[str, int]:
-        """The numbers of devices that share something other than texts."""
+        """Degrees above 1 of tensor, pipeline, context and expert parallelism."""
         return {name: n for name in AXES if (n := int(getattr(self, name))) > 1}
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name for readers."""
         if self.devices == 1:
             return "one device"
-        words = [TITLES[self.data]] if self.replicas > 1 else []
-        words += [
+        titles = [TITLES[self.data]] if self.replicas > 1 else []
+        titles += [
             f"{name.removesuffix('s')}-parallel {number}" for name, number in self.axes.items()
         ]
-        return ", ".join(words) + (", not sequence-parallel" if not self.sequence else "")
+        return ", ".join(titles) + (", not sequence-parallel" if not self.sequence else "")
 
 
 def parse_split(text: str, devices: int) -> Split:
-    """Return the split that an option describes, such as "tensor=8,pipeline=16,fsdp".
+    """Parse a split such as "tensor=8,pipeline=16,fsdp".
 
     Raises:
-        UserError: words that are none, or numbers that do not go into that of the devices, one line each.
+        UserError: unknown or repeated items, or degrees that do not divide the number of devices.
     """
     lines: list[str] = []
     values: dict[str, Any] = {}
@@ -85,11 +84,11 @@ def parse_split(text: str, devices: int) -> Split:
         elif item == WHOLE_NORMS:
             name, value = "sequence", False
         else:
-            words, head = (*AXES, *DATA, WHOLE_NORMS), item.partition("=")[0]
+            options, head = (*AXES, *DATA, WHOLE_NORMS), item.partition("=")[0]
             numbers = ", ".join(f"{axis}=N" for axis in AXES)
             lines.append(
                 f'split: found "{item}"; expected {numbers}, {", ".join(DATA)} or {WHOLE_NORMS}, with commas between '
-                f"them.{'' if head in words else nearest(head, words)}"
+                f"them.{'' if head in options else nearest(head, options)}"
             )
             continue
         if name in values:

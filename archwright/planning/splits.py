@@ -1,4 +1,4 @@
-"""Which splits over devices cut a model evenly, and in which order they are looked at."""
+"""Splits that divide a model evenly, in search order."""
 
 import math
 from collections.abc import Iterator
@@ -10,23 +10,23 @@ from archwright.planning.split import Split
 from archwright.spec.errors import UserError
 
 IN_SERVER = (2, 4, 8)
-"""Devices inside one server that share a layer."""
+"""Tensor-parallel degrees within one server."""
 SHORTEST = 8192
-"""Tokens of a device below which no split of the context is looked for."""
+"""Minimum tokens per device with context parallelism."""
 
 
 def refuse_split(split: Split, model: LanguageModel, length: int) -> None:
-    """Refuse a split that a model cannot be cut by.
+    """Check that a split divides a model and its sequences evenly.
 
     Raises:
-        UserError: what cannot be cut, one line each.
+        UserError: uneven splits, as returned by `problems`.
     """
     if lines := [*problems(split, model, length)]:
         raise UserError(*lines)
 
 
 def problems(split: Split, model: LanguageModel, length: int) -> Iterator[str]:
-    """Yield a line for each way in which a model cannot be cut so."""
+    """Yield an error for each uneven part of a split."""
     layers = [*model.all_layers]
     if uneven := next(_uneven_blocks(split.tensor, model), ""):
         even = next(n for n in range(split.tensor - 1, 0, -1) if not any(_uneven_blocks(n, model)))
@@ -49,27 +49,27 @@ def problems(split: Split, model: LanguageModel, length: int) -> Iterator[str]:
             yield _uneven("experts", split.experts, what, split.replicas)
 
 
-def _uneven(axis: str, found: int, what: str, number: int) -> str:
-    near = next(n for n in range(min(found, number), 0, -1) if number % n == 0)
-    return f"split: found {axis}={found}; expected a number that goes into {what}, such as {near}"
+def _uneven(axis: str, degree: int, what: str, number: int) -> str:
+    near = next(n for n in range(min(degree, number), 0, -1) if number % n == 0)
+    return f"split: found {axis}={degree}; expected a number that goes into {what}, such as {near}"
 
 
 def _uneven_blocks(tensor: int, model: LanguageModel) -> Iterator[str]:
-    """Yield what of a model so many devices cannot share out evenly, each number of heads or columns once."""
+    """Yield heads or columns not divisible by `tensor`, once per distinct number."""
     seen: set[int] = set()
     for layer in dict.fromkeys(model.all_layers):
         for name, m in layer.named_modules():
             if not isinstance(m, Linear) or (blocks := blocks_of(m)) in seen:
                 continue
             seen.add(blocks)
-            # Fewer heads than devices are held by several of them.
+            # If there are fewer heads than devices, several devices hold the same head.
             if blocks % tensor and (m.num_blocks is None or tensor % blocks):
                 what = "columns" if m.num_blocks is None else "heads"
                 yield f"the {blocks:,} {what} of {name}"
 
 
 def pipeline_problems(pipeline: int, model: LanguageModel) -> Iterator[str]:
-    """Yield a line for each reason why a model has no such stages."""
+    """Yield an error for each reason against this number of pipeline stages."""
     layers = [*model.all_layers]
     if model.spec.encoder_model is not None:
         yield f"split: found pipeline={pipeline}; expected 1, as stages of an encoder-decoder are not planned"
@@ -80,18 +80,18 @@ def pipeline_problems(pipeline: int, model: LanguageModel) -> Iterator[str]:
 
 
 def blocks_of(m: Linear) -> int:
-    """Return the equal blocks of a map that devices may share out: rows where it writes into the stream."""
+    """Return the heads of a projection, or else its columns. Residual outputs are split by input columns."""
     return m.num_blocks or (m.d_in if m.is_residual_output else m.d_out)
 
 
 def share(blocks: int, tensor: int) -> float:
-    """Return the largest share of equal blocks that one of some devices holds."""
+    """Return the largest share of equal blocks on one device."""
     return -(-blocks // tensor) / blocks
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many devices may share what of a model."""
+    """Parallel degrees that divide a model evenly."""
 
     tensor: tuple[int, ...]
     pipeline: tuple[int, ...]
@@ -100,7 +100,7 @@ class Degrees:
 
     @classmethod
     def of(cls, model: LanguageModel, length: int) -> "Degrees":
-        """Return those that cut a model evenly: tensor parallelism inside a server, others by powers of two."""
+        """Return degrees that divide a model: tensor within a server, others powers of two."""
         numbers = {len(m.weight) for m in model.modules() if isinstance(m, GroupedLinear)}
         common = math.gcd(*numbers) if numbers else 1
         powers = [2**i for i in range(1, 12)]
@@ -113,9 +113,8 @@ class Degrees:
 
 
 def splits(devices: int, degrees: Degrees) -> Iterator[Split]:
-    """Yield ways to split, the simple ones first, whatever they exchange: devices that hold all (DDP); these in groups
-    inside one server, of experts, then of matrices; shards of everything (FSDP); these with experts, then with
-    matrices, then with stages besides; and last with parts of a text."""
+    """Yield splits, simple ones first: DDP; DDP with expert, then tensor parallelism; FSDP; FSDP with expert, then
+    tensor, then pipeline parallelism; and last context parallelism."""
     yield Split(devices)
     if devices == 1:
         return
@@ -126,19 +125,19 @@ def splits(devices: int, degrees: Degrees) -> Iterator[Split]:
     yield Split(devices, "fsdp")
     yield from (Split(devices, "fsdp", experts=n) for n in experts)
     inside = [Split(devices, "fsdp", tensor=n) for n in tensor if devices > n]
-    yield from (_spread(each, degrees) for each in inside)
-    # Whole servers share a layer before its neighbours go elsewhere.
+    yield from (_spread(split, degrees) for split in inside)
+    # Pipeline stages start when tensor parallelism fills a server.
     last = inside[-1] if inside else Split(devices, "fsdp")
     group = last.tensor
     staged = [replace(last, pipeline=n) for n in degrees.pipeline if devices % (group * n) == 0]
-    yield from (_spread(each, degrees) for each in staged)
+    yield from (_spread(split, degrees) for split in staged)
     for context in degrees.context:
-        for each in (last, *staged):
-            if each.replicas % context == 0:
-                yield _spread(replace(each, context=context), degrees)
+        for split in (last, *staged):
+            if split.replicas % context == 0:
+                yield _spread(replace(split, context=context), degrees)
 
 
 def _spread(split: Split, degrees: Degrees) -> Split:
-    """Return a split whose experts are spread over as many replicas as share them evenly."""
+    """Return a split with the largest expert-parallel degree that divides its replicas."""
     most = max((n for n in degrees.experts if split.replicas % n == 0), default=1)
     return replace(split, experts=most)

@@ -1,4 +1,4 @@
-"""Bytes on each device while a model is trained, by how it is split and what is computed again."""
+"""Training memory per device, by parallelism and activation checkpointing."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,24 +16,24 @@ from archwright.spec.run_spec import RunSpec
 PER_COPY = 2
 """Bytes of a weight in 16 bits."""
 PER_GATHERED = 2 * PER_COPY + PER_WEIGHT
-"""Bytes for each weight of a layer that FSDP gathers: in 16 bits, as well as the next one, and its gradient."""
+"""Bytes per weight of a layer gathered by FSDP: this layer and the next in 16 bits, and the gradient."""
 PER_GATHERED_AROUND = PER_COPY + PER_WEIGHT
-"""Bytes for each weight around the layers, which FSDP holds until the end of the backward pass, and its gradient."""
+"""Bytes per weight outside layers, which FSDP holds with its gradient until the backward pass ends."""
 USABLE = 0.9
-"""Share of a device's memory that a plan fills; the rest is for kernels and what is lost between tensors."""
+"""Usable share of a device's memory; the rest is for kernels and fragmentation."""
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes on one device; those of weights, gradients and optimizer are counted, others estimated."""
+    """Bytes on one device; weights, gradients and optimizer are counted, other fields estimated."""
 
     weights: float
     gradients: float
     optimizer: float
     copies: float
-    """Of weights in 16 bits, which autocast makes in the forward pass and the backward pass reads again."""
+    """Bytes of 16-bit weights, which autocast stores from the forward pass to the backward pass."""
     gathered: float
-    """Of what other devices have and is held for a while: layers, gradients, and keys and values."""
+    """Bytes of temporary data from other devices: layers, gradients, and keys and values."""
     activations: float
     logits: float
 
@@ -45,20 +45,20 @@ class TrainingMemory:
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to train, and what it takes on the device that takes most."""
+    """Parallelism, checkpointing and batch of a training run, with costs on the most loaded device."""
 
     split: Split
     checkpointing: str
     batch: Batch
-    """What each group of devices reads in a step."""
+    """Sequences per group of devices and step."""
     memory: TrainingMemory
     exchange: dict[str, float]
-    """Bytes that a device sends in a step, by what they are exchanged for."""
+    """Bytes sent per device and step, by kind of parallelism."""
     layers: tuple[int, ...]
-    """Of each stage."""
+    """Number of layers of each stage."""
     bubble: float
-    """Time that a device waits for other stages, over the time that it computes: (p - 1) / m with p stages and m
-    micro-batches (Narayanan et al., 2021, section 2.2.1)."""
+    """Idle time over compute time of a device: (p - 1) / m with p stages and m micro-batches (Narayanan et al., 2021,
+    section 2.2.1)."""
 
 
 def split_one(
@@ -70,10 +70,10 @@ def split_one(
     whole_logits: bool = False,
     narrow: bool = True,
 ) -> float:
-    """Return the bytes of training on one device, with `rows` texts of the context at a time.
+    """Return the bytes of training on one device with micro-batches of `rows` sequences.
 
     Args:
-        narrow: whether activations are in 16 bits, by autocast; else they are in 32.
+        narrow: autocast to 16 bits; otherwise activations have 32 bits.
     """
     needs = Needs(run, model, model.spec.context_length, narrow=narrow)
     memory = setup(needs, Split(1), checkpointing, rows, rows).memory
@@ -84,11 +84,11 @@ def split_one(
 def setups_of(
     needs: Needs, split: Split, texts: float, memory: float, micro: int | None = None
 ) -> Iterator[Setup]:
-    """Yield the ways to train with a split on steps of `texts` texts, least computed again first.
+    """Yield setups of a split with `texts` sequences per step, least recomputation first.
 
     Args:
-        memory: bytes of a device that may be filled.
-        micro: texts at once; None: as many as fit.
+        memory: usable bytes per device.
+        micro: sequences per micro-batch; None: the largest number that fits.
     """
     for checkpointing in CHECKPOINTING:
         number = micro or _largest_micro(needs, split, checkpointing, texts, memory)
@@ -96,7 +96,7 @@ def setups_of(
 
 
 def setup(needs: Needs, split: Split, checkpointing: str, texts: float, micro: int = 1) -> Setup:
-    """Return what a way to train takes on the device that takes most, with micro-batches of `micro` texts."""
+    """Return a setup with micro-batches of `micro` sequences and its costs on the most loaded device."""
     stages = needs.stages(split.pipeline)
     batch = Batch(share_of(texts, split), micro)
     sent = [exchanged(stage, split, checkpointing, batch, needs.length) for stage in stages]
@@ -123,7 +123,7 @@ def _largest_micro(
 
 
 def _fullest(needs: Needs, split: Split, checkpointing: str, batch: Batch) -> TrainingMemory:
-    """Return the bytes on one device of the stage that takes most."""
+    """Return the memory per device of the stage with most."""
     memories = [
         stage_memory(
             needs,
@@ -139,14 +139,14 @@ def _fullest(needs: Needs, split: Split, checkpointing: str, batch: Batch) -> Tr
 
 
 def micro_batches_kept(pipeline: int, stage: int, number: int) -> int:
-    """Return the micro-batches that a stage keeps in 1F1B (Narayanan et al., 2021, section 2.2.1)."""
+    """Return the micro-batches in flight at a stage of 1F1B (Narayanan et al., 2021, section 2.2.1)."""
     return min(pipeline - stage, number)
 
 
 def stage_memory(
     needs: Needs, stage: Stage, split: Split, checkpointing: str, micro_batches: int, micro: int
 ) -> TrainingMemory:
-    """Return the bytes on one device of a stage that keeps so many micro-batches of `micro` texts at once."""
+    """Return the memory per device of a stage with micro-batches of `micro` sequences in flight."""
     level = DATA.index(split.data)  # each level shards one thing more
     tokens, tensor = micro * needs.length / split.context, split.tensor
     of_text = needs.activations.of(stage.layers, checkpointing, tensor, sequence=split.sequence)
@@ -162,7 +162,7 @@ def stage_memory(
 
 
 def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = False) -> float:
-    """Return the weights of a stage on a device, or the bytes of the optimizer, once more `sharded`."""
+    """Return the weights of a stage per device, or their optimizer bytes. `sharded` divides by replicas."""
     return sum(
         (kind.optimizer if optimizer else 1)
         * number
@@ -173,10 +173,10 @@ def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = Fal
 
 
 def _copies(stage: Stage, split: Split) -> float:
-    """Return the bytes of weights in 16 bits beside those in 32: autocast keeps those of all products from the forward
-    to the backward pass, FSDP those of the layer that is computed and of the next; what it gathers, it counts."""
+    """Return the bytes of 16-bit copies of weights. FSDP copies only the current and the next layer."""
     of_layers = split.data == "fsdp" and split.replicas > 1
     weights, number = (stage.largest, 2) if of_layers else (stage.weights, 1)
+    # `_gathered` counts gathered copies.
     cast = {
         kind: count
         for kind, count in weights.items()
@@ -186,14 +186,14 @@ def _copies(stage: Stage, split: Split) -> float:
 
 
 def _gathered(stage: Stage, split: Split, tokens: float) -> float:
-    """Return the bytes that a device holds for a while of other devices."""
+    """Return the bytes of temporary data from other devices."""
     per_weight, per_weight_around = {
         "fsdp": (PER_GATHERED, PER_GATHERED_AROUND),
         "zero2": (PER_WEIGHT, PER_WEIGHT),
     }.get(split.data, (0, 0))
     layer, around = (
-        held({kind: n for kind, n in each.items() if _is_shared(kind, split)}, split, sharded=False)
-        for each in (stage.largest, stage.around)
+        held({k: n for k, n in weights.items() if _is_shared(k, split)}, split, sharded=False)
+        for weights in (stage.largest, stage.around)
     )
     keys = stage.most_keys_on_a_device(split.tensor)
     of_texts = PER_ACTIVATION * tokens * (split.context - 1) * keys

@@ -1,4 +1,4 @@
-"""What a model is planned for: devices, tokens, lengths, utilisation; and how these are written."""
+"""Options of a plan: devices, tokens, lengths and utilisation, and how to parse them."""
 
 import math
 import re
@@ -12,47 +12,47 @@ AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)([kMBT]?)")
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 PER_PARAMETER = "xparams"
 BATCH = 4e6
-"""Tokens of a step where nobody says."""
+"""Default tokens per step."""
 MOST_TOKENS = 1e16
 MOST_DEVICES = 2**24
 NOT_TRAINED_IN = ("int8", "fp4")
-"""Precisions that models are served in, and that no training is planned in."""
+"""Precisions for serving only."""
 MOST_PRICE = 1e6
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Devices, and what they are to do."""
+    """Devices and the training and serving planned on them."""
 
     hardware: Hardware
     devices: int
     precision: str
     tokens: float
-    """Of a training; times the number of parameters where `per_parameter`."""
+    """Training tokens, per parameter if `per_parameter`."""
     per_parameter: bool
     batch_tokens: float
-    """Of a step of training."""
+    """Tokens per training step."""
     batch: str | None
-    """How these were asked for; None: they were not, and are as many as a text has where that is longer."""
+    """`batch_tokens` as written by the user; None: the default, or one sequence if that is longer."""
     context: int | None
-    """Tokens of a text; None: what the model was trained on."""
+    """Tokens per sequence; None: the context_length of the model."""
     mfu: tuple[float, float]
-    """Least and most share of the peak that a training reaches."""
+    """Smallest and largest model FLOPs utilisation, 0 to 1."""
     price: float | None
-    """Of a device for an hour."""
+    """Price of a device-hour."""
     split: Split | None = None
-    """How the training is split; None: the first way that fits."""
+    """Split of the training; None: the first that fits."""
     micro_batch: int | None = None
-    """Sequences that a group of devices reads at once; None: as many as fit."""
+    """Sequences per micro-batch; None: the largest number that fits."""
 
     @property
     def training_precision(self) -> str:
-        """Precision in which a training is planned: the one that is asked for, but where none trains in it."""
+        """Training precision: `precision`, or bf16 if that is for serving only."""
         return "bf16" if self.precision in NOT_TRAINED_IN else self.precision
 
     @property
     def training_peak(self) -> float:
-        """FLOP/s of all devices at best, in training."""
+        """Peak training FLOP/s of all devices."""
         return self.devices * self.hardware.peak(self.training_precision)
 
 
@@ -69,13 +69,13 @@ def workload(
     split: str = "auto",
     micro_batch: int | None = None,
 ) -> Workload:
-    """Return what is asked for.
+    """Parse the options of a plan.
 
     Args:
-        devices: by default as many as a usual machine has of the hardware.
+        devices: number of devices. Default: a typical machine of the hardware.
 
     Raises:
-        UserError: what cannot be, one line each.
+        UserError: invalid options.
     """
     lines: list[str] = []
     device = None
@@ -103,9 +103,9 @@ def workload(
     shares = [_share(text) for text in mfu.split("-")]
     if len(shares) > 2 or not all(0 < share <= 1 for share in shares) or shares != sorted(shares):
         lines.append(f'mfu: found "{mfu}"; expected a share of the peak such as 0.4, or 0.3-0.5')
-    given = None
+    fixed = None
     try:
-        given = None if split == "auto" else parse_split(split, max(1, devices))
+        fixed = None if split == "auto" else parse_split(split, max(1, devices))
     except UserError as error:
         lines += error.lines
     if lines or device is None:
@@ -123,13 +123,13 @@ def workload(
         context,
         limits,
         price,
-        given,
+        fixed,
         micro_batch,
     )
 
 
 def _amount(text: str) -> float:
-    """Return a number of tokens; NaN where it is none."""
+    """Return a number of tokens; NaN if the text is invalid."""
     match = AMOUNT.fullmatch(text.replace("_", ""))
     return float(match[1]) * SCALES[match[2]] if match else math.nan
 

@@ -1,4 +1,4 @@
-"""Laws of objectives: batches are a function of (seed, step) alone, and targets are of the text. And of tasks."""
+"""Laws of objectives and tasks."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ from archwright.text.pairs import FilePairs, Pair
 from archwright.text.tokenizer import Tokenizer
 
 END, PAD, FIRST = 0, 199, 200
-"""The end of a text, what padding is filled with, and the first special token of an objective."""
+"""Ids of the end of a text, of padding, and of the first special token of an objective."""
 LENGTH, ROWS = 24, 8
 CONTEXT = 256
-"""Tokens of the context that examples of tasks are drawn for."""
+"""Context length of task examples."""
 DRAWN = "draw from the generator that is given, and from nothing else"
 
 
 class Watched(Examples):
-    """Examples that keep the text that each batch was made of."""
+    """Examples that store the text of the last batch."""
 
     text: Inputs
 
@@ -42,12 +42,12 @@ class Watched(Examples):
 
 
 def makes_batches(objective: Objective) -> None:
-    """It makes batches of a text."""
+    """The objective makes batches of a text."""
     source(objective)[0].at(0)
 
 
 def a_function_of_seed_and_step(objective: Objective) -> None:
-    """A batch is a function of (seed, step), whatever was asked for before, and by whom."""
+    """A batch depends only on (seed, step)."""
     forth, back = source(objective)[0], source(objective)[0]
     first = {step: content(forth.at(step)) for step in range(4)}
     if first != {step: content(back.at(step)) for step in reversed(range(4))}:
@@ -60,7 +60,7 @@ def a_function_of_seed_and_step(objective: Objective) -> None:
 
 
 def targets_are_of_the_text(objective: Objective) -> None:
-    """Targets are tokens of the text of their row."""
+    """Targets are tokens of the same sequence."""
     for row, targets, text in rows_of_targets(objective):
         if not targets:
             raise Broken(f"nothing of row {row} is to be predicted; not all targets may be IGNORE")
@@ -71,7 +71,7 @@ def targets_are_of_the_text(objective: Objective) -> None:
 
 
 def rows_of_targets(objective: Objective) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yield rows of three batches: their numbers, targets but for special tokens, and texts with their ends."""
+    """Yield row number, targets and text of each sequence of three batches. Targets omit special tokens."""
     batches, examples = source(objective)
     end = examples.vocabulary.end_of_text
     special = {*examples.vocabulary.special_ids.values()} - {end}
@@ -93,15 +93,15 @@ def padding_is_no_text(objective: Objective) -> None:
         real = np.arange(LENGTH) < np.array([[LENGTH], [LENGTH - 9], [2]])
         tokens = np.where(real, dice.integers(1, PAD, real.shape), PAD)
         batch = examples.batch(Inputs(tokens, padding_mask=real), seed)
-        read, kept = batch.inputs.tokens, batch.inputs.padding_mask
-        if PAD in (read if kept is None else read[kept]):
+        read, padding_mask = batch.inputs.tokens, batch.inputs.padding_mask
+        if PAD in (read if padding_mask is None else read[padding_mask]):
             raise Broken(f"padding is read; {then}")
         if PAD in batch.targets:
             raise Broken(f"padding is a target; {then}")
 
 
 def documents_stay_apart(objective: Objective) -> None:
-    """Where documents do not see each other, it is said where each begins."""
+    """Inputs mark the start of each document if documents do not attend to each other."""
     if objective.has_source:
         return
     inputs = source(objective, packing="document_mask")[0].at(1).inputs
@@ -115,7 +115,7 @@ def documents_stay_apart(objective: Objective) -> None:
 def source(
     objective: Objective, seed: int = 0, packing: Any = "concat"
 ) -> tuple[BatchSource, Watched]:
-    """Return batches of an objective, and the examples that they are made by."""
+    """Return batches of an objective and their examples."""
     dice = np.random.default_rng(7)
     if not objective.has_pairs:
         text = np.where(dice.random(1500) < 0.07, END, dice.integers(1, PAD, 1500))
@@ -137,29 +137,29 @@ def vocabulary_of(objective: Objective) -> Vocabulary:
 
 
 def content(batch: Batch) -> list[Any]:
-    """Return all that a batch holds."""
-    given = batch.inputs.given()
-    return [[name, given[name].tolist()] for name in sorted(given)] + [batch.targets.tolist()]
+    """Return the inputs and targets of a batch as lists."""
+    inputs = batch.inputs.given()
+    return [[name, inputs[name].tolist()] for name in sorted(inputs)] + [batch.targets.tolist()]
 
 
 def draws_examples(task: Task) -> None:
-    """Its examples have the length that is asked for, ids of its words, and something to answer."""
+    """Examples have the requested length, valid token ids and at least one answer."""
     sampler, length = sampler_of(task)
     example = sampler.sample(np.random.default_rng(0))
     for name, ids in example._asdict().items():
         if ids.shape != (length,):
             raise Broken(f"{name} have shape {list(ids.shape)}; expected {[length]}")
-        known = (ids >= 0) & (ids < len(task.words)) | ((ids == IGNORE) & (name == "answers"))
-        if not known.all():
+        valid = (ids >= 0) & (ids < len(task.words)) | ((ids == IGNORE) & (name == "answers"))
+        if not valid.all():
             raise Broken(
-                f"{name} hold {ids[~known][0]}; expected ids of its {len(task.words)} words"
+                f"{name} hold {ids[~valid][0]}; expected ids of its {len(task.words)} words"
             )
     if (example.answers == IGNORE).all():
         raise Broken("nothing is asked; expected an answer at least")
 
 
 def examples_follow_from_the_generator(task: Task) -> None:
-    """An example is a function of the generator, whatever was drawn before."""
+    """An example depends only on the state of the random generator."""
     used, fresh = (sampler_of(task)[0] for _ in range(2))
     first, second = (used.sample(np.random.default_rng(seed)) for seed in (0, 1))
     again = fresh.sample(np.random.default_rng(1))
@@ -170,7 +170,7 @@ def examples_follow_from_the_generator(task: Task) -> None:
 
 
 def sampler_of(task: Task) -> tuple[Sampler, int]:
-    """Return what draws examples of a task, in which a number stands for each "auto", and their length."""
+    """Return the sampler of a task with "auto" resolved, and the length of its examples."""
     task = task.model_copy(update=task.numbers(ModelSizes(16, 2, CONTEXT)))
     length = max(CONTEXT, task.shortest) - 1
     sampler: Sampler = TASKS.make(task, length)

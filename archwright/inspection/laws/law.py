@@ -1,4 +1,4 @@
-"""A law is a function of a case, which says what it holds in its docstring; trying some gives findings."""
+"""Laws: functions that check a case, with the claim as their docstring."""
 
 import inspect
 import tomllib
@@ -21,32 +21,32 @@ TYPES = (
 
 S = TypeVar("S", bound=Spec)
 Law = Callable[[Any], None]
-"""Raises `Broken` where it does not hold, and `NotTried` where it has nothing to say."""
+"""Raises `Broken` if it does not hold, and `NotTried` if it does not apply."""
 Laws = dict[Law, tuple[Law, ...]]
-"""Laws in the order in which they are tried, each with those without which it would only repeat what they found."""
+"""Laws in order of execution, with their prerequisites. A failed prerequisite implies the same fault."""
 
 
 class Broken(AssertionError):  # noqa: N818
-    """A law does not hold: what was found, and what to do."""
+    """A law does not hold; the message has the fault and a remedy."""
 
 
 class NotTried(Exception):  # noqa: N818
-    """A law has nothing to say of a choice, and why."""
+    """A law does not apply to a choice; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A law, and whether it holds."""
+    """Outcome of one law."""
 
     law: str
     about: str
-    """The law in a sentence."""
+    """Claim of the law, one sentence."""
     state: Literal["ok", "broken", "not tried", "waiting"]
     found: str = ""
-    """The fault and what to do, why the law was not tried, or for which one it waits."""
+    """Fault and remedy, reason why the law was not tried, or claim of the failed prerequisite."""
 
     def record(self) -> dict[str, str]:
-        """Return it as JSON holds it."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
@@ -57,15 +57,15 @@ def about(law: Law) -> str:
 
 
 def tried(laws: Laws, case: Any, file: Path | None = None) -> list[Finding]:
-    """Try laws, and return what came of each; `file` is the one whose lines errors are looked for in."""
-    found: dict[Law, Finding] = {}
+    """Try laws in order and return their outcomes; errors cite lines of `file`."""
+    findings: dict[Law, Finding] = {}
     for law, needs in laws.items():
-        missing = next((need for need in needs if found[need].state != "ok"), None)
+        missing = next((need for need in needs if findings[need].state != "ok"), None)
         if missing is None:
-            found[law] = _tried(law, case, file)
+            findings[law] = _tried(law, case, file)
         else:
-            found[law] = Finding(law.__name__, about(law), "waiting", about(missing))
-    return [*found.values()]
+            findings[law] = Finding(law.__name__, about(law), "waiting", about(missing))
+    return [*findings.values()]
 
 
 def _tried(law: Law, case: Any, file: Path | None) -> Finding:
@@ -77,7 +77,7 @@ def _tried(law: Law, case: Any, file: Path | None) -> Finding:
         return Finding(law.__name__, about(law), "broken", one_line(str(error)))
     except UserError as error:
         return Finding(law.__name__, about(law), "broken", "; ".join(error.lines))
-    except Exception as error:  # of the part, which may raise anything
+    except Exception as error:  # parts of users may raise anything
         where = "" if file is None else line_in(file, error).removeprefix(", ")
         text = one_line(f"{where}: {in_one_line(error)}".removeprefix(": "))
         return Finding(law.__name__, about(law), "broken", text)
@@ -85,15 +85,15 @@ def _tried(law: Law, case: Any, file: Path | None) -> Finding:
 
 
 def choice_returns(choice: Choice) -> None:
-    """Written as TOML and read again, it is the same."""
+    """Writing a choice as TOML and reading it returns the same choice."""
     reads_back(choice)
 
 
 def reads_back(spec: S) -> S:
-    """Return what is read of a spec that was written as TOML.
+    """Write a spec as TOML and return the spec that is read from it.
 
     Raises:
-        Broken: it cannot be read, or is another one.
+        Broken: the TOML cannot be read, or the spec differs.
     """
     try:
         again = validated(type(spec), tomllib.loads(to_toml(spec)))

@@ -1,4 +1,4 @@
-"""Laws of optimizers and of schedules, tried on a bowl: the sum of squared distances of all weights to a target."""
+"""Laws of optimizers and schedules, tried on a quadratic loss."""
 
 import math
 import tempfile
@@ -15,11 +15,11 @@ from archwright.spec.run_spec import Optimizer, Schedule
 
 STEPS = 20
 LENGTHS = (1, 100, 100.5)
-"""Steps of runs whose schedules are looked at; a budget in time has a number that is not whole."""
+"""Numbers of steps to try schedules with; a time budget has a fractional number of steps."""
 
 
 class Bowl(nn.Module):
-    """A module with a parameter of each role, and the loss (1/2) sum of (w - target)^2 over all of them."""
+    """A module with a parameter of each role and the loss (1/2) sum (w - target)^2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Bowl(nn.Module):
 
 
 def moves_all(spec: Optimizer) -> None:
-    """It is made, and moves every parameter."""
+    """The optimizer moves every parameter."""
     bowl = Bowl()
     _steps(bowl, build_optimizers(bowl, spec), 2)
     for (name, _), now in zip(bowl.named_parameters(), bowl.weights(), strict=True):
@@ -54,7 +54,7 @@ def moves_all(spec: Optimizer) -> None:
 
 
 def the_loss_falls(spec: Optimizer) -> None:
-    """At its default learning rate the loss falls on a bowl."""
+    """The loss of a quadratic bowl falls at the default learning rate."""
     bowl = Bowl()
     first = bowl().item()
     _steps(bowl, build_optimizers(bowl, spec), STEPS)
@@ -81,16 +81,16 @@ def a_rate_of_zero_moves_nothing(spec: Optimizer) -> None:
 
 
 def state_returns(spec: Optimizer) -> None:
-    """Saved and loaded, it goes on bit for bit."""
-    whole, again = Bowl(), Bowl()
-    optimizers, others = (build_optimizers(bowl, spec) for bowl in (whole, again))
-    _drawn_steps(whole, optimizers, range(3))
+    """Training continues bit for bit after saving and loading."""
+    first, again = Bowl(), Bowl()
+    optimizers, others = (build_optimizers(bowl, spec) for bowl in (first, again))
+    _drawn_steps(first, optimizers, range(3))
     with tempfile.TemporaryDirectory() as folder:
-        path = save(Path(folder, "steps"), 3, model=whole, optimizers=optimizers, state={}, keep=1)
-        _drawn_steps(whole, optimizers, range(3, 6))
+        path = save(Path(folder, "steps"), 3, model=first, optimizers=optimizers, state={}, keep=1)
+        _drawn_steps(first, optimizers, range(3, 6))
         load(path, model=again, optimizers=others)
     _drawn_steps(again, others, range(3, 6))
-    if not _equal(whole.weights(), again.weights()):
+    if not _equal(first.weights(), again.weights()):
         raise Broken(
             "weights differ after 3 more steps; keep what a step needs of those before in self.state[p], as tensors or "
             "numbers"
@@ -98,7 +98,7 @@ def state_returns(spec: Optimizer) -> None:
 
 
 def _steps(bowl: Bowl, optimizers: Optimizers, number: int) -> None:
-    """Take steps down the bowl."""
+    """Take optimizer steps on the gradients of the bowl."""
     for _ in range(number):
         bowl.zero_grad()
         bowl().backward()
@@ -107,7 +107,7 @@ def _steps(bowl: Bowl, optimizers: Optimizers, number: int) -> None:
 
 
 def _drawn_steps(bowl: Bowl, optimizers: Optimizers, steps: range) -> None:
-    """Take steps along gradients that are drawn, so that what is kept of earlier ones counts."""
+    """Take optimizer steps on random gradients, so that optimizer state matters."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         for parameter in bowl.parameters():
@@ -131,7 +131,7 @@ def shares_are_from_0_to_1(spec: Schedule) -> None:
 
 
 def a_function_of_the_step(spec: Schedule) -> None:
-    """It is the same whatever was asked for before, as resumed runs need it."""
+    """The learning rate depends only on the step, as resumed runs require."""
     forth = _shares(spec, LENGTHS[-1])
     back = {step: learning_rate(spec, step, LENGTHS[-1]) for step in reversed(forth)}
     for step, share in forth.items():
