@@ -76,7 +76,7 @@ def operators(
     length: int,
     target_length: int | None = None,
     itemsize: float = 2.0,
-    kernel: str = "sdpa",
+    kernel: str = "flex",
     run: RunSpec | None = None,
     updates: float = 1.0,
 ) -> list[Operator]:

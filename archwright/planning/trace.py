@@ -103,6 +103,8 @@ def trace(
     Raises:
         UserError: an operator whose shape depends on values, by name.
     """
+    if model.spec.encoder_model is None:
+        target_length = None
     if real:
         return _traced(model, phase, length, target_length, texts, precision, kernel, tensor, True)
     if any(not p.is_meta for p in model.parameters()):

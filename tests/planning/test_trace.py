@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
+from archwright.planning import counter as counter_module
+from archwright.planning import trace as trace_module
 from archwright.planning.counter import Counter, PartStack
-from archwright.planning.fakes import fake_like
+from archwright.planning.fakes import fake
 from archwright.planning.trace import trace
 from archwright.spec.errors import UserError
 from tests.test_tiny_presets import DISTINCT, small
@@ -42,6 +46,40 @@ def test_a_trace_is_a_real_pass(name: str) -> None:
             assert kept == pytest.approx(expected, rel=0.01, abs=2048), (phase, layer)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES[::5])
+def test_fakes_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLOPs, bytes and kept tensors are equal on torch's fake tensors, which take longer to load."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def torchs(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        with mode:
+            return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device="cpu")
+
+    def run(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if tensors[0].is_floating_point() else False
+        if not any(isinstance(x, FakeTensor) for x in tensors):
+            return func(*args, **kwargs)
+        with mode:
+            return func(*args, **kwargs)
+
+    def costs() -> list[Any]:
+        model = build(small(name), device="meta")
+        traces = [
+            trace(model, phase, length=40, texts=2, precision=precision)
+            for phase, precision in (("training", "autocast"), ("prefill", "bf16"))
+        ]
+        return [(t.flops, t.num_bytes, [held.num_bytes for held in t.kept]) for t in traces]
+
+    ours = costs()
+    monkeypatch.setattr(trace_module, "fake_like", torchs)
+    monkeypatch.setattr(counter_module, "fake_like", torchs)
+    monkeypatch.setattr(counter_module, "is_fake", lambda x: isinstance(x, FakeTensor))
+    monkeypatch.setattr(counter_module, "run", run)
+    assert costs() == ours
+
+
 def has_bias(model: Decoder) -> bool:
     """True if positions or distances add to scores."""
     named = ("relative", "distance_scores", "distances")
@@ -62,13 +100,13 @@ def has_bias(model: Decoder) -> bool:
 )
 def test_what_depends_on_values_is_refused_by_name(asked: Any, name: str) -> None:
     with Counter(PartStack()).counting(fakes=True), pytest.raises(UserError, match=name):
-        asked(fake_like(torch.empty(3, 4, device="meta")))
+        asked(fake((3, 4), torch.float32))
 
 
 def test_fakes_have_no_memory() -> None:
     """A tensor of 4 TB, its transposed view, and their product."""
     with (counter := Counter(PartStack())).counting(fakes=True):
-        x = fake_like(torch.empty(2**20, 2**20, device="meta"))
+        x = fake((2**20, 2**20), torch.float32)
         y = x @ x.T
     assert (y.shape, y.stride(), y.dtype) == ((2**20, 2**20), (2**20, 1), torch.float32)
     assert counter.flops_of("other", "product") == 2.0**61
