@@ -617,10 +617,9 @@ def test_a_mixture_of_a_trillion_parameters_takes_no_memory() -> None:
     assert json.loads(done.stdout)["parameters"] > 1e12
     seconds, loading, num_bytes = json.loads(done.stderr.splitlines()[-1])
     assert num_bytes < 1e9
-    # Processor time of the whole command. 3.4 to 3.6 s were measured on a quiet machine, of which import torch took 1.8
-    # to 2.0, and 4.7 to 5.2 on a busy one, where it took 2.6 to 2.9.
+    # Processor time of the whole command: 1.9 s were measured on a quiet machine, of which import torch took 0.8.
     assert seconds < 10
-    assert seconds - loading < 1.3 * loading
+    assert seconds - loading < 1.7 * loading
 
 
 def test_palm() -> None:
