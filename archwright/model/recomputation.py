@@ -70,8 +70,8 @@ def _passes(
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Store the result of an operation, unless it draws random numbers."""
-    kept = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    save = operation in PRODUCTS or (operation in ATTENTION and not _drops(operation, args, kwargs))
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

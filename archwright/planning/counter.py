@@ -194,7 +194,7 @@ class Counter(TorchDispatchMode):
             flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
             self.book("product", flops, read)
             if func in SAVED_PRODUCTS and not is_weight:
-                self._result(made)
+                self.add_results(made)
         else:
             self.book("arithmetic", _arithmetic(plain, args, made), read)
         return out
@@ -241,7 +241,8 @@ class Counter(TorchDispatchMode):
         self.kept.append(Held(layer if made_here else None, self.parts.part, _bytes(x), home))
         return x
 
-    def _result(self, tensors: list[Tensor]) -> None:
+    def add_results(self, tensors: list[Tensor]) -> None:
+        """Count tensors that selective recomputation keeps."""
         if self.parts.phase == "forward":
             layer, part = self.parts.layer, self.parts.part
             self.results += [Held(layer, part, _bytes(t), _storage(t)) for t in tensors]
@@ -254,13 +255,11 @@ class Counter(TorchDispatchMode):
         inputs += costs.inputs
         if any(map(is_fake, inputs)):
             out = _Described.apply(self, costs, *inputs)  # type: ignore[no-untyped-call]
-            if costs.is_saved:
-                self._result([*out])
             return out[0] if isinstance(costs.results, Tensor) else out
         with watched(None), self.parts.region(PAUSED):
             out = function(*args, **kwargs)
         if costs.is_saved:
-            self._result(_tensors((out,)))
+            self.add_results(_tensors((out,)))
 
         def booked(x: Any) -> Any:
             return _Booked.apply(self, costs, x) if isinstance(x, Tensor) else x  # type: ignore[no-untyped-call]
@@ -277,6 +276,8 @@ class _Described(torch.autograd.Function):
         made = {id(t): fake_like(t) for t in (*results, *costs.kept) if t.is_meta}
         for t in made.values():
             counter.claim(t, counter.parts.layer)
+        if costs.is_saved:
+            counter.add_results([*made.values()])
         ctx.save_for_backward(*(made.get(id(t), t) for t in costs.kept))
         ctx.counter, ctx.costs, ctx.shapes = counter, costs, [t.detach() for t in inputs]
         return tuple(made[id(t)] for t in results)

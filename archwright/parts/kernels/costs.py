@@ -27,7 +27,7 @@ def eager(
 ) -> LeafCosts:
     """Return the costs of the reference: copies of keys and values for each head and all weights stay, too."""
     batch, length, heads, _ = query.shape
-    keys, groups = key.shape[1], heads // key.shape[2]
+    keys = key.shape[1]
     # [batch, length, heads, value_dim], heads first in memory
     out = _meta(query, batch, heads, length, value.shape[-1]).transpose(1, 2)
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -39,8 +39,7 @@ def eager(
         kept.append(_meta(value, *weights.shape))  # factors, 0 or 1 / (1 - dropout)
     if not view.is_full:
         kept.append(torch.empty(length, keys, dtype=torch.bool, device="meta"))
-    for x in (key, value):
-        kept.append(x if groups == 1 else _meta(x, batch, keys, heads, x.shape[-1]))
+    kept += [_meta(x, batch, keys, heads, x.shape[-1]) for x in (key, value)]  # also of one group
     if scores.softcap is not None:
         kept.append(torch.empty_like(weights))  # tanh(s / softcap)
     found = _costs(query, key, value, view, scores, out, kept)
