@@ -1,4 +1,4 @@
-"""Times of a model's parts in a training step, forward and backward."""
+"""Time per part of a model in a training step, by phase."""
 
 import time
 from collections import defaultdict
@@ -16,7 +16,7 @@ from archwright.planning.counter import OTHER, PartStack
 
 PHASES = ("forward", "backward", "update")
 Times = dict[tuple[str, str], float]
-"""Seconds by part and phase."""
+"""Seconds by (part, phase)."""
 
 KERNEL = "attention kernel"
 PARTS = (
@@ -32,11 +32,11 @@ PARTS = (
     "optimizer",
     OTHER,
 )
-"""Parts in the order of a table."""
+"""Parts in table order."""
 
 
 class StepMeter(PartStack):
-    """Parts at work and their times, from one change to the next."""
+    """Stack of active parts that records the time of every change."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class StepMeter(PartStack):
         self._marks: list[tuple[Any, str, str]] = []
 
     def begin(self) -> None:
-        """Forget what was measured, and start."""
+        """Discard all measurements and start the forward phase."""
         self._marks, self._stretches = [], []
         self.begin_phase("forward")
 
     def begin_phase(self, phase: str) -> None:
-        """Begin a phase; the time since the last change belongs to no part."""
+        """Begin a phase. Time since the last change counts for no part."""
         self.phase = phase
         self._marks.append((self._now(), "", phase))
 
@@ -62,16 +62,16 @@ class StepMeter(PartStack):
         super().leave()
 
     def times(self) -> Times:
-        """Return the seconds of each part and phase since the beginning."""
+        """Return the seconds of each part and phase since `begin`."""
         self._mark()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        on_gpu = self.device.type == "cuda"  # whose events give milliseconds
-        found: Times = defaultdict(float)
+        on_gpu = self.device.type == "cuda"  # CUDA events measure milliseconds
+        times: Times = defaultdict(float)
         for (before, _, _), (now, part, phase) in zip(self._marks, self._marks[1:], strict=False):
             if part:
-                found[part, phase] += before.elapsed_time(now) / 1e3 if on_gpu else now - before
-        return found
+                times[part, phase] += before.elapsed_time(now) / 1e3 if on_gpu else now - before
+        return times
 
     def _mark(self) -> None:
         self._marks.append((self._now(), self.part, self.phase))
@@ -113,8 +113,8 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
         for module in (stack.position, *stack.rotaries.values()):
             if module is not None:
                 yield module, "positions"
-    for layer in dict.fromkeys(model.all_layers):  # one that is shared comes more than once
-        yield layer, "residual adds"  # all of it that its branches and norms do not claim
+    for layer in dict.fromkeys(model.all_layers):  # shared layers appear repeatedly
+        yield layer, "residual adds"  # except its branches and norms
         for name in layer.branches:
             part = "feed-forward" if name == "feedforward" else "attention projections"
             yield layer.get_submodule(name), part
@@ -129,12 +129,12 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
 def _meter_function(
     module: nn.Module, name: str, part: str, meter: StepMeter, attached: ExitStack
 ) -> None:
-    """Attach a meter to a function of a module, until `attached` is closed."""
-    function, own = getattr(module, name), name in vars(module)
+    """Time calls of a function of a module until `attached` closes."""
+    function, is_set = getattr(module, name), name in vars(module)
 
-    def metered(*args: Any, **more: Any) -> Any:
+    def metered(*args: Any, **kwargs: Any) -> Any:
         with meter.region(part):
-            return function(*args, **more)
+            return function(*args, **kwargs)
 
     setattr(module, name, metered)
-    attached.callback(*((setattr, module, name, function) if own else (delattr, module, name)))
+    attached.callback(*((setattr, module, name, function) if is_set else (delattr, module, name)))

@@ -1,4 +1,4 @@
-"""Which optimizer moves which parameter, and which parameters decay."""
+"""Assignment of parameters to optimizers and weight decay."""
 
 import math
 from collections import defaultdict
@@ -26,21 +26,21 @@ Parameters = list[tuple[str, nn.Parameter]]
 Optimizers = dict[str, torch.optim.Optimizer]
 
 FUSED = {"cpu", "cuda"}
-"""Devices with a fused AdamW in every torch that this package runs on."""
+"""Devices with a fused AdamW in all supported torch versions."""
 
 
 def build_optimizers(
     model: nn.Module, spec: OptimizerSpec, *, precision: torch.dtype = torch.float32
 ) -> Optimizers:
-    """Return the optimizers of all trainable parameters by name: "adamw", and "muon" where chosen.
+    """Return the optimizers of all trainable parameters, by name.
 
-    `precision` is that of the run's matrix products; Muon computes its own in it. Every parameter
-    group keeps its peak rate as "initial_lr", from which `set_learning_rates` works. AdamW's rate is
-    multiplied by the `lr_scales` of a language model, by a parameter's role (muP); Muon's by their square root.
+    `precision` is the dtype of the run's matmuls; Muon iterates in bfloat16 or float32 accordingly. Every parameter
+    group stores its peak learning rate as "initial_lr" for `set_learning_rates`. The `lr_scales` of a language model
+    multiply AdamW's learning rate by role (muP); their square roots multiply Muon's.
 
     Raises:
-        ValueError: a model without trainable parameters.
-        UserError: an optimizer without a part, or one that leaves parameters as they are.
+        ValueError: the model has no trainable parameters.
+        UserError: the optimizer has no part, or does not update all parameters.
     """
     by_role: dict[Role, Parameters] = defaultdict(list)
     role_of = roles(model)
@@ -65,7 +65,7 @@ def build_optimizers(
 
 
 def set_learning_rates(optimizers: Mapping[str, torch.optim.Optimizer], share: float) -> None:
-    """Give every parameter group this share of its peak learning rate."""
+    """Set the learning rate of every parameter group to a share of its peak."""
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * share
@@ -74,13 +74,13 @@ def set_learning_rates(optimizers: Mapping[str, torch.optim.Optimizer], share: f
 def roles(model: nn.Module) -> dict[str, Role]:
     """Return the role of each parameter by its name, as in `model.named_parameters()`.
 
-    Roles that a module states in `roles` come first. For the rest:
-    embedding: the table of an embedding module, also if a head shares it.
-    head: the map to the vocabulary: a module named `head`; without one, the last matrix with the
-        shape of the largest embedding. A language model without one shares the table of its embedding.
-    kernel: the weight of a convolution. vector: a parameter with fewer than two axes, a weight of a norm or a bias
-        of a stack, which may have a row for each head or expert.
-    matrix: any other parameter; with more than two axes, a stack of matrices, as in experts.
+    The `roles` attribute of a module takes precedence. Other parameters:
+    embedding: the table of an embedding module, also if the head shares it.
+    head: the map to the vocabulary, in a module named `head`. Outside of language models, the last matrix is the head
+        if it has the shape of the largest embedding.
+    kernel: the weight of a convolution. vector: a parameter with fewer than two axes, a norm weight, or a bias of
+        grouped maps.
+    matrix: all other parameters; more than two axes are a stack of matrices, as in experts.
 
     Raises:
         UserError: `roles` of a module names no parameter, or an unknown role.
@@ -95,14 +95,14 @@ def roles(model: nn.Module) -> dict[str, Role]:
 
 
 def without_role(model: nn.Module) -> list[str]:
-    """Return the parameters that are matrices only because no module states their role."""
+    """Return the names of parameters without a role, which are matrices by default."""
     return [
         n for n, role in _usual_roles(model).items() if role is None and n not in _stated(model)
     ]
 
 
 def _usual_roles(model: nn.Module) -> dict[str, Role | None]:
-    """Return the role that follows from a parameter's module and shape; None if the module is of no known kind."""
+    """Return the role of each parameter by module type and shape; None for other module types."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     by_name: dict[str, Role | None] = {}
     norms = tuple(part for part in NORMS.values() if isinstance(part, type))
@@ -121,7 +121,7 @@ def _usual_roles(model: nn.Module) -> dict[str, Role | None]:
 
 
 def _stated(model: nn.Module) -> dict[str, Role]:
-    """Return the roles that modules state, by full name of the parameter."""
+    """Return the roles from `roles` attributes by full parameter name."""
     by_name: dict[str, Role] = {}
     for prefix, module in model.named_modules():
         for name, role in module.roles.items() if isinstance(module, branch.HasRoles) else ():
@@ -135,14 +135,14 @@ def _stated(model: nn.Module) -> dict[str, Role]:
     return by_name
 
 
-def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Role]:
+def _head_by_shape(model: nn.Module, by_name: Mapping[str, Role]) -> dict[str, Role]:
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    tables = [shapes[name] for name, role in found.items() if role == "embedding"]
-    matrices = [name for name, role in found.items() if role == "matrix"]
+    tables = [shapes[name] for name, role in by_name.items() if role == "embedding"]
+    matrices = [name for name, role in by_name.items() if role == "matrix"]
     if tables and matrices:
         vocabulary = max(tables, key=lambda shape: shape.numel())
         heads = [name for name in matrices if shapes[name] == vocabulary]
-        # A head stands at the end; a matrix of that shape elsewhere only looks like one.
+        # The head is the last matrix; earlier matrices may have the same shape by coincidence.
         if heads and heads[-1] == matrices[-1]:
             return {heads[-1]: "head"}
     return {}
@@ -154,12 +154,12 @@ def parameter_groups(
     weight_decay: float,
     lr_scales: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return groups for a torch optimizer that decay whatever multiplies: matrices, head and embedding, as
-    GPT-3 and LLaMA are usually reproduced. Biases and gains have a natural size that decay would pull them from."""
+    """Return parameter groups with weight decay for all roles except vectors, as in common GPT-3 and LLaMA
+    reproductions. Biases and gains have a natural scale that decay would reduce."""
     alike: dict[tuple[bool, float], Parameters] = defaultdict(list)
     for role, named in by_role.items():
         alike[role != "vector", lr_scales.get(role, 1.0)] += named
-    # A step takes off lr * weight_decay: a share of the weight that no factor of its rate should change.
+    # A step subtracts the share lr * weight_decay of a weight, which must not depend on the learning-rate scale.
     return [
         {
             "params": alike[decays, scale],
@@ -185,10 +185,10 @@ def _muon(
     precision: torch.dtype,
     lr_scales: Mapping[str, float],
 ) -> Optimizers:
-    """Muon for the matrices inside; AdamW for what is looked up, read out or no matrix.
+    """Return Muon for matrices and AdamW for all other roles.
 
     An update has the spectral norm lr 0.2 sqrt(max(d_out, d_in)), which grows with sqrt(m), m = dim / base_dim. muP
-    keeps it: where AdamW's rate is multiplied by 1 / m, Muon's is by 1 / sqrt(m).
+    keeps it constant: it scales AdamW's learning rate by 1 / m, and Muon's by 1 / sqrt(m).
     """
     rest: dict[Role, Parameters] = {r: named for r, named in by_role.items() if r != "matrix"}
     optimizers: Optimizers = {}
@@ -226,6 +226,6 @@ OPTIMIZERS = Registry(
     dict,
     {AdamWSpec: _adamw, MuonSpec: _muon},
 )
-"""Functions that return torch optimizers by name, which together move every parameter. They get the named parameters
-of each role, the dtype of matrix products, and factors of the learning rates of roles, for updates whose size does not
-depend on that of the gradient, as AdamW's and Lion's; see `parameter_groups`."""
+"""Factories of torch optimizers by name, which together update every parameter.
+Arguments: named parameters by role, dtype of matmuls, and learning-rate scales by role for optimizers with updates
+independent of the gradient's scale, such as AdamW and Lion; see `parameter_groups`."""

@@ -1,4 +1,4 @@
-"""The contract of branches: what stands between two points of the residual stream."""
+"""Interface of branches: modules between two points of the residual stream."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,29 +14,29 @@ Role = Literal["vector", "matrix", "kernel"]
 
 @runtime_checkable
 class HasRoles(Protocol):
-    """A module that states the roles of its parameters, as every `Branch` does."""
+    """Module with roles for its parameters, such as every `Branch`."""
 
     roles: Mapping[str, Role]
 
 
 class Branch(nn.Module):
-    """A module between two points of the residual stream: it reads the normed stream, and its result is added.
+    """Module that reads the normed residual stream and adds its result to it.
 
     All members have a default. Values cross layers through the context: `context.provide(name, tensor)` in one layer,
-    `context.read(name)` in a later one. The stack keeps them for one pass, also while a layer is recomputed. Its own
-    value is "embedding" of layer 0: the stream before the first layer, [batch, length, dim].
+    `context.read(name)` in a later one. The stack keeps them for one pass, including recomputation. It provides
+    "embedding" as layer 0: the stream before the first layer, [batch, length, dim].
 
     Attributes:
-        first_pass: False while a layer is recomputed in the backward pass, where nothing must be counted again.
-        counts: Names of tensors that count events of a step, such as tokens per expert. Ranks sum them; None is empty.
+        first_pass: False during recomputation in the backward pass, which must not count events again.
+        counts: Names of tensors that count events of a step, such as tokens per expert. Ranks sum them; None: empty.
         provides: Values for later layers: name -> numbers per token. A name belongs to one layer.
         reads_from: Values of earlier layers: name -> number of the providing layer, from 1.
         auxiliary: Auxiliary loss of the last forward pass in training, a scalar tensor. The training step adds it to
-            the loss and resets it to None. Scale it as it should enter the loss; set it only if `first_pass`.
-        auxiliary_name: Name of that loss in the log, ending with `_loss`; losses with one name are added up.
-        roles: Role in optimization of a parameter, by its name in this module: Muon makes a "matrix" orthogonal, weight
+            the loss and resets it to None. It includes its coefficient. Set it only if `first_pass`.
+        auxiliary_name: Name of the auxiliary loss in the log, ending with `_loss`; equal names are summed.
+        roles: Optimization role by parameter name: Muon orthogonalizes updates of a "matrix", weight
             decay shrinks a "matrix" or a "kernel", neither applies to a "vector". Required for parameters with two axes
-            in no Linear, embedding, convolution or expert stack, as in `{"A_log": "vector"}`.
+            outside of Linear, embedding, convolution and expert stacks, as in `{"A_log": "vector"}`.
     """
 
     first_pass: bool = True
@@ -49,38 +49,39 @@ class Branch(nn.Module):
 
     @property
     def inputs(self) -> Sequence[Linear]:
-        """The maps that read x; `forward` is given their results, in this order, where a wiring has computed them
-        together with those of other branches."""
+        """Maps that read x. If a wiring computes them jointly for several branches, `forward` receives their results in
+        this order as `projected`."""
         return ()
 
     @property
     def along_text(self) -> str:
-        """The option of its spec by which a token depends on others of its text otherwise than through the keys that
-        `Context.all_keys` gives; empty: none does, so that processes may share the tokens of a text. Who inherits this
-        and looks otherwise must override it."""
+        """Spec option that prevents context parallelism; empty: ranks may split the tokens of a sequence.
+
+        Override it if tokens interact by any means except the keys of `Context.all_keys`."""
         return ""
 
     @property
     def across_layers(self) -> str:
-        """The option of its spec by which it depends on other layers otherwise than through the stream; empty: none
-        does, so that processes may have some of the layers each."""
+        """Spec option that prevents pipeline parallelism, because layers depend on each other outside of the residual
+        stream; empty: ranks may split the layers."""
         return ""
 
     @property
     def source_maps(self) -> Sequence[Linear]:
-        """The maps that read an encoder's output, once for each token of the source."""
+        """Maps that read the encoder output, once per source token."""
         return ()
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:
-        """What processes may share of it; None: each that has it computes all of it."""
+        """Sizes that ranks may split; None: every rank computes the full branch."""
         return None
 
     @property
     def expert_parallel(self) -> nn.Module | None:
-        """What of it is called with rows sorted by expert, `(x, which, ends)` of `GroupedLinear`, and looks at each by
-        itself, so that processes may have some of the experts each; None: nothing."""
+        """Module that ranks may split by expert; None: no expert parallelism.
+
+        Arguments as in `GroupedLinear`: (x, which, ends), with rows sorted by expert and computed independently."""
         return None
 
     def after_step(self, *, updated: bool) -> None:
-        """Do what follows from the batches of a training step; `updated`: whether the weights moved."""
+        """Update buffers after a training step; `updated` is False if the optimizer skipped the step."""

@@ -1,4 +1,4 @@
-"""Scan kernels of flash-linear-attention, for GPUs. Not run by the tests of this package, which have no GPU."""
+"""Scan kernels of flash-linear-attention, for GPUs. The tests of this package do not run them."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,9 +20,9 @@ FUNCTIONS = {
 def fla(
     scan: ScanInputs, state: Tensor, resets: Tensor | None, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute a scan with the kernels of flash-linear-attention, which choose their chunks themselves.
+    """Compute a scan with flash-linear-attention, which ignores `chunk_size`.
 
-    Matrices are multiplied in bfloat16. With resets, documents become rows of their own (`cu_seqlens`).
+    Matmuls use bfloat16. With resets, documents become separate sequences (`cu_seqlens`).
     """
     q, k, v, log_decay, beta, _ = scan
     batch, length = v.shape[:2]
@@ -31,21 +31,21 @@ def fla(
     function = getattr(import_module(f"fla.ops.{module}"), name)
     if log_decay is None:
         log_decay = v.new_zeros(v.shape[:3])
-    given = {n: x.bfloat16() for n, x in zip("qkv", (q, k, v), strict=True)} | {"g": log_decay}
-    given |= {} if beta is None else {"beta": beta}
+    args = {n: x.bfloat16() for n, x in zip("qkv", (q, k, v), strict=True)} | {"g": log_decay}
+    args |= {} if beta is None else {"beta": beta}
     starts = None
     if resets is not None:
         # One row: [1, batch * length, heads, ...]
-        given = {name: x.flatten(0, 1)[None] for name, x in given.items()}
-        # A row begins with the state before it, unless its first token resets it.
+        args = {name: x.flatten(0, 1)[None] for name, x in args.items()}
+        # A row starts from its initial state, unless its first token resets it.
         begins = torch.cat((torch.ones_like(resets[:, :1]), resets[:, 1:]), 1)
         starts = begins.flatten().nonzero()[:, 0]  # in [batch * length]
         row = starts // length
-        goes_on = (starts % length == 0) & ~resets[row, 0]
-        given["cu_seqlens"] = torch.cat((starts, starts.new_tensor([batch * length])))
-        state = state[row] * goes_on[:, None, None, None]
+        continues = (starts % length == 0) & ~resets[row, 0]
+        args["cu_seqlens"] = torch.cat((starts, starts.new_tensor([batch * length])))
+        state = state[row] * continues[:, None, None, None]
         last = torch.cat((row[1:] != row[:-1], row.new_ones(1).bool()))
-    out, new = function(**given, scale=1.0, initial_state=state, output_final_state=True)
+    out, new = function(**args, scale=1.0, initial_state=state, output_final_state=True)
     # [batch, length, heads, value_dim]
     return out.reshape(v.shape), new if starts is None else new[last]
 

@@ -1,4 +1,4 @@
-"""Learned vectors before each text, which go through the layers with it."""
+"""Learned vectors that are prepended to each sequence."""
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +11,11 @@ from archwright.parts.token_layout import TokenLayout, document_starts, rows_at
 
 
 class GlobalTokens(Embedding):
-    """[w_1 ... w_g; x]: g learned vectors, then the tokens of a text; in a packed row, before each document.
+    """[w_1 ... w_g; x]: g learned vectors before the tokens of each sequence or packed document.
 
-    Shapes: w [g, dim]; x [batch, length, dim]; the result [batch, length + g documents, dim], with padding behind rows
-    of fewer documents than others have. A text begins with its global tokens: places and positions of its own tokens
-    are counted on from there.
+    Shapes: w [g, dim]; x [batch, length, dim]; the result [batch, length + g documents, dim]. Rows with
+    fewer documents have padding at the end. Indices and positions start with 0 at the first global token, and with g at
+    the first token of the sequence.
 
     Phang et al., 2022, Pegasus-X, section 3.1.
     """
@@ -23,16 +23,16 @@ class GlobalTokens(Embedding):
     def before(
         self, x: Float[Tensor, "batch length dim"], context: Context
     ) -> tuple[Float[Tensor, "batch longer dim"], Context, Int[Tensor, "batch length"]]:
-        """Return the tokens with those before them, their context, and the columns where those of the text stand."""
+        """Return the extended input, its context, and the columns of the original tokens."""
         number, at = len(self.weight), context.layout
         weight = self.weight.to(x.dtype)
         if at.segment_ids is None:
             longer = torch.cat((weight.expand(len(x), -1, -1), x), 1)
             columns = torch.arange(number, number + at.length, device=x.device)
-            return longer, context.placed(_behind(at, number)), columns.expand(len(x), -1)
-        columns, source, layout = _between(at, number)
+            return longer, context.placed(_shifted(at, number)), columns.expand(len(x), -1)
+        columns, source, layout = _interleaved(at, number)
         assert layout.index is not None
-        # A row of zeros behind the others, for what is no token of a text.
+        # The zero row at the end is the source of all columns without a token.
         moved = rows_at(F.pad(x, (0, 0, 0, 1)), source)
         vectors = F.embedding(layout.index.clamp(max=number - 1), weight)
         is_global = (source == at.length) & (layout.index < number)
@@ -40,14 +40,14 @@ class GlobalTokens(Embedding):
         return longer, context.placed(layout), columns
 
 
-def _behind(at: TokenLayout, number: int) -> TokenLayout:
-    """Return where the tokens of rows of one text each stand, with so many before them."""
+def _shifted(at: TokenLayout, number: int) -> TokenLayout:
+    """Return the layout after prepending `number` tokens to rows without documents."""
 
-    def moved(given: Tensor | None) -> Tensor | None:
-        if given is None:
+    def moved(index: Tensor | None) -> Tensor | None:
+        if index is None:
             return None
-        first = torch.arange(number, device=at.device).expand(len(given), -1)
-        return torch.cat((first, given + number), 1)
+        first = torch.arange(number, device=at.device).expand(len(index), -1)
+        return torch.cat((first, index + number), 1)
 
     real, index = at.padding_mask, moved(at.index)
     return TokenLayout(
@@ -60,42 +60,42 @@ def _behind(at: TokenLayout, number: int) -> TokenLayout:
     )
 
 
-def _between(at: TokenLayout, number: int) -> tuple[Tensor, Tensor, TokenLayout]:
+def _interleaved(at: TokenLayout, number: int) -> tuple[Tensor, Tensor, TokenLayout]:
     """Return columns [batch, length] of tokens, token of each column [batch, longer], and layout."""
     assert at.segment_ids is not None
     assert at.index is not None
     batch, length = at.segment_ids.shape
     starts = document_starts(at.segment_ids)
     documents = starts.cumsum(-1)
-    own = torch.arange(length, device=at.device)
-    columns = own + documents * number
+    tokens = torch.arange(length, device=at.device)
+    columns = tokens + documents * number
     longest = length + number * int(documents.max())
-    # The columns before the first token of a document; of other tokens, one that is cut off: [batch, length, number].
+    # Columns before the first token of a document, [batch, length, number]. Other tokens use `longest`, cut off below.
     before = columns[..., None] - torch.arange(number, 0, -1, device=at.device)
     before = before.masked_fill(~starts[..., None], longest)
     before = before.flatten(1)  # [batch, length * number]
     places = torch.arange(number, device=at.device).repeat(batch, length)
 
-    def laid(of_tokens: Tensor, of_others: Tensor, rest: int) -> Tensor:
-        """Return numbers of all columns."""
-        found = of_tokens.new_full((batch, longest + 1), rest)
-        found.scatter_(1, before, of_others.to(found.dtype))
-        return found.scatter_(1, columns, of_tokens)[:, :-1]
+    def merged(of_tokens: Tensor, of_globals: Tensor, padding: int) -> Tensor:
+        """Return one value per column, [batch, longest]."""
+        values = of_tokens.new_full((batch, longest + 1), padding)
+        values.scatter_(1, before, of_globals.to(values.dtype))
+        return values.scatter_(1, columns, of_tokens)[:, :-1]
 
     # [batch, length * number]
     ids = at.segment_ids[..., None].expand(-1, -1, number).flatten(1)
     real = torch.ones_like(columns) if at.padding_mask is None else at.padding_mask.long()
-    index = laid(at.index + number, places, number)
-    given = at.position_ids is not at.index
+    index = merged(at.index + number, places, number)
+    has_positions = at.position_ids is not at.index
     positions = at.position_ids_or_range().expand(batch, -1) + number
     layout = TokenLayout(
         longest,
         at.device,
-        position_ids=laid(positions, places, number) if given else index,
+        position_ids=merged(positions, places, number) if has_positions else index,
         index=index,
-        segment_ids=laid(at.segment_ids, ids, int(at.segment_ids.max()) + 1),
-        padding_mask=laid(real, torch.ones_like(places), 0).bool(),
+        segment_ids=merged(at.segment_ids, ids, int(at.segment_ids.max()) + 1),
+        padding_mask=merged(real, torch.ones_like(places), 0).bool(),
         prefix=None if at.prefix is None else at.prefix + number,
     )
-    source = laid(own.expand(batch, -1), torch.full_like(places, length), length)
+    source = merged(tokens.expand(batch, -1), torch.full_like(places, length), length)
     return columns, source, layout

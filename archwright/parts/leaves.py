@@ -1,6 +1,6 @@
-"""Leaves: functions whose costs follow from one formula, such as attention kernels and scans.
+"""Leaves: functions with a cost formula, such as attention kernels and scans.
 
-A counter that watches a pass books the formula and does not look inside. Without a counter a leaf is a plain call.
+A cost counter evaluates the formula and skips the operations inside. Without a counter, a leaf is a plain call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class LeafCosts(NamedTuple):
-    """Costs of one call of a leaf. New tensors are described by meta tensors."""
+    """Costs of one call of a leaf. Meta tensors describe new tensors."""
 
     flops: float
     """FLOPs of the forward pass; the backward pass takes twice as many."""
@@ -25,17 +25,17 @@ class LeafCosts(NamedTuple):
     kept: Sequence[Tensor] = ()
     """Tensors that stay until the backward pass: arguments, results, or meta tensors."""
     has_weights: bool = False
-    """Whether it is a product with weights, and not one between tokens."""
+    """True for matmuls with weights, False for products between tokens."""
     is_saved: bool = False
-    """Whether selective recomputation keeps new tensors among `kept`."""
+    """True if selective recomputation also keeps the new tensors in `kept`."""
     inputs: Sequence[Tensor] = ()
-    """Tensors with a gradient that are no arguments themselves, such as those of a bias."""
+    """Tensors with a gradient inside of arguments, such as a bias."""
 
 
 Formula = Callable[..., LeafCosts]
-"""Returns the costs of a call with the leaf's arguments."""
+"""Function from the arguments of a leaf to its costs."""
 Watcher = Callable[[Callable[..., Any], Formula, tuple[Any, ...], dict[str, Any]], Any]
-"""Is called with a leaf, its formula and its arguments, and returns the leaf's results."""
+"""Function from a leaf, its formula, args and kwargs to the leaf's results."""
 
 _WATCHERS: list[Watcher] = []
 
@@ -56,13 +56,13 @@ def leaf(formula: Formula) -> Callable[[F], F]:
 
 
 def is_watched() -> bool:
-    """True while a counter watches: results then describe any device, not the one at hand."""
+    """True while a counter is active. Results must then not depend on the current device."""
     return bool(_WATCHERS)
 
 
 @contextmanager
 def watched(watcher: Watcher | None) -> Iterator[None]:
-    """Inside, calls of leaves go to a watcher; None: they are plain calls."""
+    """Pass calls of leaves to a watcher; None: plain calls."""
     before = _WATCHERS[:]
     _WATCHERS[:] = [] if watcher is None else [watcher]
     try:

@@ -1,5 +1,4 @@
-"""Laws: what every choice of an axis must do, from the package or from outside. Tests and `archwright check` try the
-same functions."""
+"""Laws that every choice of an axis must obey, built-in or external. Tests and `archwright check` run them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ LAWS_OF_MODELS: Laws = {
         model_laws.cached_is_uncached,
     ),
 }
-"""Laws of a small model with a choice in it."""
+"""Laws of a small model that uses the choice."""
 
 OF_NORMS: Laws = {norm_laws.keeps_dtype: _BUILT, norm_laws.is_finite: _BUILT}
 OF_BRANCHES: Laws = {
@@ -107,7 +106,7 @@ IN_RUNS: dict[str, Laws] = {
     },
     "task": LAWS_OF_TASKS,
 }
-"""Laws of the axes of a run, by name: they are tried on the choice with its defaults."""
+"""Laws by run axis. They run on the choice with its default options."""
 IN_MODELS: dict[str, Laws] = {
     "mask": LAWS_OF_MODELS | {mask_laws.members_follow_visible: _BUILT},
     "norm": LAWS_OF_MODELS | OF_NORMS,
@@ -115,12 +114,12 @@ IN_MODELS: dict[str, Laws] = {
     "recurrence": LAWS_OF_MODELS | OF_RECURRENCES | OF_MIXERS | OF_BRANCHES,
     "feedforward": LAWS_OF_MODELS | OF_BRANCHES | OF_STATES,
 }
-"""Laws of the axes of a model with some beside those of all."""
+"""Laws by model axis, for axes with additional laws."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A choice, and what came of trying the laws of its axis."""
+    """Findings of the laws of an axis for one choice."""
 
     axis: str
     kind: str
@@ -128,22 +127,22 @@ class Checked:
 
     @cached_property
     def good(self) -> bool:
-        """Whether no law is broken."""
+        """True if no law is broken."""
         return all(finding.state != "broken" for finding in self.findings)
 
 
 def check_file(file: Path) -> list[Checked]:
-    """Try the laws of its axis on each choice that a file of choices registers.
+    """Check every choice that a file registers against the laws of its axis.
 
     Raises:
-        UserError: the file is missing, fails, or has no choice with a part, in one line.
+        UserError: the file is missing, raises an error, or registers no choice with a part.
     """
     load_parts_file(file)
     return [check(choice, file) for choice in choices_of(file)]
 
 
 def check(choice: type[Choice], file: Path | None = None) -> Checked:
-    """Try the laws of its axis on a choice; `file` is the one that it is in."""
+    """Check a choice, defined in `file`, against the laws of its axis."""
     laws = laws_of(choice)
     findings = tried({chosen: ()}, choice, file)
     if findings[0].state == "ok":
@@ -157,17 +156,17 @@ def laws_of(choice: type[Choice]) -> Laws:
 
 
 def chosen(choice: type[Choice]) -> Any:
-    """It can be chosen with its default options."""
+    """The choice works with its default options."""
     return choice() if choice.axis in IN_RUNS else Case(small_model(choice))
 
 
 def small_model(choice: type[Choice]) -> ModelSpec:
-    """Return a model with a choice, small enough for laws; options that follow sizes are scaled down with it.
+    """Return a small model with a choice. Size-dependent options are scaled down with the model.
 
     Raises:
-        UserError: an option without a default, or rules that refuse the choice beside those of the base.
+        UserError: an option has no default, or the choice is incompatible with the base model.
     """
-    asks = [ask.removeprefix("model.") for ask in asks_of(choice) if ask.startswith("model.")]
+    options = [o.removeprefix("model.") for o in asks_of(choice) if o.startswith("model.")]
     dim, head_dim, layers, context, experts = 16, 8, 2, 24, 4
-    small = scaled_down(load(BASE).override(*asks), dim, head_dim, layers, context, experts)
+    small = scaled_down(load(BASE).override(*options), dim, head_dim, layers, context, experts)
     return small.override("vocab_size=32")

@@ -1,4 +1,4 @@
-"""A model that laws are tried on: small, in float64, with weights so large that a dropped detail shows."""
+"""Small float64 models for laws, with large weights that make missing terms visible."""
 
 import random
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from archwright.spec.model_spec import ModelSpec
 
 ROWS = 2
 LONGEST = 12
-"""Most tokens of a text, where a model allows as many."""
+"""Maximum sequence length in tokens; models may limit it further."""
 LONG = 2 * 128 + 37
-"""Tokens of a long text: more than two chunks of the usual sizes, and a multiple of none."""
+"""Tokens of a long sequence: more than two chunks of any usual size, and a multiple of none."""
 FLOAT32 = 1e-5
-"""Errors below this, of the spread of the logits, are those of float32."""
+"""Error of float32 arithmetic, as a share of the spread of the logits."""
 
 
 @dataclass
 class Case:
-    """A composition and all chance in testing it."""
+    """A model spec with the seed of all random numbers in its tests."""
 
     spec: ModelSpec
     seed: int = 0
@@ -38,15 +38,15 @@ class Case:
 
     @cached_property
     def model(self) -> LanguageModel:
-        """The model in float64, with weights so large that a dropped detail shows."""
+        """Float64 model with large weights, which make missing terms visible."""
         return self.enlarged().use_kernel("eager")
 
     def built(self, device: str = "cpu") -> LanguageModel:
-        """Return the model as it is before training."""
+        """Return the model at initialization."""
         return build(self.spec, seed=self.seed, device=device)
 
     def enlarged(self, size: float | None = None) -> LanguageModel:
-        """Build the model with weights of a size: smaller where no norm keeps numbers from exploding."""
+        """Build the model with large weights; the default size is smaller if a layer has no norm."""
         bare = any(
             layer.norm.is_none or dict(layer.residual).get("skip_norm", "none") != "none"
             for layer in self.spec.layers_by_kind.values()
@@ -55,15 +55,15 @@ class Case:
 
     @property
     def length(self) -> int:
-        """Of a text: as long as the model allows."""
+        """Sequence length: the context length, at most `longest`."""
         return min(self.spec.context_length, self.longest)
 
     @cached_property
     def long(self) -> "Case":
-        """One layer and one long text.
+        """Case with one layer and one long sequence.
 
         Raises:
-            NotTried: The model cannot read long texts.
+            NotTried: The model does not support long sequences.
         """
         try:
             spec = self.spec.override("num_layers=1", f"context_length={LONG}")
@@ -76,35 +76,35 @@ class Case:
         shape = (rows or self.rows, self.length if length is None else length)
         return torch.randint(int(self.spec.resolved().vocab_size), shape, generator=generator)
 
-    def read(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Output:
-        """Return what a model makes of tokens, beside the same source each time where it has an encoder."""
+    def read(self, model: LanguageModel, tokens: Tensor, **inputs: Any) -> Output:
+        """Run a model on tokens. An encoder receives the same source in every call."""
         source = self.tokens().flip(-1)[: len(tokens)].to(tokens.device)
-        texts = (tokens,) if self.spec.encoder.is_none else (source, tokens)
-        out: Output = model(*texts, **given)
+        sequences = (tokens,) if self.spec.encoder.is_none else (source, tokens)
+        out: Output = model(*sequences, **inputs)
         return out
 
-    def logits(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Tensor:
-        """Return the logits that a model gives tokens, those of further predicting streams behind the first's."""
-        out = self.read(model, tokens, **given)
+    def logits(self, model: LanguageModel, tokens: Tensor, **inputs: Any) -> Tensor:
+        """Return the logits of tokens; further predicting streams are concatenated along the last axis."""
+        out = self.read(model, tokens, **inputs)
         further = () if out.further_logits is None else out.further_logits
         return torch.cat((out.logits, *further), -1)
 
     @property
     def chooses_keys(self) -> bool:
-        """Whether values decide what some token sees: by how much more than nothing, no mask tells."""
+        """True if a mixer selects keys by their values, in addition to the mask."""
         layers = self.spec.layers_by_kind.values()
         return any(mixer.chooses_keys for layer in layers for mixer in layer.mixers.values())
 
     @property
     def takes(self) -> frozenset[str]:
-        """The inputs beside tokens that no mixer ignores."""
+        """Names of the batch inputs, other than tokens, that all mixers support."""
         layers = self.spec.layers_by_kind.values()
         mixers = [m for layer in layers for m in layer.mixers.values() if not m.is_none]
         return frozenset.intersection(*(m.takes for m in mixers)) if mixers else frozenset()
 
     @property
     def causal(self) -> bool:
-        """Whether choices declare that no token sees what follows it."""
+        """True if all mixers and masks are declared causal."""
         layers = self.spec.layers_by_kind.values()
         mixers = [m for layer in layers for m in layer.mixers.values()]
         masks = [values["mask"] for m in mixers if "mask" in (values := dict(m))]
@@ -113,7 +113,7 @@ class Case:
 
 
 def enlarged(model: LanguageModel, seed: int, size: float) -> LanguageModel:
-    """Give matrices N(0, size^2 / fan_in), and add 0.3 N(0, 1) to vectors; all in float64."""
+    """Draw matrices from N(0, size^2 / fan_in), and add 0.3 N(0, 1) to vectors, in float64."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
     with torch.no_grad():
@@ -127,13 +127,13 @@ def enlarged(model: LanguageModel, seed: int, size: float) -> LanguageModel:
 
 
 def spread(logits: Tensor) -> float:
-    """Return the size of logits that errors are measured by."""
+    """Return the standard deviation of logits, the unit of errors; at least 1e-3."""
     return max(logits.double().std().item(), 1e-3) if logits.numel() > 1 else 1.0
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float, what: str, then: str = "") -> None:
-    """Raise `Broken` where two logits differ by more than a share of their spread; `then` says what to do."""
-    error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
+def close(actual: Tensor, expected: Tensor, tolerance: float, what: str, then: str = "") -> None:
+    """Raise `Broken` if logits differ by more than `tolerance` times their spread; `then` is the remedy."""
+    error = (actual.double() - expected.double()).abs().max().item() if actual.numel() else 0.0
     if error <= tolerance * spread(expected):
         return
     if error <= FLOAT32 * spread(expected):

@@ -1,4 +1,4 @@
-"""Laws of mixers: long texts, chunks, kernels, compiled layers, and recomputation in the backward pass."""
+"""Laws of mixers: long sequences, chunks, kernels, compilation and activation checkpointing."""
 
 import torch
 from torch import Tensor
@@ -19,28 +19,28 @@ from archwright.parts.context import Context
 from archwright.parts.token_layout import token_layout
 
 FIRST_PIECES = (3, 259, 1)
-"""Tokens of the first pieces of a long text: they end at no multiple of a chunk, and one is longer than 256."""
+"""Lengths of the first pieces of a long sequence: one exceeds 256 tokens, and none ends at a multiple of a chunk."""
 
 REACH = 4
-"""Tokens back that a memory must reach: further than most short convolutions."""
+"""Tokens that a recurrent state must look back: more than most short convolutions do."""
 NUM_CHUNKED = 70
-"""Tokens of a text that is cut into chunks of 1 and of 3: more than a chunk of 64."""
+"""Sequence length in tokens for tests of chunk sizes 1 and 3: more than a chunk of 64."""
 
 
 def long_packed_is_alone(case: Case) -> None:
-    """A text of more than 256 tokens has the same logits by itself, and packed behind another."""
+    """In a packed row of more than 256 tokens, each sequence has its unpacked logits."""
     wants(case, "segment_ids")
     packed_is_alone(case.long)
 
 
 def long_padding_is_nothing(case: Case) -> None:
-    """A text of more than 128 tokens, the only one of its batch, has the same logits beside padding on either side."""
+    """Padding a single sequence to more than 256 tokens, on either side, does not change its logits."""
     wants(case, "padding_mask")
     padding_is_nothing(case.long)
 
 
 def long_cached_is_uncached(case: Case) -> None:
-    """A text of more than 256 tokens that is read in pieces with a cache has the logits of the whole."""
+    """Reading more than 256 tokens in pieces with a cache gives the logits of one full pass."""
     has_cache(case)
     first = max(FIRST_PIECES[0], longest_prefix(case.long))
     sizes = [first, *FIRST_PIECES[1:]]
@@ -50,12 +50,12 @@ def long_cached_is_uncached(case: Case) -> None:
 
 
 def forgets_at_no_fixed_token(case: Case) -> None:
-    """A token changes outputs some tokens later everywhere in a text, or nowhere."""
-    alone = case.long.spec.override("attention.kind=none", "position.kind=none")
-    long = Case(alone, case.seed, case.long.longest, rows=1)
+    """A token affects the outputs 4 to 7 tokens later at every position or at none."""
+    spec = case.long.spec.override("attention.kind=none", "position.kind=none")
+    long = Case(spec, case.seed, case.long.longest, rows=1)
     model, tokens = long.built().double().eval(), long.tokens()
-    # Row 0 is the text; each further row has one other token, and every border between tokens is right after one of
-    # these tokens or up to 3 further on.
+    # Row 0 is the sequence. Every further row changes one token, at every fourth position, so that every boundary
+    # between tokens is at most 3 tokens after a changed one.
     changed = torch.arange(0, tokens.shape[1] - 2 * REACH, REACH)
     rows = tokens.repeat(1 + len(changed), 1)
     numbers = torch.arange(len(changed))
@@ -74,7 +74,7 @@ def forgets_at_no_fixed_token(case: Case) -> None:
 
 
 def chunk_size_changes_nothing(case: Case) -> None:
-    """Chunks of 1 token, of 3, and of more than the text give the same logits."""
+    """Chunks of 1 token, 3 tokens and more than the sequence give the same logits."""
     mixers = [m for m in case.long.model.mixers() if m.chunk_size is not None]
     if not mixers:
         raise NotTried("it computes no chunks")
@@ -83,66 +83,66 @@ def chunk_size_changes_nothing(case: Case) -> None:
     for size in (1, 3, 2 * tokens.shape[1]):
         for mixer in mixers:
             mixer.chunk_size = size
-        found = case.logits(case.long.model, tokens)
-        close(found, expected, 1e-8, f"in chunks of {size}", "carry the state to the next chunk")
+        logits = case.logits(case.long.model, tokens)
+        close(logits, expected, 1e-8, f"in chunks of {size}", "carry the state to the next chunk")
 
 
 def kernels_agree(case: Case) -> None:
-    """Each kernel gives the logits and the gradients of the reference, with documents and padding."""
+    """Every kernel gives the logits and gradients of the reference, with documents and padding."""
     model = case.enlarged()
     mixers = [mixer for mixer in model.mixers() if mixer.kernels()]
     if not mixers:
         raise NotTried("it has no kernels to choose from")
     tokens, length = case.tokens(), case.length
-    real, given = torch.ones_like(tokens).bool(), dict[str, Tensor]()
+    real, inputs = torch.ones_like(tokens).bool(), dict[str, Tensor]()
     if "segment_ids" in case.takes:
-        given["segment_ids"] = (torch.arange(length) >= length // 2).long().expand_as(tokens)
+        inputs["segment_ids"] = (torch.arange(length) >= length // 2).long().expand_as(tokens)
     if "padding_mask" in case.takes:
         real[0, : length // 3] = False
-        given["padding_mask"] = real
+        inputs["padding_mask"] = real
     expected: list[Tensor] = []
     for number in range(max(len(mixer.kernels()) for mixer in mixers)):
         names = [mixer.kernels()[min(number, len(mixer.kernels()) - 1)] for mixer in mixers]
         for mixer, name in zip(mixers, names, strict=True):
             mixer.use_kernel(name)
-        found = _logits_and_gradients(model, case.logits(model, tokens, **given)[real])
-        expected = expected or found
+        actual = _logits_and_gradients(model, case.logits(model, tokens, **inputs)[real])
+        expected = expected or actual
         what = f"with the kernel {', '.join(dict.fromkeys(names))}"
-        _compare(found, expected, what, "compute the formula of the reference")
+        _compare(actual, expected, what, "compute the formula of the reference")
 
 
 def checkpointing_changes_nothing(case: Case) -> None:
-    """Layers that are computed again in the backward pass have the same gradients."""
+    """Activation checkpointing does not change logits or gradients."""
     expected: list[Tensor] = []
     for what in ("none", "full", "selective"):
         model = case.enlarged().checkpoint_activations(what)
-        found = _logits_and_gradients(model, case.logits(model, case.tokens()))
-        expected = expected or found
+        actual = _logits_and_gradients(model, case.logits(model, case.tokens()))
+        expected = expected or actual
         what = f"with machine.activation_checkpointing={what}"
-        _compare(found, expected, what, "keep nothing of a pass in attributes")
+        _compare(actual, expected, what, "keep nothing of a pass in attributes")
 
 
 def _logits_and_gradients(model: LanguageModel, logits: Tensor) -> list[Tensor]:
-    used = [*model.parameters()]
-    found = torch.autograd.grad(logits.sin().sum(), used, materialize_grads=True, allow_unused=True)
-    return [logits.detach(), *found]
+    loss, inputs = logits.sin().sum(), [*model.parameters()]
+    gradients = torch.autograd.grad(loss, inputs, materialize_grads=True, allow_unused=True)
+    return [logits.detach(), *gradients]
 
 
-def _compare(found: list[Tensor], expected: list[Tensor], what: str, then: str) -> None:
-    """Compare logits, and gradients relative to the largest of all.
+def _compare(actual: list[Tensor], expected: list[Tensor], what: str, then: str) -> None:
+    """Compare logits, and gradients relative to the largest gradient.
 
     Raises:
         Broken: They differ by more than rounding.
     """
-    close(found[0], expected[0], 1e-8, f"logits {what}", then)
+    close(actual[0], expected[0], 1e-8, f"logits {what}", then)
     largest = max([1e-3, *(g.abs().max().item() for g in expected[1:])])
-    for gradient, other in zip(found[1:], expected[1:], strict=True):
-        if (error := (gradient - other).abs().max().item()) > 1e-7 * largest:
+    for gradient, reference in zip(actual[1:], expected[1:], strict=True):
+        if (error := (gradient - reference).abs().max().item()) > 1e-7 * largest:
             raise Broken(f"a gradient {what}: off by {error:.3g}; {then}")
 
 
 def compiles(case: Case) -> None:
-    """A layer compiles to one graph, with the outputs and the gradients of the layer uncompiled."""
+    """A layer compiles to one graph with the outputs and gradients of eager execution."""
     has_one_stack(case)
     tokens = case.tokens()
     layer = next(case.model.stack)
@@ -167,5 +167,5 @@ def compiles(case: Case) -> None:
         ) from error
     finally:
         torch._dynamo.reset()
-    for expected, found in zip(*outs, strict=True):  # outputs, then gradients
-        close(found, expected, 1e-8, "a compiled layer", "change no tensor in place")
+    for expected, actual in zip(*outs, strict=True):  # outputs, then gradients
+        close(actual, expected, 1e-8, "a compiled layer", "change no tensor in place")

@@ -1,4 +1,4 @@
-"""Laws of models: what holds for every composition that no rule refuses. Each is a function of a `Case`."""
+"""Laws of every valid model composition. Each law is a function of a `Case`."""
 
 from collections.abc import Callable, Iterator
 
@@ -23,36 +23,36 @@ CAST = "compute in float32 or wider, and return y.to(x.dtype)"
 
 
 def builds(case: Case) -> None:
-    """A small model with it is built, and reads tokens."""
+    """A small model with the choice builds and runs on tokens."""
     case.read(case.built(), case.tokens())
 
 
 def toml_returns(case: Case) -> None:
-    """Written as TOML and read again, it is the same. So is what it is resolved to, and so are the hashes."""
+    """Writing the spec as TOML and reading it returns the same spec and hash, also for the resolved spec."""
     for spec in (case.spec, case.spec.resolved()):
         if reads_back(spec).hash() != spec.hash():
             raise Broken("what is read has another hash; use types that TOML has")
 
 
 def shapes_and_dtypes(case: Case) -> None:
-    """Logits have the shape of the tokens, and the dtype of the weights."""
+    """Logits have the shape [batch, length, vocab] and the dtype of the weights."""
     model, tokens = case.built(), case.tokens()
     vocabulary = int(case.spec.resolved().vocab_size)
-    for given in (tokens, tokens[:, :1]):
-        expected, found = [*given.shape, vocabulary], [*case.read(model, given).logits.shape]
-        if found != expected:
-            raise Broken(f"logits have shape {found}; expected {expected}: [batch, length, vocab]")
+    for x in (tokens, tokens[:, :1]):
+        expected, shape = [*x.shape, vocabulary], [*case.read(model, x).logits.shape]
+        if shape != expected:
+            raise Broken(f"logits have shape {shape}; expected {expected}: [batch, length, vocab]")
     for name, dtype in DTYPES.items():
         try:
-            found_dtype = case.logits(model.to(dtype), tokens).dtype
-        except RuntimeError as error:  # as of products of two dtypes
+            logits_dtype = case.logits(model.to(dtype), tokens).dtype
+        except RuntimeError as error:  # such as a matmul of two dtypes
             raise Broken(f"in {name}: {error}; {CAST}") from error
-        if found_dtype != dtype:
-            raise Broken(f"logits of a {name} model are {found_dtype}; {CAST}")
+        if logits_dtype != dtype:
+            raise Broken(f"logits of a {name} model are {logits_dtype}; {CAST}")
 
 
 def shapes_on_meta(case: Case) -> None:
-    """Built without memory it has the same shapes, and as many parameters as the closed formulas say."""
+    """On the meta device all shapes are the same, and the parameter count equals the closed formula."""
     meta, real = case.built("meta"), case.built()
     shapes = [{n: [*p.shape] for n, p in m.named_parameters()} for m in (meta, real)]
     if shapes[0] != shapes[1]:
@@ -71,33 +71,33 @@ def shapes_on_meta(case: Case) -> None:
         raise Broken(
             f"logits have shape {[*without.shape]} there, {[*with_memory.shape]} in memory"
         )
-    expected, found = parameter_counts(real.spec), counted(real)
-    if expected is not None and found != expected:  # that of a choice from outside is not known
+    expected, counts = parameter_counts(real.spec), counted(real)
+    if expected is not None and counts != expected:  # external choices have no formula
         differing = [
             f"{part} have {number} parameters, and num_parameters says {expected.parts.get(part, 0)}"
-            for part, number in found.parts.items()
+            for part, number in counts.parts.items()
             if number != expected.parts.get(part, 0)
         ]
-        raise Broken("; ".join(differing) or f"{found} were found; num_parameters says {expected}")
+        raise Broken("; ".join(differing) or f"{counts} were found; num_parameters says {expected}")
 
 
 def the_same_seed_gives_the_same_model(case: Case) -> None:
-    """Two models of one seed have the same weights, and give the same logits."""
+    """Two models with the same seed have the same weights and logits."""
     one, other = (case.built().eval() for _ in range(2))
     then = (
         "draw with torch's own functions in reset_parameters(), as nn.init does: these are seeded there, by the name "
         "of the module"
     )
-    others = other.state_dict()
+    state = other.state_dict()
     for name, tensor in one.state_dict().items():
-        if not torch.equal(tensor, others[name]):
+        if not torch.equal(tensor, state[name]):
             raise Broken(f"{name} differs; {then}")
     if not torch.equal(case.logits(one, case.tokens()), case.logits(other, case.tokens())):
         raise Broken(f"logits differ; {then}")
 
 
 def nothing_is_drawn_outside_training(case: Case) -> None:
-    """In evaluation, the same tokens have the same logits."""
+    """In evaluation, repeated forward passes give the same logits."""
     model, tokens = case.built().eval(), case.tokens()
     if not torch.equal(case.logits(model, tokens), case.logits(model, tokens)):
         raise Broken(
@@ -106,7 +106,7 @@ def nothing_is_drawn_outside_training(case: Case) -> None:
 
 
 def roles_are_stated(case: Case) -> None:
-    """Parameters with two axes are in maps, embeddings, convolutions or expert stacks, or state a role."""
+    """Parameters with two axes are in linear maps, embeddings, convolutions or expert stacks, or have a role."""
     for name in without_role(case.built()):
         raise Broken(
             f"{name} would be a matrix, which Muon makes orthogonal; name it in roles of its module: "
@@ -115,7 +115,7 @@ def roles_are_stated(case: Case) -> None:
 
 
 def trains(case: Case) -> None:
-    """Gradients are finite in float32 and under bfloat16 autocast, and every parameter has one."""
+    """Every parameter has a finite gradient, in float32 and under bfloat16 autocast."""
     for is_autocast in (False, True):
         model = case.built().use_kernel(case.dice.choice(["sdpa", "blockwise"]))
         tokens = case.tokens()
@@ -138,7 +138,7 @@ def trains(case: Case) -> None:
 
 
 def every_parameter_learns(case: Case) -> None:
-    """The gradient of every parameter is something else than zero."""
+    """Every parameter has a nonzero gradient."""
     model, tokens = case.built(), case.tokens()
     _loss(model, case.read(model, tokens), tokens.roll(-1, 1)).backward()
     for name, parameter in model.named_parameters():
@@ -150,7 +150,7 @@ def every_parameter_learns(case: Case) -> None:
 
 
 def weights_return(case: Case) -> None:
-    """Weights that are saved and loaded give the same logits, bit for bit."""
+    """Saving and loading the weights reproduces the logits bit for bit."""
     other = Case(case.spec, case.seed + 1).built().double().eval().use_kernel("eager")
     other.load_state_dict(case.model.state_dict())
     if not torch.equal(case.logits(other, case.tokens()), case.logits(case.model, case.tokens())):
@@ -160,7 +160,7 @@ def weights_return(case: Case) -> None:
 
 
 def only_parameters_are_saved(case: Case) -> None:
-    """Of a model its parameters are saved, and nothing else."""
+    """The state dict contains only parameters."""
     model = case.built()
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in model.state_dict():
@@ -171,7 +171,7 @@ def only_parameters_are_saved(case: Case) -> None:
 
 
 def rows_do_not_meet(case: Case) -> None:
-    """A text has the same logits whatever is beside it in a batch."""
+    """The logits of a sequence do not depend on the rest of the batch."""
     tokens = case.tokens()
     both, one = case.logits(case.model, tokens), case.logits(case.model, tokens[:1])
     close(
@@ -180,12 +180,12 @@ def rows_do_not_meet(case: Case) -> None:
 
 
 def nothing_sees_what_follows(case: Case) -> None:
-    """No token sees one that follows it, unless a mixer or its mask says so. In float64, output i has no gradient to
-    input j > i, and is the same whatever stands there."""
+    """No token depends on a later token, unless a mixer or its mask is declared non-causal. In float64, output i has no
+    gradient to input j > i and does not change with it."""
     tokens, cut = case.tokens(), case.length // 2
     changed = tokens.clone()
     changed[:, cut:] = (tokens[:, cut:] + 1) % int(case.spec.resolved().vocab_size)
-    before, after = (case.logits(case.model, given)[:, :cut] for given in (tokens, changed))
+    before, after = (case.logits(case.model, x)[:, :cut] for x in (tokens, changed))
     leak = next(_leaks(case), "")
     if not leak and (before - after).abs().max() > 1e-8 * spread(before):
         leak = f"logits before token {cut} change with it"
@@ -198,7 +198,7 @@ def nothing_sees_what_follows(case: Case) -> None:
 
 
 def _leaks(case: Case) -> Iterator[str]:
-    """Yield a sentence for each output that has a gradient to a later input; of an encoder, laws are elsewhere."""
+    """Yield an error for each output with a gradient to a later input; none if there is an encoder or a generator."""
     if not case.spec.encoder.is_none or not case.spec.generator.is_none:
         return
     inputs: list[Tensor] = []
@@ -219,7 +219,7 @@ def _leaks(case: Case) -> Iterator[str]:
 
 
 def packed_is_alone(case: Case) -> None:
-    """A text has the same logits by itself, and packed behind another."""
+    """A sequence has the same logits unpacked and packed after another sequence."""
     wants(case, "segment_ids")
     tokens, length = case.tokens(), case.length
     if length < 2:
@@ -231,36 +231,36 @@ def packed_is_alone(case: Case) -> None:
         "begin again where context.layout.index_or_range() is 0, or leave segment_ids out of takes"
     )
     first, second = tokens[:1, :cut], tokens[:1, cut:]
-    alone = case.logits(case.model, first)
-    close(packed[:, :cut], alone, 1e-8, "the first text of a packed row", then)
-    alone = case.logits(case.model, second)
-    close(packed[:, cut:], alone, 1e-8, "the second text of a packed row", then)
+    unpacked = case.logits(case.model, first)
+    close(packed[:, :cut], unpacked, 1e-8, "the first text of a packed row", then)
+    unpacked = case.logits(case.model, second)
+    close(packed[:, cut:], unpacked, 1e-8, "the second text of a packed row", then)
 
 
 def padding_is_nothing(case: Case) -> None:
-    """A text has the same logits by itself, and beside padding on either side, also as the only row of a batch."""
+    """Padding on either side does not change the logits of a sequence, also at batch size 1."""
     wants(case, "padding_mask")
     tokens, length = case.tokens(), case.length
     if length < 2:
         return
     cut = case.dice.randrange(1, length)
-    alone = case.logits(case.model, tokens[:1, :cut])
+    unpadded = case.logits(case.model, tokens[:1, :cut])
     then = "leave out tokens where context.layout.padding_mask is False, or padding_mask of takes"
     for left in (True, False):
         grid, real = tokens.clone(), torch.ones_like(tokens).bool()
-        where = slice(length - cut, length) if left else slice(0, cut)
+        span = slice(length - cut, length) if left else slice(0, cut)
         grid[0], real[0] = 0, False
-        grid[0, where], real[0, where] = tokens[0, :cut], True
+        grid[0, span], real[0, span] = tokens[0, :cut], True
         for rows in range(1, len(tokens) + 1):
-            found = case.logits(case.model, grid[:rows], padding_mask=real[:rows])
-            close(found[:1, where], alone, 1e-8, f"beside padding, {rows} rows", then)
+            padded = case.logits(case.model, grid[:rows], padding_mask=real[:rows])
+            close(padded[:1, span], unpadded, 1e-8, f"beside padding, {rows} rows", then)
         if len(tokens) > 1:
-            whole = case.logits(case.model, tokens[1:])
-            close(found[1:], whole, 1e-8, "the row beside a padded one", then)
+            unpadded_rows = case.logits(case.model, tokens[1:])
+            close(padded[1:], unpadded_rows, 1e-8, "the row beside a padded one", then)
 
 
 def wants(case: Case, name: str) -> None:
-    """Leave out a law of an input that a mixer does not take, with which batches are refused."""
+    """Raise `NotTried` if a mixer does not support the batch input `name`, or if there is an encoder."""
     if name not in case.takes:
         raise NotTried(f"it takes no {name}; batches that have some are refused")
     has_one_stack(case)
@@ -272,31 +272,31 @@ def has_one_stack(case: Case) -> None:
 
 
 def cached_is_uncached(case: Case) -> None:
-    """A text that is read in pieces with a cache has the logits of the whole."""
+    """Reading a sequence in pieces with a cache gives the logits of one full pass."""
     has_cache(case)
     tokens, prefix = case.tokens(), longest_prefix(case)
-    given: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     if prefix == 1 and "segment_ids" in case.takes and case.dice.random() < 0.5:
         starts = [[int(case.dice.random() < 0.3) for _ in row] for row in tokens]
-        given["segment_ids"] = torch.tensor(starts).cumsum(-1)
-    read_in_pieces(case, lambda: pieces(case, tokens.shape[1], prefix), **given)
+        inputs["segment_ids"] = torch.tensor(starts).cumsum(-1)
+    read_in_pieces(case, lambda: pieces(case, tokens.shape[1], prefix), **inputs)
 
 
-def read_in_pieces(case: Case, sizes: Callable[[], list[int]], **given: Tensor) -> None:
-    """Compare a text read in pieces of these sizes with the text read at once, in float64 and in float32."""
+def read_in_pieces(case: Case, sizes: Callable[[], list[int]], **inputs: Tensor) -> None:
+    """Compare passes over pieces of these sizes with one full pass, in float64 and in float32."""
     tokens = case.tokens()
     in_float32 = case.enlarged().float().use_kernel("sdpa")
-    whole = case.model(tokens, **given).logits
+    exact = case.model(tokens, **inputs).logits
     for model, tolerance in ((case.model, 1e-8), (in_float32, 1e-4)):
-        expected = model(tokens, **given).logits
-        # Some amplify any rounding: no more may be asked than float32 itself gives.
-        own_error = (expected - whole).abs().max().item() / spread(whole)
-        tolerance = max(tolerance, 5 * own_error)
+        expected = model(tokens, **inputs).logits
+        # Some models amplify rounding errors: allow 5 times the error of a full float32 pass.
+        rounding = (expected - exact).abs().max().item() / spread(exact)
+        tolerance = max(tolerance, 5 * rounding)
         cache, parts, start = model.new_cache(), [], 0
         with torch.no_grad():
             for size in sizes():
                 here = slice(start, start + size)
-                in_piece = {name: values[:, here] for name, values in given.items()}
+                in_piece = {name: values[:, here] for name, values in inputs.items()}
                 parts.append(model(tokens[:, here], cache=cache, **in_piece).logits)
                 start += size
         then = "go on from the state, and leave in it what the next token needs"
@@ -304,7 +304,7 @@ def read_in_pieces(case: Case, sizes: Callable[[], list[int]], **given: Tensor) 
 
 
 def cached_rows_of_different_lengths(case: Case) -> None:
-    """Prompts padded on either side, of different lengths or one alone, go on as each would by itself."""
+    """Padded prompts continue with the logits of unpadded ones, at different lengths and at batch size 1."""
     has_cache(case)
     wants(case, "padding_mask")
     if case.length < 3:
@@ -319,13 +319,13 @@ def cached_rows_of_different_lengths(case: Case) -> None:
 
 
 def _padded_prompts(case: Case, sizes: list[int], left: list[bool]) -> None:
-    """Read a batch of padded prompts, write two tokens, and compare each row with the row alone."""
+    """Read a batch of padded prompts, then two more tokens, and compare each row with an unpadded pass."""
     rows, prompt = len(sizes), case.length - 2
     tokens = case.tokens(rows)
     grid, real = torch.zeros(rows, prompt).long(), torch.zeros(rows, prompt).bool()
     for row, size in enumerate(sizes):
-        where = slice(prompt - size, prompt) if left[row] else slice(0, size)
-        grid[row, where], real[row, where] = tokens[row, :size], True
+        span = slice(prompt - size, prompt) if left[row] else slice(0, size)
+        grid[row, span], real[row, span] = tokens[row, :size], True
     cache = case.model.new_cache()
     with torch.no_grad():
         read = case.model(grid, padding_mask=real, cache=cache).logits
@@ -335,13 +335,13 @@ def _padded_prompts(case: Case, sizes: list[int], left: list[bool]) -> None:
             written.append(case.model(new[:, None], cache=cache).logits)
         for row, size in enumerate(sizes):
             expected = case.model(tokens[row : row + 1, : size + 2]).logits[0]
-            found = torch.cat((read[row][real[row]], torch.cat(written, 1)[row]))
+            logits = torch.cat((read[row][real[row]], torch.cat(written, 1)[row]))
             then = "let padding leave the state as it is"
-            close(found, expected, 1e-8, f"row {row} of {sizes}", then)
+            close(logits, expected, 1e-8, f"row {row} of {sizes}", then)
 
 
 def has_cache(case: Case) -> None:
-    """Leave out a law of caches where none can be had, and say why."""
+    """Raise `NotTried` if the model has an encoder or does not support a cache."""
     has_one_stack(case)
     try:
         case.model.new_cache()
@@ -350,12 +350,12 @@ def has_cache(case: Case) -> None:
 
 
 def longest_prefix(case: Case) -> int:
-    """Return how many tokens must come at once."""
+    """Return the minimum number of tokens of the first pass."""
     return min(case.length, max([1, *map(prefix_size, case.model.masks.values())]))
 
 
 def pieces(case: Case, length: int, first: int) -> list[int]:
-    """Cut a length into pieces, the first of them at least `first` long."""
+    """Split a length into random pieces, the first of at least `first` tokens."""
     sizes = [case.dice.randint(first, length)]
     while sum(sizes) < length:
         sizes.append(case.dice.choice([1, case.dice.randint(1, length - sum(sizes))]))
@@ -363,11 +363,11 @@ def pieces(case: Case, length: int, first: int) -> list[int]:
 
 
 def costs_are_traced(case: Case) -> None:
-    """A trace without values finds the FLOPs and activations of a real pass."""
+    """A trace without data counts the FLOPs and activations of a real pass."""
     has_one_stack(case)
     model = build(case.spec)
     try:
-        found, real = (
+        fake, real = (
             trace(model, "training", length=case.length, texts=2, kernel="eager", real=is_real)
             for is_real in (False, True)
         )
@@ -377,13 +377,13 @@ def costs_are_traced(case: Case) -> None:
     has_scan = any(isinstance(mixer, RecurrentMixer) for mixer in model.mixers())
     for phase in ("forward", "backward"):
         for sort in ("product", "leaf", "arithmetic"):
-            traced, counted = (of.total(sort, phase=phase) for of in (found, real))
+            traced, counted = (of.total(sort, phase=phase) for of in (fake, real))
             if abs(traced - counted) > (0.05 if has_scan else 1e-3) * counted:
                 raise Broken(
                     f"{traced:,.0f} FLOPs ({sort}, {phase}) in a trace, {counted:,.0f} in a pass; results must not "
                     "depend on values that a trace does not have"
                 )
-    traced, counted = (float(sum(held.num_bytes for held in of.kept)) for of in (found, real))
+    traced, counted = (float(sum(held.num_bytes for held in of.kept)) for of in (fake, real))
     if abs(traced - counted) > (0.1 if has_scan else 0.01) * counted:
         raise Broken(
             f"{traced:,.0f} bytes stay for the backward pass in a trace, {counted:,.0f} in a pass; give the leaf's "
@@ -392,7 +392,7 @@ def costs_are_traced(case: Case) -> None:
 
 
 def state_bytes_are_stated(case: Case) -> None:
-    """The bytes of its state are those that state_bytes says."""
+    """The state of a mixer has the size in bytes that state_bytes returns."""
     has_cache(case)
     model, length = case.built(), case.length
     cache = model.new_cache()
@@ -400,17 +400,17 @@ def state_bytes_are_stated(case: Case) -> None:
     for number, layer in enumerate(model.stack):
         for name, mixer in layer.mixers().items():
             if isinstance(mixer, AttentionMixer) or mixer.reads_state_of is not None:
-                continue  # a cache of keys has spare slots
-            found = cache.states(number)[name].num_bytes
+                continue  # a KV cache has spare slots
+            num_bytes = cache.states(number)[name].num_bytes
             stated = mixer.state_bytes(length, 4)
-            if found != stated:
+            if num_bytes != stated:
                 raise Broken(
-                    f"{found} bytes after {length} tokens, in float32; state_bytes says {stated}"
+                    f"{num_bytes} bytes after {length} tokens, in float32; state_bytes says {stated}"
                 )
 
 
 def _loss(model: LanguageModel, out: Output, tokens: Tensor) -> Tensor:
-    """Return a loss that depends on all outputs, and on the auxiliary losses of the model."""
+    """Return a loss that depends on all outputs and auxiliary losses of the model."""
     loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total + sum(
         pop_aux_losses(model).values()
     )

@@ -1,4 +1,4 @@
-"""The contract of mixers: what exchanges information between the tokens of a text."""
+"""Interface of mixers, which exchange information between tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -34,21 +34,21 @@ Heads = Tensor
 
 
 class Mixer(Branch, ABC):
-    """A branch of a layer in which tokens depend on each other: y = mix(x), shapes [batch, length, dim].
+    """Branch with interactions between tokens: y = mix(x), shapes [batch, length, dim].
 
-    A part is called with (spec, dim, layer), `layer` a `LayerInfo`; it builds its own maps and norms. Other members
-    have a default. Without a state, a mixer reads texts as a whole.
+    The constructor has arguments (spec, dim, layer), with `layer` a `LayerInfo`, and builds all maps and norms.
+    Only `forward` is abstract. Without a state, a mixer processes full sequences only.
     """
 
     reads_state_of: int | None = None
-    """Number of the earlier layer, from 1, with the state that this mixer is given in place of one of its own."""
+    """Number, from 1, of an earlier layer with the state that this mixer reads; None: no shared state."""
 
     generates_indefinitely: bool = True
-    """Whether the next token costs the same however long the text before it is."""
+    """True if the cost of the next token is bounded for any sequence length."""
     has_kernel: bool = False
-    """Whether there is attention to compute, with the kernel that `use_kernel` names."""
+    """True if the mixer computes attention with the kernel from `use_kernel`."""
     chunk_size: int | None = None
-    """Tokens computed at once, which changes speed and memory, not the result; None: no chunks."""
+    """Tokens per chunk, which affects speed and memory but not results; None: no chunks."""
 
     @abstractmethod
     def forward(
@@ -58,34 +58,33 @@ class Mixer(Branch, ABC):
         state: Any = None,
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Return what each token takes from the tokens that it may see.
+        """Return the mixed hidden states.
 
         Args:
-            context: where the tokens stand, and the masks and rotations of this pass.
-            state: what was kept of earlier tokens; to be updated with these.
-            projected: results of `inputs`, where a layer has computed them.
+            context: token layout, masks and rotations of this pass.
+            state: state of earlier tokens, updated in place.
+            projected: results of `inputs`, if the layer computed them.
         """
 
     def new_state(self, batch: int) -> LayerState | None:
-        """Return the empty state of `batch` texts; None: the mixer cannot continue a text.
+        """Return the empty state of `batch` sequences; None: the mixer cannot continue a sequence.
 
-        A mixer that needs nothing of earlier tokens returns an empty `RecurrentState`. It is not called for a mixer
-        with `reads_state_of`.
+        A mixer without memory returns an empty `RecurrentState`. Mixers with `reads_state_of` do not need this method.
         """
         return None
 
     @property
     def can_cache(self) -> bool:
-        """Whether the mixer can continue a text, from a state of its own or of another layer."""
+        """True if the mixer can continue a sequence from its state or another layer's state."""
         return self.reads_state_of is not None or self.new_state(1) is not None
 
     def state_bytes(self, length: int, itemsize: int) -> int:
-        """Return the bytes of the state of one text of `length` tokens, with numbers of `itemsize` bytes."""
+        """Return the bytes of the state after `length` tokens of one sequence, at `itemsize` bytes per number."""
         return 0
 
     @property
     def kept_blocks(self) -> int | None:
-        """Equal blocks of the state that devices share: heads; 1: none; None: any part."""
+        """Number of equal blocks by which ranks may split the state: heads; 1: no split; None: any split."""
         return None
 
     @property
@@ -93,23 +92,23 @@ class Mixer(Branch, ABC):
         return "kind"
 
     def prepare(self, context: Context) -> None:
-        """Do what depends on the data of a pass, ahead of a layer that may be compiled: masks, rotations."""
+        """Compute masks and rotations of a pass, before a layer that may be compiled."""
 
     def kernels(self) -> Sequence[str]:
-        """Return the names of kernels with a forward and a backward pass on a CPU, the reference first."""
+        """Return the names of kernels with forward and backward passes on CPU, the reference first."""
         return ()
 
     def use_kernel(self, name: str) -> None:
-        """Compute attention or a scan with the kernel of this name, if it has kernels."""
+        """Select the kernel for attention or a scan, if the mixer has kernels."""
 
 
 class AttentionMixer(Mixer):
-    """Base of attention of queries to keys: its mask, its positions, its kernel, and its cache.
+    """Base class of attention with a mask, positions, a kernel and a KV cache.
 
     Args:
-        mask: which keys a query may see.
-        key_dim: width of a head's query and key.
-        rotary_dim: width of the part of it that positions rotate; all of it, if not given.
+        mask: mask from queries to keys.
+        key_dim: width of queries and keys per head.
+        rotary_dim: rotated part of `key_dim`; default: all.
     """
 
     has_kernel = True
@@ -136,26 +135,26 @@ class AttentionMixer(Mixer):
     @property
     @abstractmethod
     def kept_per_token(self) -> int:
-        """Numbers that a cache keeps of a token."""
+        """Numbers per token in the cache."""
 
     @property
     def kept_blocks(self) -> int:
-        """Equal blocks of them that devices may share: heads; 1: all heads read all of them."""
+        """Number of equal blocks by which ranks may split the cache: heads; 1: all heads read all numbers."""
         return self.num_heads
 
     def parallel_by_heads(self, per_head: Mapping[str, int], **sizes: int) -> TensorParallel | None:
-        """Return what processes share of heads; None if mask or positions need all heads."""
+        """Return the split by heads; None if the mask or positions need all heads."""
         position = None if self.relative is None else self.relative.value
-        whole = position is not None and parallel_of(position) is None
-        # Angles are computed once for all layers, outside of what processes share.
+        needs_all = position is not None and parallel_of(position) is None
+        # Angles are computed once for all layers, outside of the split modules.
         learned = self.rotary is not None and any(True for _ in self.rotary.value.parameters())
-        if self.mask_differs_by_head or whole or learned:
+        if self.mask_differs_by_head or needs_all or learned:
             return None
         return TensorParallel({"num_heads": self.num_heads, **sizes}, per_head)
 
     @property
     def own_position(self) -> nn.Module | None:
-        """Module that adds to scores, if layers do not share it; a mixer registers it as `position`, after its maps."""
+        """Relative position module, if layers do not share it. A mixer registers it as `position`, after its maps."""
         return None if self.relative is None or self.relative.name else self.relative.value
 
     @property
@@ -164,11 +163,11 @@ class AttentionMixer(Mixer):
 
     @property
     def caches_unrotated(self) -> bool:
-        """Whether angles follow the length of the text, so that a cache keeps keys as they are before rotation."""
+        """True if angles depend on the sequence length, so that the cache contains keys before rotation."""
         return self.rotary is not None and follows_length(self.rotary.value)
 
     def rotation_of_keys(self, context: Context, mask: AttentionMask) -> Any:
-        """Return what rotates keys: those of this pass, or all that are seen, which a cache keeps unrotated."""
+        """Return the rotation of the new keys, or of all keys if the cache contains unrotated keys."""
         assert self.rotary is not None
         if mask.keys_at is mask.layout or not self.caches_unrotated:
             return context.rotation(self.rotary)
@@ -184,7 +183,7 @@ class AttentionMixer(Mixer):
         state: KVCache | None,
         normed: Callable[[Heads, Heads], tuple[Heads, Heads]] | None = None,
     ) -> tuple[Heads, Heads, Heads]:
-        """Rotate queries and keys, norm them after that if asked, and add the keys and values of the cache."""
+        """Return rotated and normed queries, and all keys and values including the cache."""
         if self.caches_unrotated:
             k, v = context.all_keys(state, k, v)
         if self.rotary is not None:
@@ -199,7 +198,7 @@ class AttentionMixer(Mixer):
     def scores(
         self, query: Heads, key: Heads, mask: AttentionMask, scale: float
     ) -> Float[Tensor, "batch heads queries keys"]:
-        """Return scale q k^T plus the bias of positions, and -inf for hidden keys, for weights that are no softmax."""
+        """Return scale q k^T plus the position bias, -inf for hidden keys, for weights other than softmax."""
         bias: Bias | None = None
         if self.relative is not None:
             query, bias = self.relative.value(query, mask, scale)
@@ -213,7 +212,7 @@ class AttentionMixer(Mixer):
     def attend(
         self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, scores: ScoreMods
     ) -> Heads:
-        """Return what queries take of the values that they see, by the kernel that was chosen."""
+        """Return the attention output, computed by the selected kernel."""
         if mask.pattern.repeats:
             scores = replace(scores, bias=RepeatedKeys(mask.log_times, scores.bias))
         return self.kernel(query, key, value, mask, scores)
@@ -222,8 +221,8 @@ class AttentionMixer(Mixer):
         return KVCache(max_length(self.pattern.value))
 
     def state_bytes(self, length: int, itemsize: int) -> int:
-        kept = max_length(self.pattern.value)
-        return (length if kept is None else min(length, kept)) * self.kept_per_token * itemsize
+        window = max_length(self.pattern.value)
+        return (length if window is None else min(length, window)) * self.kept_per_token * itemsize
 
     def prepare(self, context: Context) -> None:
         prepare(self.kernel, context.mask(self.pattern, self.num_heads))
@@ -238,7 +237,7 @@ class AttentionMixer(Mixer):
 
 
 class EqualHeads(AttentionMixer, Generic[S]):
-    """Attention whose queries, keys and values have as many heads of one width; its maps but the last."""
+    """Attention with equal numbers and widths of query, key and value heads, without the output map."""
 
     def __init__(self, spec: S, dim: int, layer: LayerInfo | None) -> None:
         layer, sizes = layer or LayerInfo(), spec.heads(dim)
@@ -258,6 +257,6 @@ class EqualHeads(AttentionMixer, Generic[S]):
         return [self.query, self.key, self.value]
 
     def score_mods(self, bias: Bias | None) -> ScoreMods:
-        """Return what becomes of scores, with a bias."""
+        """Return the transformations of scores, including a bias."""
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         return ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap, bias)
