@@ -141,16 +141,16 @@ def _title(key: Key) -> str:
     for name in ("encoder", "generator"):
         if words.startswith(f"{name}."):
             stack, words = f"{name}: ", words.removeprefix(f"{name}.")
-    part = f"{stack}{part_of(words)}"
+    part = part_of(words)
     branch = words.removeprefix("layers.")
     between = key.sort == "leaf" or (key.sort == "product" and branch.replace("_", "") in BRANCHES)
     if between:
         return f"{stack}{branch.replace('_', '-')} between tokens"
     if key.sort == "product":
-        return f"{stack}{part}" if words.startswith("layers.") and stack else part
-    if words in ("", "layers", OTHER) or "norm" in words:
+        return f"{stack}{part}"
+    if words in ("", "layers", OTHER) or "norm" in part:
         return SUMS
-    return f"{part}{ELEMENTWISE}"
+    return f"{stack}{part}{ELEMENTWISE}"
 
 
 def _loss_and_optimizer(

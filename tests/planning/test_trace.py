@@ -55,7 +55,7 @@ def has_bias(model: Decoder) -> bool:
     [
         (torch.nonzero, "nonzero"),
         (torch.unique, "unique"),
-        (lambda x: x[x > 0], "nonzero"),
+        (lambda x: x[x > 0], "index"),
         (lambda x: int(x.argmax()), "item"),
     ],
     ids=["nonzero", "unique", "a mask as an index", "a number"],
