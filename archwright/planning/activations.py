@@ -95,7 +95,7 @@ class LayerActivations:
     def _trace(self, tensor: int) -> Trace:
         return trace(
             self.model,
-            "training" if tensor == 1 else "activations",
+            "activations",
             length=self.length,
             target_length=self.target_length,
             precision=self.precision,

@@ -124,8 +124,13 @@ class PartStack:
             place = bisect_right(starts, node._sequence_nr()) - 1
             if type(node).__name__ != "AccumulateGrad" and place >= 0:
                 layer, part = self._stretches[place][1]
-                node.register_prehook(lambda *_, part=part, layer=layer: self.enter(part, layer))
+                node.register_prehook(lambda *_, of=(part, layer): self._enter_node(*of))
                 node.register_hook(lambda *_: self.leave())
+
+    def _enter_node(self, part: str, layer: int | None) -> None:
+        """Begin the part of a node; what the engine adds to other gradients behind it is of its layer, too."""
+        self._stack[0] = (layer, OTHER)
+        self.enter(part, layer)
 
     def _stretch(self) -> None:
         if self.phase == "forward":
