@@ -76,8 +76,8 @@ class LayerActivations:
         )
         sums: list[dict[str, Activations]] = []
         for kind, entering in own.entering.items():
-            # Values for later layers have 16 bits.
-            first = stream * entering.num_bytes + 2 * own.provided[kind] * self.length
+            itemsize = 4 if self.precision == "fp32" else 2
+            first = stream * entering.num_bytes + itemsize * own.provided[kind]
             stays = {held.storage for held, _ in results} | {entering.storage}
             of_kind = [(held, size) for held, size in kept if held.layer == kind]
             everything = sum(size for _, size in of_kind)
@@ -95,7 +95,7 @@ class LayerActivations:
     def _trace(self, tensor: int) -> Trace:
         return trace(
             self.model,
-            "training" if tensor == 1 else "activations",
+            "activations",
             length=self.length,
             target_length=self.target_length,
             precision=self.precision,

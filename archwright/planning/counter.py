@@ -52,6 +52,8 @@ NO_ARITHMETIC = {
 """Operations that only move."""
 LOOKUPS = ("embedding", "gather", "index_select", "index")
 """Operations that read of a table the rows that are asked for."""
+STORES = ("scatter_", "index_copy_", "index_put_")
+"""Operations that write some places of their first tensor, and leave the rest."""
 
 
 class Key(NamedTuple):
@@ -122,8 +124,13 @@ class PartStack:
             place = bisect_right(starts, node._sequence_nr()) - 1
             if type(node).__name__ != "AccumulateGrad" and place >= 0:
                 layer, part = self._stretches[place][1]
-                node.register_prehook(lambda *_, part=part, layer=layer: self.enter(part, layer))
+                node.register_prehook(lambda *_, of=(part, layer): self._enter_node(*of))
                 node.register_hook(lambda *_: self.leave())
+
+    def _enter_node(self, part: str, layer: int | None) -> None:
+        """Begin the part of a node; what the engine adds to other gradients behind it is of its layer, too."""
+        self._stack[0] = (layer, OTHER)
+        self.enter(part, layer)
 
     def _stretch(self) -> None:
         if self.phase == "forward":
@@ -188,7 +195,12 @@ class Counter(TorchDispatchMode):
         is_free = not new or name.startswith(("empty", "new_empty"))
         if is_free and not func._schema.is_mutable:  # a view, or memory that is not written
             return out
-        read = 2 * sum(map(_size, made)) if name in LOOKUPS else sum(map(_size, (*given, *made)))
+        moved = (*given, *made)
+        if name in LOOKUPS:
+            moved = (*made, *made)
+        elif name in STORES:
+            moved = (*given[1:], given[-1])
+        read = sum(map(_size, moved))
         plain = name.removesuffix("_")
         if func.overloadpacket in flop_registry:
             flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)

@@ -1,7 +1,7 @@
 """FLOPs and bytes of every operator of a model in training, prefill and decoding; their quotient,
 the arithmetic intensity, says by the roofline what bounds them (Williams et al., 2009)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,6 @@ SUMS = "norms and sums"
 """Operator of norms, and of what the stream, the embedding and gradients add up."""
 ELEMENTWISE = " elementwise"
 """End of the names of operators that compute number by number: activations, gates, rotations, casts."""
-BRANCHES = ("attention", "crossattention", "recurrence")
 PER_LOGIT = (4, 3)
 """FLOPs of the loss for each logit, forward and backward: its exponential, and the difference from its target."""
 PER_WEIGHT_MOVED = 12
@@ -110,7 +109,8 @@ def operators(
         kernel=kernel,
     )
     scale = itemsize / (2 if narrow else 4)
-    titles = {key: _title(key) for key in found.flops}
+    mixers = {f"layers.{name}" for layer in model.all_layers for name in layer.mixers()}
+    titles = {key: _title(key, mixers) for key in found.flops}
     computes = {titles[key] for key, flops in found.flops.items() if flops}
     sums: dict[str, tuple[float, float, float]] = {}
     for key, flops in found.flops.items():
@@ -135,22 +135,20 @@ def _is_elementwise(name: str) -> bool:
     return name == SUMS or name.endswith(ELEMENTWISE)
 
 
-def _title(key: Key) -> str:
+def _title(key: Key, mixers: Collection[str]) -> str:
     """Return the operator that readers see: products of a part, what it computes between tokens, or by element."""
     stack, words = "", key.part
     for name in ("encoder", "generator"):
         if words.startswith(f"{name}."):
             stack, words = f"{name}: ", words.removeprefix(f"{name}.")
-    part = f"{stack}{part_of(words)}"
-    branch = words.removeprefix("layers.")
-    between = key.sort == "leaf" or (key.sort == "product" and branch.replace("_", "") in BRANCHES)
-    if between:
-        return f"{stack}{branch.replace('_', '-')} between tokens"
+    part = part_of(words)
+    if key.sort == "leaf" or (key.sort == "product" and words in mixers):
+        return f"{stack}{part} between tokens"
     if key.sort == "product":
-        return f"{stack}{part}" if words.startswith("layers.") and stack else part
-    if words in ("", "layers", OTHER) or "norm" in words:
+        return f"{stack}{part}"
+    if words in ("", "layers", OTHER) or "norm" in part:
         return SUMS
-    return f"{part}{ELEMENTWISE}"
+    return f"{stack}{part}{ELEMENTWISE}"
 
 
 def _loss_and_optimizer(

@@ -50,8 +50,8 @@ class Trace:
     """Hidden states that enter a layer of each kind."""
     times: list[int]
     """How many layers are of each kind."""
-    provided: list[int]
-    """Numbers per token that a layer of each kind provides for later layers."""
+    provided: dict[int, int]
+    """Numbers that a layer of each kind provides for later layers."""
     partial: set[str]
     """Parts whose results are partial sums, for all tokens on each rank."""
     gathered: set[str]
@@ -65,17 +65,22 @@ class Trace:
 def kinds_of(stack: Stack) -> list[list[int]]:
     """Return the places of the layers of each kind in a stack.
 
-    Layers of one kind have equal specs, and provide and read the same values of other layers.
+    Layers of one kind have equal specs, provide and read the same values, and read states of layers of one kind.
     """
-    kinds: list[tuple[Any, list[int]]] = []
+    keys: list[Any] = []
+    kinds: list[list[int]] = []
+    kind_at: list[int] = []
     names = stack.spec.layers.names(stack.spec.num_layers)
     for place, (name, layer) in enumerate(zip(names, stack.stack, strict=True)):
-        key = (stack.spec.layers_by_kind[name], {*layer.provides}, {*layer.reads_from})
-        places = next((places for kind, places in kinds if kind == key), None)
-        if places is None:
-            kinds.append((key, places := []))
-        places.append(place)
-    return [places for _, places in kinds]
+        sources = [m.reads_state_of for m in layer.mixers().values()]
+        states = [None if source is None else kind_at[source - 1] for source in sources]
+        key = (stack.spec.layers_by_kind[name], {*layer.provides}, {*layer.reads_from}, states)
+        if key not in keys:
+            keys.append(key)
+            kinds.append([])
+        kind_at.append(keys.index(key))
+        kinds[kind_at[-1]].append(place)
+    return kinds
 
 
 def trace(
@@ -145,7 +150,7 @@ def _traced(
         modules = [*_named_modules(model, {*layers})]
         weights = inside.enter_context(_weights(modules, precision, real=real))
         counter = Counter(parts, weights)
-        entering = inside.enter_context(_entering(layers, counter))
+        entering, provided = inside.enter_context(_entering(layers, counter))
         inside.callback(_forget, layers)
         inside.enter_context(followed(modules, layers, parts))
         inside.enter_context(counter.counting(fakes=not real))
@@ -158,7 +163,7 @@ def _traced(
             _PASSES[phase](model, counter, tokens if real else fake_like(tokens), target_length)
     partial = {name for name, m in modules if isinstance(m, Linear) and m.cut == "rowwise"}
     experts = {
-        f"{_stack_of(name)}layers.{branch}"
+        f"{name}.{branch}"
         for name, m in modules
         if isinstance(m, Layer)
         for branch in m.branches
@@ -167,12 +172,7 @@ def _traced(
     gathered = {name for name, _ in modules if name.startswith(tuple(experts))}
     flops, num_bytes = (_added_up(sums, times) for sums in (counter.flops, counter.num_bytes))
     kept, results = counter.kept, counter.results
-    provided = [sum(cast(Layer, layer).provides.values()) for layer in layers]
     return Trace(flops, num_bytes, kept, results, entering, times, provided, partial, gathered)
-
-
-def _stack_of(layer: str) -> str:
-    return layer.removesuffix("layers")
 
 
 def _forward(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> Output:
@@ -190,7 +190,7 @@ def _training(model: Any, counter: Counter, tokens: Tensor, target_length: int |
 
 
 class _Root(torch.autograd.Function):
-    """One number of several results; gradients given to `backward` itself would load a library of algebra."""
+    """A number that depends on several results; gradients passed to `backward` itself would import sympy."""
 
     @staticmethod
     def forward(ctx: Any, *roots: Tensor) -> Tensor:
@@ -225,8 +225,12 @@ def _decode(model: Any, counter: Counter, tokens: Tensor, target_length: int | N
     counter.off = True
     if isinstance(model, EncoderDecoder):
         source, cache.memory = (None,), model.encode(tokens)
-    if tokens.shape[1] > 1:
-        model.hidden(*source, tokens[:, 1:], cache=cache)
+    before = tokens[:, 1:]
+    # The last of them comes alone: the first token after a prompt doubles the cache, which later ones do not.
+    several = before.shape[1] > max(prefix, 1)
+    for read in before.split([before.shape[1] - 1, 1], 1) if several else [before]:
+        if read.shape[1]:
+            model.hidden(*source, read, cache=cache)
     counter.off = False
     model.head(model.hidden(*source, tokens[:, :1], cache=cache)[:, -1:])
 
@@ -279,6 +283,11 @@ def _one_of_each_kind(
                     inside.callback(stack.layers.__setitem__, indices[place], layer)
                     layer = layer_of_rank(stack.spec, place, sharing, tensor, memory_dim)
                     stack.layers[indices[place]] = layer
+                for mixer in cast(Layer, layer).mixers().values():
+                    if (source := mixer.reads_state_of) is not None:
+                        inside.callback(setattr, mixer, "reads_state_of", source)
+                        at = next(i for i, places in enumerate(kinds) if source - 1 in places)
+                        mixer.reads_state_of = 1 + at
                 layers[layer] = len(times)
                 times.append(1 + len(others))
         yield layers, times
@@ -327,19 +336,23 @@ def _put(tensors: Any, name: str, tensor: Tensor) -> None:
 
 
 @contextmanager
-def _entering(layers: dict[nn.Module, int], counter: Counter) -> Iterator[dict[int, Held]]:
-    """Count what enters a layer as the layer's; yield it by layer."""
+def _entering(
+    layers: dict[nn.Module, int], counter: Counter
+) -> Iterator[tuple[dict[int, Held], dict[int, int]]]:
+    """Count what enters a layer as the layer's; yield it by layer, and the numbers that layers provide."""
     found: dict[int, Held] = {}
+    provided: dict[int, int] = {}
 
     def enters(layer: nn.Module, args: tuple[Any, ...]) -> None:
         storage, number = args[0].untyped_storage(), layers[layer]
         found[number] = Held(number, "layers", storage.nbytes(), storage._cdata)
+        provided[number] = sum(cast(Layer, layer).provides.values()) * args[0].shape[:2].numel()
         counter.claim(args[0], number)
 
     with ExitStack() as inside:
         for layer in layers:
             inside.callback(layer.register_forward_pre_hook(enters).remove)
-        yield found
+        yield found, provided
 
 
 def _forget(layers: Iterable[nn.Module]) -> None:

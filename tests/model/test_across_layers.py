@@ -16,6 +16,7 @@ from archwright.parts.mixers import AttentionMixer, Mixer
 from archwright.parts.residuals import Groups, Wiring
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import RecurrentState
+from archwright.planning.cost import next_token_flops
 from archwright.planning.memory import cache_bytes
 from archwright.spec.attention import Attention
 from archwright.spec.errors import UserError
@@ -112,6 +113,14 @@ class TestSharedKeys:
             sizes.append((cache.num_bytes, cache_bytes(one, 24)))
         assert sizes[0] == tuple(size // 2 for size in sizes[1])
         assert cache.states(3)["attention"] is not cache.states(1)["attention"]
+
+    def test_a_token_is_counted_with_the_state_of_a_later_layer_than_the_first(self) -> None:
+        """Two more layers that read: products of their weights, and scores and mixing of 24 keys."""
+        more, less = (build(sharing(3, f"num_layers={n}"), device="meta") for n in (6, 4))
+        layer = 2 * sum(p.numel() for p in more.layers[4].parameters() if p.ndim == 2)
+        added = next_token_flops(more, 24) - next_token_flops(less, 24)
+        assert added == 2 * (layer + 4 * 32 * 24)
+        assert [mixer.reads_state_of for mixer in more.mixers()][3:] == [3, 3, 3]
 
     def test_texts_can_be_reordered(self) -> None:
         model = build(sharing(), seed=1).double()

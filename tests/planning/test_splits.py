@@ -47,6 +47,13 @@ def mixtral() -> Needs:
     return needs_of("mixtral-8x7b")
 
 
+def test_stages_have_layers_in_order() -> None:
+    """Each sixth layer has no window; stages of two layers have none or one of these."""
+    stages = needs_of("gemma-3-1b").stages(13)
+    expected = [{0: 1, 1: 1} if place % 3 == 2 else {0: 2} for place in range(13)]
+    assert [dict(stage.layers) for stage in stages] == expected
+
+
 @pytest.mark.parametrize("pipeline", [1, 2, 8, 31])
 def test_shards_of_all_devices_are_the_whole(llama: Needs, pipeline: int) -> None:
     split = Split(4 * pipeline, "fsdp", pipeline=pipeline)

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
+from archwright.parts.linear import Linear
 from archwright.planning import counter as counter_module
 from archwright.planning import trace as trace_module
 from archwright.planning.counter import Counter, PartStack
@@ -93,7 +94,7 @@ def has_bias(model: Decoder) -> bool:
     [
         (torch.nonzero, "nonzero"),
         (torch.unique, "unique"),
-        (lambda x: x[x > 0], "nonzero"),
+        (lambda x: x[x > 0], "index"),
         (lambda x: int(x.argmax()), "item"),
     ],
     ids=["nonzero", "unique", "a mask as an index", "a number"],
@@ -110,3 +111,23 @@ def test_fakes_have_no_memory() -> None:
         y = x @ x.T
     assert (y.shape, y.stride(), y.dtype) == ((2**20, 2**20), (2**20, 1), torch.float32)
     assert counter.flops_of("other", "product") == 2.0**61
+
+
+def test_one_layer_of_a_kind_stands_for_all() -> None:
+    """A step of all layers has the FLOPs and bytes of the trace, sums of gradients among them."""
+    model = build(small("llama-3-8b"))
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.can_join = False
+        if "kernel" in vars(module):
+            module.use_kernel("eager")
+    counter = Counter(parts := PartStack(), model.parameters())
+    with counter.counting(fakes=False):
+        logits = model(torch.zeros(2, 40, dtype=torch.long)).logits
+        parts.follow_backward(logits)
+        parts.phase = "backward"
+        torch.autograd.backward(logits, torch.empty_like(logits))
+    found = trace(model, "training", length=40, texts=2, kernel="eager")
+    assert found.times == [4]
+    assert sum(found.flops.values()) == pytest.approx(sum(counter.flops.values()), rel=1e-3)
+    assert sum(found.num_bytes.values()) == pytest.approx(sum(counter.num_bytes.values()), rel=0.01)
