@@ -283,7 +283,7 @@ def _one_of_each_kind(
                     inside.callback(stack.layers.__setitem__, indices[place], layer)
                     layer = layer_of_rank(stack.spec, place, sharing, tensor, memory_dim)
                     stack.layers[indices[place]] = layer
-                for mixer in cast(Layer, layer).mixers().values():
+                for mixer in layer.mixers().values():
                     if (source := mixer.reads_state_of) is not None:
                         inside.callback(setattr, mixer, "reads_state_of", source)
                         at = next(i for i, places in enumerate(kinds) if source - 1 in places)

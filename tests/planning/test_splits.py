@@ -142,9 +142,10 @@ def test_results_of_maps_that_are_shared_by_rows_are_whole(gpt: Needs, tensor: i
         / (first.num_layers * numbers)
         for sequence in (False, True)
     )
-    # What enters the layer has 32 bits.
-    assert whole == pytest.approx(2 + 8 / tensor + 2)
-    assert shared == pytest.approx((2 + 8) / tensor + 2)
+    # What enters the layer has 32 bits, as has log Z of each of 96 heads.
+    of_heads = 8 + 96 * 4 / (2 * 12288)
+    assert whole == pytest.approx(2 + of_heads / tensor + 2)
+    assert shared == pytest.approx((2 + of_heads) / tensor + 2)
 
 
 def test_what_is_planned_has_the_activations_of_its_fullest_stage(gpt: Needs) -> None:
