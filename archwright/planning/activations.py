@@ -1,4 +1,4 @@
-"""Activations that layers keep for the backward pass, traced from layers of the size of a rank."""
+"""Activations of layers for the backward pass, traced at the size of a rank."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, get_args
@@ -9,23 +9,23 @@ from archwright.planning.trace import Precision, Trace, trace
 from archwright.spec.run_spec import ActivationCheckpointing
 
 CHECKPOINTING: tuple[ActivationCheckpointing, ...] = get_args(ActivationCheckpointing)
-"""What is computed again in the backward pass, as `machine.activation_checkpointing` says: nothing; all but products
-with weights and attention; all of a layer."""
+"""Values of `machine.activation_checkpointing`. The backward pass recomputes: nothing; all except products with weights
+and attention; all of a layer."""
 
 
 class Activations(NamedTuple):
-    """Bytes of activations of a text."""
+    """Bytes of activations per text."""
 
     kept: float
-    """Bytes that stay until the backward pass."""
+    """Bytes held until the backward pass."""
     again: float
-    """Most bytes that one layer recomputes."""
+    """Maximum of the bytes recomputed by one layer."""
 
 
 class LayerActivations:
-    """Activations of a model's layers by kind, on fake tensors, by default under autocast in 16 bits.
+    """Activations of a model's layers by kind, traced on fake tensors.
 
-    Tensors are those of eager kernels, with attention that keeps no scores. `checkpointing` keeps:
+    The trace assumes eager kernels, and attention that keeps no scores. `checkpointing` keeps:
 
         none        tensors that operations save for their backward pass
         selective   inputs of layers, and results of products with weights and of attention; one layer recomputes the
@@ -34,8 +34,8 @@ class LayerActivations:
 
     Reversible layers keep the output of the last layer, and one layer is recomputed, for every value.
 
-    With tensor parallelism, layers are built with the heads and columns of a rank. With sequence parallelism, tensors
-    that are whole on each rank are divided by tokens, but for partial sums (Korthikanti et al., 2022, section 4.2.2).
+    With tensor parallelism, layers are built with the heads and columns of a rank. With sequence parallelism,
+    replicated tensors are divided by tokens, except partial sums (Korthikanti et al., 2022, section 4.2.2).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LayerActivations:
     def of(
         self, layers: Mapping[int, int], checkpointing: str, tensor: int, *, sequence: bool
     ) -> Activations:
-        """Return the activations of some layers, given by their number of each kind, on one of `tensor` ranks."""
+        """Return a rank's activations for a number of layers of each kind."""
         if (tensor, sequence) not in self._sums:
             self._sums[tensor, sequence] = self._by_kind(tensor, sequence)
         name = "full" if self.is_reversible else checkpointing
@@ -64,7 +64,7 @@ class LayerActivations:
         return Activations(sum(found[kind].kept * n for kind, n in layers.items()), again)
 
     def _by_kind(self, tensor: int, sequence: bool) -> list[dict[str, Activations]]:
-        """Return the activations of a layer of each kind, by what is computed again."""
+        """Return the activations of a layer of each kind, by checkpointing."""
         whole, own = self._trace(1), self._trace(tensor)
         stream = 1 / tensor if sequence else 1.0
         kept, results = (
@@ -106,7 +106,7 @@ class LayerActivations:
 def _on_rank(
     whole: list[Held], own: list[Held], stream: float, whole_in: set[str]
 ) -> Iterator[tuple[Held, float]]:
-    """Yield tensors of a rank and their bytes; those as large as without ranks are shared out by tokens."""
+    """Yield tensors of a rank and their bytes; replicated tensors are divided by tokens."""
     alike = whole if len(whole) == len(own) else [None] * len(own)
     for all_of_it, held in zip(alike, own, strict=True):
         is_whole = all_of_it is not None and all_of_it.num_bytes == held.num_bytes

@@ -1,4 +1,4 @@
-"""Parameters, counted from the built model, and FLOPs, traced."""
+"""Parameters of built models, and traced FLOPs."""
 
 import math
 
@@ -11,13 +11,13 @@ from archwright.planning.trace import Trace, trace
 from archwright.spec.run_spec import RunSpec
 
 BACKWARD = 2
-"""Cost of a backward pass in forward passes: one product for the input's gradient, one for the weight's."""
+"""Cost of a backward pass in forward passes: one product each for the gradients of input and weight."""
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Return the number of parameters of each part, layers added up; a tied table counts once, as embedding.
+    """Return the number of parameters per part, summed over layers.
 
-    Keys are dotted names without layer indices: `embedding`, `layers.attention.query`, `head`.
+    Keys: dotted names without layer indices (`embedding`, `layers.attention.query`). Tied tables count as embedding.
     """
     counts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
@@ -28,7 +28,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 
 
 def active_parameters(model: nn.Module) -> int:
-    """Return the number of parameters that one token meets: all but those of experts it is not sent to."""
+    """Return the number of parameters per token, without its inactive experts."""
     unused = (
         (1 - m.active_fraction) * sum(p.numel() for p in m.parameters(recurse=False))
         for m in model.modules()
@@ -38,15 +38,15 @@ def active_parameters(model: nn.Module) -> int:
 
 
 def flops_per_token(model: LanguageModel, length: int, target_length: int | None = None) -> float:
-    """Return the FLOPs of training on one token in a text of `length` tokens: forward and backward.
+    """Return the training FLOPs per token of a text of `length` tokens.
 
-    3 * (2 * weights of all matrix products + 2 * num_heads * (key's and value's width) * visible keys
-    per query), a multiplication and an addition counting as two. Of experts those count that a token goes through.
-    Norms, activations and the softmax are left out.
+    3 * (2 * weights of all matrix products + 2 * num_heads * (key width + value width) * visible keys per query).
+    A multiplication and an addition count as two. Only the active experts of a token count. Norms, activations and the
+    softmax are excluded.
 
     Args:
-        target_length: tokens that a decoder reads next to a source of `length`, by default as many; FLOPs are for each
-            token of the source then, and its share of those.
+        target_length: decoder tokens for a source of `length`. Default: `length`. FLOPs are per token of the source,
+            and include its share of the decoder tokens.
     """
     return (1 + BACKWARD) * sum(forward_flops(model, length, target_length).values())
 
@@ -54,9 +54,9 @@ def flops_per_token(model: LanguageModel, length: int, target_length: int | None
 def forward_flops(
     model: LanguageModel, length: int, target_length: int | None = None
 ) -> dict[str, float]:
-    """Return the FLOPs of a forward pass on one token by part, layers added up.
+    """Return the forward FLOPs per token by part, summed over layers.
 
-    Matrix products have the names of `parameters_by_part`; other products of branches, such as scores, stand under
+    Matrix products have the names of `parameters_by_part`. Other products of branches, such as scores, have the names
     `layers.<branch>`, `encoder.layers.<branch>` or `generator.layers.<branch>`. See `flops_per_token`.
     """
     found = trace(model, "forward", length=length, target_length=target_length)
@@ -68,12 +68,12 @@ def forward_flops(
 
 
 def prefill_flops(model: LanguageModel, length: int) -> float:
-    """Return the FLOPs of reading a text or source, with logits of one token alone."""
+    """Return the FLOPs of reading a text or source, with one token's logits."""
     return _products(trace(model, "prefill", length=length, precision="bf16"))
 
 
 def next_token_flops(model: LanguageModel, length: int) -> float:
-    """Return the FLOPs of the last token of a text (of two stacks, of the decoder), others cached."""
+    """Return the FLOPs of the last (decoder) token, with earlier tokens cached."""
     return _products(trace(model, "decode", length=length, precision="bf16"))
 
 
@@ -84,13 +84,13 @@ def _products(found: Trace) -> float:
 def run_flops_per_token(
     run: RunSpec, model: LanguageModel, lengths: TextLengths | None = None
 ) -> float:
-    """Return the FLOPs of training on one token by the objective of a run.
+    """Return the training FLOPs per token for the objective of a run.
 
-    Attention to all tokens before takes FLOPs per token that are linear in the length of a text, so that those of many
-    texts are those of a text of their mean length. For windows they are concave, and this is an upper bound.
+    With full attention, FLOPs per token are linear in the length of a text, so the mean length gives the mean FLOPs.
+    With attention windows they are concave, and the result is an upper bound.
 
     Args:
-        lengths: of the texts in its batches. Default: whole windows, an upper bound if texts are shorter.
+        lengths: lengths of the texts in batches. Default: full context windows, an upper bound for shorter texts.
     """
     length = run.model.context_length
     if lengths is None:

@@ -1,7 +1,7 @@
 """FLOPs, bytes and kept tensors of a pass, by part of the model, on fake or real tensors.
 
-Every operation reads and writes each of its tensors once, as eager kernels do: bytes are an upper bound for a compiler
-that fuses. Leaves are booked by their formulas, see `archwright.parts.leaves`.
+Every operation reads and writes each of its tensors once, as eager kernels do. Bytes are an upper bound for a fusing
+compiler. Leaves are counted by their formulas, see `archwright.parts.leaves`.
 """
 
 from bisect import bisect_right
@@ -23,9 +23,9 @@ from archwright.planning.fakes import fake_like, is_fake, run
 
 Sort = Literal["product", "leaf", "arithmetic"]
 OTHER = "other"
-"""Part of what no module claims: sums of gradients where a value was used twice, and the engine between parts."""
+"""Part of costs outside all modules: sums of gradients of reused values, and the engine between parts."""
 PAUSED = "paused"
-"""Part of what a leaf does inside, which its formula counts."""
+"""Part of operations inside a leaf, already counted by its formula."""
 
 PER_ELEMENT = {
     "native_layer_norm": 7,
@@ -42,45 +42,45 @@ PER_ELEMENT = {
     "lerp": 3,
     "_fused_adamw": 14,
 }
-"""FLOPs per element of operations that are several in one, an exponential counting as one."""
+"""FLOPs per element of compound operations; an exponential counts as one."""
 
 NO_ARITHMETIC = {
     *("copy", "_to_copy", "clone", "cat", "stack", "fill", "zero", "zeros_like", "ones_like"),
     *("masked_fill", "embedding", "index", "index_select", "gather", "scatter", "arange"),
     *("repeat", "contiguous", "constant_pad_nd", "where"),
 }
-"""Operations that only move."""
+"""Operations that only move data."""
 LOOKUPS = ("embedding", "gather", "index_select", "index")
-"""Operations that read of a table the rows that are asked for."""
+"""Operations that read only the indexed rows of a table."""
 STORES = ("scatter_", "index_copy_", "index_put_")
-"""Operations that write some places of their first tensor, and leave the rest."""
+"""Operations that write only some places of their first tensor."""
 
 
 class Key(NamedTuple):
-    """What costs are booked under."""
+    """Key of a cost."""
 
     layer: int | None
-    """Number of the layer; None: in no layer."""
+    """Number of the layer; None: outside layers."""
     part: str
     sort: Sort
     phase: str
 
 
 class Held(NamedTuple):
-    """Memory that stays until the backward pass."""
+    """Memory held until the backward pass."""
 
     layer: int | None
     part: str
     num_bytes: int
     storage: int
-    """Number of the storage, which views share."""
+    """Number of the storage, shared by views."""
 
 
 class PartStack:
-    """Stack of the parts at work; costs and time belong to the innermost.
+    """Stack of active parts; costs and time belong to the innermost.
 
-    In the backward pass a node of the graph belongs to the part of its forward: autograd numbers operations, and each
-    node carries its number, which lies in the stretch of a part.
+    In the backward pass, a node of the graph belongs to the part of its forward operation. Autograd numbers operations,
+    and each part covers ranges of these numbers.
     """
 
     def __init__(self) -> None:
@@ -90,16 +90,16 @@ class PartStack:
 
     @property
     def part(self) -> str:
-        """The part at work."""
+        """Active part."""
         return self._stack[-1][1]
 
     @property
     def layer(self) -> int | None:
-        """The layer at work."""
+        """Active layer."""
         return self._stack[-1][0]
 
     def enter(self, part: str, layer: int | None = None) -> None:
-        """Begin a part; without a layer it stays in that of the part around it."""
+        """Begin a part, by default in the active layer."""
         self._stack.append((self.layer if layer is None else layer, part))
         self._stretch()
 
@@ -110,7 +110,7 @@ class PartStack:
 
     @contextmanager
     def region(self, part: str) -> Iterator[None]:
-        """Give a block to a part."""
+        """Run a block as a part."""
         self.enter(part)
         try:
             yield
@@ -118,7 +118,7 @@ class PartStack:
             self.leave()
 
     def follow_backward(self, *roots: Tensor) -> None:
-        """Enter parts in the backward pass of results whose forward pass was followed."""
+        """Enter parts in the backward pass of results of followed modules."""
         starts = [number for number, _ in self._stretches]
         for node in _nodes([root.grad_fn for root in roots]):
             place = bisect_right(starts, node._sequence_nr()) - 1
@@ -128,7 +128,7 @@ class PartStack:
                 node.register_hook(lambda *_: self.leave())
 
     def _enter_node(self, part: str, layer: int | None) -> None:
-        """Begin the part of a node; what the engine adds to other gradients behind it is of its layer, too."""
+        """Begin a node's part; subsequent gradient sums also belong to its layer."""
         self._stack[0] = (layer, OTHER)
         self.enter(part, layer)
 
@@ -139,19 +139,19 @@ class PartStack:
 
 
 class Counter(TorchDispatchMode):
-    """Counts while it is entered: FLOPs and bytes by part, and tensors that are kept for the backward pass.
+    """Count FLOPs and bytes by part, and tensors for the backward pass.
 
     An operation that returns a view moves nothing. Products count 2 m n k; any other operation counts `PER_ELEMENT`, by
     default 1, for each element of its largest tensor.
 
     Args:
-        parts: which part is at work.
-        weights: tensors that are kept anyway, as are those made of them alone.
+        parts: stack of active parts.
+        weights: tensors excluded from `kept`, together with tensors computed from only weights.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Leave the compiler out: torch would load all of it to disable it here."""
+        """Return False: disabling the compiler here would load all of it."""
         return False
 
     def __init__(self, parts: PartStack, weights: Iterable[Tensor] = ()) -> None:
@@ -166,13 +166,13 @@ class Counter(TorchDispatchMode):
         self._made_in: dict[int, int | None] = {}
         self._seen: set[int] = set()
         self._alive: list[Any] = []
-        """Storages of fakes and of kept tensors, so that no other takes their number."""
+        """Storages of fakes and of kept tensors, held so that their numbers stay unique."""
         self.off = False
         self._fakes = False
 
     @contextmanager
     def counting(self, *, fakes: bool) -> Iterator[None]:
-        """Count a pass; `fakes`: large tensors without values are made without memory."""
+        """Count a pass; `fakes`: create large tensors without memory."""
         self._fakes = fakes
         with saved_tensors_hooks(self._keep, lambda x: x), watched(self._leaf), self:
             yield
@@ -193,7 +193,7 @@ class Counter(TorchDispatchMode):
         if self.parts.part == PAUSED:
             return out
         is_free = not new or name.startswith(("empty", "new_empty"))
-        if is_free and not func._schema.is_mutable:  # a view, or memory that is not written
+        if is_free and not func._schema.is_mutable:  # a view, or uninitialized memory
             return out
         moved = (*given, *made)
         if name in LOOKUPS:
@@ -212,7 +212,7 @@ class Counter(TorchDispatchMode):
         return out
 
     def _note(self, new: list[Tensor], *, is_weight: bool) -> None:
-        """Note in which layer tensors were made, and whether of weights alone."""
+        """Record the layer of new tensors and whether only weights produced them."""
         for t in new:
             home = _storage(t)
             self._made_in[home] = self.parts.layer
@@ -221,7 +221,7 @@ class Counter(TorchDispatchMode):
                 self._alive.append(t.untyped_storage())
 
     def book(self, sort: Sort, flops: float, num_bytes: float) -> None:
-        """Add costs to the part at work."""
+        """Add costs to the active part."""
         if self.off:
             return
         key = Key(self.parts.layer, self.parts.part, sort, self.parts.phase)
@@ -229,7 +229,7 @@ class Counter(TorchDispatchMode):
         self.num_bytes[key] += num_bytes
 
     def book_leaf(self, costs: LeafCosts, times: int = 1) -> None:
-        """Add the costs of a leaf's forward pass, so many times."""
+        """Add a multiple of the costs of a leaf's forward pass."""
         sort: Sort = "product" if costs.has_weights else "leaf"
         self.book(sort, times * costs.flops, times * costs.num_bytes)
 
@@ -238,7 +238,7 @@ class Counter(TorchDispatchMode):
         return sum(n for k, n in self.flops.items() if k.part == part and k.sort in sorts)
 
     def claim(self, x: Tensor, layer: int | None) -> None:
-        """Count a tensor as that of a layer, if it is kept there, such as what enters it."""
+        """Attribute a tensor, such as a layer's input, to a layer."""
         self._made_in[_storage(x)] = layer
         self._alive.append(x.untyped_storage())
 
@@ -254,13 +254,13 @@ class Counter(TorchDispatchMode):
         return x
 
     def add_results(self, tensors: list[Tensor]) -> None:
-        """Count tensors that selective recomputation keeps."""
+        """Add tensors to the results kept by selective recomputation."""
         if self.parts.phase == "forward":
             layer, part = self.parts.layer, self.parts.part
             self.results += [Held(layer, part, _bytes(t), _storage(t)) for t in tensors]
 
     def _leaf(self, function: Any, formula: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Book a leaf by its formula; on real tensors compute it, too."""
+        """Book a leaf by its formula; on real tensors, also compute it."""
         costs: LeafCosts = formula(*args, **kwargs)
         self.book_leaf(costs)
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -280,7 +280,7 @@ class Counter(TorchDispatchMode):
 
 
 class _Described(torch.autograd.Function):
-    """A leaf on fake tensors: results and kept tensors as its formula describes them."""
+    """Leaf on fake tensors, with results and kept tensors from its formula."""
 
     @staticmethod
     def forward(ctx: Any, counter: Counter, costs: LeafCosts, *inputs: Tensor) -> Any:
@@ -302,7 +302,7 @@ class _Described(torch.autograd.Function):
 
 
 class _Booked(torch.autograd.Function):
-    """A leaf's real result, whose backward pass books the formula."""
+    """Identity on a leaf's real result; the backward pass books the formula."""
 
     @staticmethod
     def forward(ctx: Any, counter: Counter, costs: LeafCosts, x: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ class _Booked(torch.autograd.Function):
 def followed(
     modules: Iterable[tuple[str, nn.Module]], layers: dict[nn.Module, int], parts: PartStack
 ) -> Iterator[None]:
-    """Enter the part of each module, by its name, while it works."""
+    """Enter the part of each module, by name, during its forward pass."""
     with ExitStack() as attached:
         for name, module in modules:
             number = layers.get(module)
@@ -342,7 +342,7 @@ def _bytes(x: Tensor) -> int:
 
 
 def _size(x: Tensor) -> int:
-    """Return the bytes of a tensor; rows that are one and the same row count once."""
+    """Return the bytes of a tensor; expanded rows count once."""
     return min(x.numel() * x.element_size(), _bytes(x))
 
 
@@ -355,7 +355,7 @@ def _arithmetic(name: str, args: tuple[Any, ...], made: list[Tensor]) -> float:
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among arguments and in their lists."""
+    """Return the tensors in arguments and nested lists."""
     found: list[Tensor] = []
     for x in values:
         if isinstance(x, Tensor):

@@ -1,8 +1,8 @@
 """Fake tensors: CPU tensors with shapes, dtypes and strides, but without memory or values.
 
-They do for a trace what torch's `FakeTensorMode` does, without the second that it takes to load the compiler. Their
-addresses lie in a reserved range that is never read or written: views and autograd work as on other tensors, and
-`run` answers all other operations by the shapes of their results.
+They replace torch's `FakeTensorMode`, which takes a second to load the compiler. Their addresses lie in a reserved
+range that is never read or written. Views and autograd work as usual; `run` computes the result shapes of all other
+operations.
 """
 
 import mmap
@@ -21,9 +21,9 @@ from archwright.spec.errors import UserError
 
 aten = torch.ops.aten
 LARGE = 2**24
-"""Numbers of a tensor above which a trace gives it no values."""
+"""Number of elements above which a trace uses a fake tensor."""
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""Linux's MAP_NORESERVE, which Python names from 3.13 on: the range counts as no memory."""
+"""MAP_NORESERVE on Linux (in `mmap` from Python 3.13): the range counts as no memory."""
 REFUSED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 Shape = tuple[int, ...]
 Made = list[tuple[Shape, torch.dtype] | None]
@@ -31,7 +31,7 @@ Made = list[tuple[Shape, torch.dtype] | None]
 
 @cache
 def _reserved() -> tuple[mmap.mmap, int, int]:
-    """Return a range of addresses without memory, its first address and its size."""
+    """Return an address range without memory, its first address and its size."""
     for bits in (46, 42, 38, 34):
         with suppress(OSError, ValueError, OverflowError):
             kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
@@ -44,7 +44,7 @@ def fake(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None
     """Return a tensor without memory.
 
     Raises:
-        UserError: it is larger than the addresses of a process.
+        UserError: the tensor exceeds the reserved range.
     """
     buffer, _, size = _reserved()
     number = prod(shape)
@@ -59,7 +59,7 @@ def fake(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None
 
 
 def fake_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a tensor without memory, with the shape of another one and its order of axes."""
+    """Return a fake with the shape and axis order of a tensor."""
     return fake(x.shape, dtype or x.dtype, _dense_strides(x))
 
 
@@ -72,15 +72,15 @@ def is_fake(x: Tensor) -> bool:
 
 
 def faked(x: Any) -> Any:
-    """Return a tensor without memory in place of one with values, and anything else as it is."""
+    """Return a fake for a real or meta tensor, other values unchanged."""
     return fake_like(x) if isinstance(x, Tensor) and (x.is_meta or not is_fake(x)) else x
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
-    """Run an operation on some tensors, on fakes by the shapes of its results.
+    """Run an operation; on fakes, compute only the result shapes.
 
     Raises:
-        UserError: its results depend on values.
+        UserError: the results depend on values.
     """
     if not any(map(is_fake, tensors)):
         is_large = prod(_broadcast(tensors)) > LARGE if tensors else _asked(args) > LARGE
@@ -93,7 +93,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
 
 @cache
 def _rule(func: Any) -> Callable[..., Any]:
-    """Return what answers an operation."""
+    """Return the implementation of an operation on fakes."""
     name = func.overloadpacket.__name__
     if name == "_local_scalar_dense":
         return _number
@@ -111,7 +111,7 @@ def _rule(func: Any) -> Callable[..., Any]:
 
 
 def refusal(func: Any) -> str:
-    """Return why an operator cannot be traced."""
+    """Return the error message for an untraceable operator."""
     name = str(func.overloadpacket).removeprefix("aten.")
     return (
         f"trace: found {name}, whose result depends on values; expected operators with shapes that follow from shapes, "
@@ -124,7 +124,7 @@ def _refuse(func: Any, *_: Any) -> Any:
 
 
 def _number(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> float | bool:
-    """Return a number in place of a value that only decides how to compute."""
+    """Return a constant for a scalar read: 1.0 or False."""
     if tensors[0].dtype.is_floating_point:
         return 1.0
     if tensors[0].dtype == torch.bool:
@@ -133,7 +133,7 @@ def _number(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> float |
 
 
 def _written(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-    """Return the tensors that an operation writes in place."""
+    """Return the tensors written in place by an operation."""
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     written = [given[a.name] for a in func._schema.arguments if a.is_write]
@@ -154,7 +154,7 @@ def _by_shape(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
 
 
 def _pointwise(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-    """Return results of an operation on each number by itself; dtypes are those of the operation on one number."""
+    """Return pointwise results, with dtypes from running the operation on one element."""
     key = (func, *(_sort(x) for x in args), *kwargs.values())
     if key not in _DTYPES:
         out = func(*tree_map(_one, args), **tree_map(_one, kwargs))
@@ -173,7 +173,7 @@ _DTYPES: dict[Any, Any] = {}
 
 
 def _sort(x: Any) -> Any:
-    """Return all of an argument that the dtype of a result depends on."""
+    """Return the properties of an argument that determine result dtypes."""
     return (x.dtype, x.ndim > 0) if isinstance(x, Tensor) else type(x)
 
 
@@ -182,7 +182,7 @@ def _one(x: Any) -> Any:
 
 
 def _by_meta(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-    """Return results with the shapes that torch's meta kernels give, which load the compiler."""
+    """Return results from torch's meta kernels (loads the compiler)."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, Tensor):
@@ -197,7 +197,7 @@ def _by_meta(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
 
 
 def _dense_strides(x: Tensor) -> Sequence[int] | None:
-    """Return the strides of a new tensor like x: in its order of axes if it is dense, or else None."""
+    """Return strides in the axis order of x; None if contiguous or not dense."""
     if x.is_contiguous():
         return None
     before: tuple[int, ...] = x.stride()
@@ -212,7 +212,7 @@ def _dense_strides(x: Tensor) -> Sequence[int] | None:
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> Shape:
-    """Return the shape of tensors that are broadcast; torch's own function loads a library of algebra."""
+    """Return the broadcast shape of tensors; torch's function would import sympy."""
     found = [1] * max((x.ndim for x in tensors), default=0)
     for x in tensors:
         for i in range(1, x.ndim + 1):
@@ -222,12 +222,12 @@ def _broadcast(tensors: Sequence[Tensor]) -> Shape:
 
 
 def _asked(args: tuple[Any, ...]) -> int:
-    """Return how many numbers a new tensor of a shape has."""
+    """Return the number of elements of a factory call's shape."""
     return prod(args[0]) if args and isinstance(args[0], list | tuple) else 0
 
 
 POINTWISE = {"floor_divide"}
-"""Operations on each number by itself that torch does not mark as such."""
+"""Pointwise operations without torch's pointwise tag."""
 LIKE = {
     *("_to_copy", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
     *(
@@ -242,7 +242,7 @@ LIKE = {
     ),
     *("scatter", "scatter_add", "index_put", "index_add", "masked_scatter"),
 }
-"""Operations whose result is like the first tensor."""
+"""Operations with a result like the first tensor."""
 
 
 def _reduced(
@@ -336,7 +336,7 @@ def _indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Made:
 
 
 def _places(index: Tensor | None) -> Iterator[Any]:
-    """Yield an index by numbers for one by a mask, an axis each."""
+    """Yield an index; a boolean mask yields an integer index per axis."""
     if index is None or index.dtype != torch.bool:
         yield index
     elif is_fake(index):
@@ -393,4 +393,4 @@ SHAPES: dict[str, Callable[..., Made]] = {
     "slice_backward": _new,
     "select_backward": _new,
 }
-"""Shapes and dtypes of the results of other operations; what is not here is asked of torch's meta kernels."""
+"""Result shapes and dtypes by operation; other operations use torch's meta kernels."""

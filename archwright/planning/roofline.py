@@ -1,5 +1,5 @@
-"""FLOPs and bytes of every operator of a model in training, prefill and decoding; their quotient,
-the arithmetic intensity, says by the roofline what bounds them (Williams et al., 2009)."""
+"""Roofline of a model's operators in training, prefill and decoding: FLOPs, bytes and their
+quotient, the arithmetic intensity (Williams et al., 2009)."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ Phase = Literal["training", "prefill", "decode"]
 Evidence = Literal["counted", "estimated"]
 PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
 SUMS = "norms and sums"
-"""Operator of norms, and of what the stream, the embedding and gradients add up."""
+"""Operator of norms, and of sums in the residual stream, the embedding and gradients."""
 ELEMENTWISE = " elementwise"
-"""End of the names of operators that compute number by number: activations, gates, rotations, casts."""
+"""Name suffix of elementwise operators: activations, gates, rotations, casts."""
 PER_LOGIT = (4, 3)
-"""FLOPs of the loss for each logit, forward and backward: its exponential, and the difference from its target."""
+"""FLOPs of the loss per logit, forward and backward: the exponential, and the difference from the target."""
 PER_WEIGHT_MOVED = 12
-"""FLOPs of AdamW's step for each weight: two means, their quotient, and the decay."""
+"""FLOPs of AdamW's step per weight: two moments, their quotient, and the decay."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What a part of a model computes and moves in one pass."""
+    """FLOPs and bytes of a part of a model in one pass."""
 
     name: str
     flops: float
@@ -40,15 +40,15 @@ class Operator:
     forward: float
     """FLOPs of the forward pass."""
     evidence: Evidence = "counted"
-    """How FLOPs were found: counted from maps and masks, or estimated for each number that is read or written."""
+    """Origin of the FLOPs: counted from projections and masks, or estimated per element read or written."""
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte."""
+        """FLOPs per byte."""
         return self.flops / self.num_bytes
 
     def record(self) -> dict[str, float | str]:
-        """Return the values that a plan gives, ready for JSON."""
+        """Return the values of a plan's report, ready for JSON."""
         return {
             "flops": self.flops,
             "bytes": self.num_bytes,
@@ -57,11 +57,11 @@ class Operator:
         }
 
     def attainable(self, hardware: Hardware, precision: str) -> float:
-        """Return the FLOP/s at best: the peak, or the intensity times the bandwidth."""
+        """Return the attainable FLOP/s: min(peak, intensity * bandwidth)."""
         return min(hardware.peak(precision), self.intensity * hardware.memory_bandwidth)
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
-        """Return the time on one device at best."""
+        """Return the minimum time on one device."""
         return max(
             self.flops / hardware.peak(precision), self.num_bytes / hardware.memory_bandwidth
         )
@@ -79,20 +79,20 @@ def operators(
     run: RunSpec | None = None,
     updates: float = 1.0,
 ) -> list[Operator]:
-    """Return the operators of a pass over `texts` texts of `length` tokens, or of one more token for each of them.
+    """Return the operators of a pass over `texts` texts of `length` tokens.
 
-    Every operation reads and writes each of its tensors once, as eager kernels do; a compiler that fuses moves fewer
-    bytes. Training runs under autocast, forward and backward. Prefill asks the head for the last token alone. Of two
-    stacks, prefill reads a source of `length` tokens and the first token of a text, and decoding continues a text as
-    long as the source. In training the loss reads logits twice and writes their gradients, and the optimizer moves all
-    weights.
+    Every operation reads and writes each of its tensors once, as eager kernels do; a fusing compiler moves fewer bytes.
+    Training runs forward and backward under autocast; the loss reads logits twice and writes their gradients, and the
+    optimizer moves all weights. Prefill computes logits of only the last token. Decoding reads one token per text. With
+    an encoder and a decoder, prefill reads a source of `length` tokens and the first token of a text, and decoding
+    continues a text of the length of the source.
 
     Args:
-        target_length: tokens that the decoder of two stacks reads next to each source in training, by default as many.
-        itemsize: bytes of a number; those of a trace in 16 or 32 bits are scaled to it.
+        target_length: decoder tokens per source in training with two stacks. Default: `length`.
+        itemsize: bytes per element; traces in 16 or 32 bits are scaled to it.
         kernel: kernel of attention; `eager` writes its scores and reads them again.
-        run: run with the optimizer that moves the weights; None: the default one.
-        updates: updates of weights for a pass of training: a part of a batch has a part of one.
+        run: run with the optimizer of the weights; None: the default run.
+        updates: updates of weights per training pass; a microbatch has a fraction of one.
     """
     narrow = itemsize <= 2
     if phase == "training":
@@ -114,7 +114,7 @@ def operators(
     computes = {titles[key] for key, flops in found.flops.items() if flops}
     sums: dict[str, tuple[float, float, float]] = {}
     for key, flops in found.flops.items():
-        # Copies and casts of a part that computes nothing else have no intensity of their own.
+        # Copies and casts of a part without other FLOPs count under norms and sums.
         name = titles[key] if titles[key] in computes else SUMS
         before = sums.get(name, (0.0, 0.0, 0.0))
         forward = flops if key.phase == "forward" else 0.0
@@ -136,7 +136,7 @@ def _is_elementwise(name: str) -> bool:
 
 
 def _title(key: Key, mixers: Collection[str]) -> str:
-    """Return the operator that readers see: products of a part, what it computes between tokens, or by element."""
+    """Return an operator's title: products, mixing between tokens, or elementwise."""
     stack, words = "", key.part
     for name in ("encoder", "generator"):
         if words.startswith(f"{name}."):
@@ -160,7 +160,7 @@ def _loss_and_optimizer(
     run: RunSpec | None,
     updates: float,
 ) -> Iterator[Operator]:
-    """Yield the loss, which reads logits twice and writes gradients, and the optimizer's step."""
+    """Yield the operators of the loss and of the optimizer's step."""
     spec = model.spec
     read = length if spec.encoder_model is None else target_length or length
     logits = texts * read * max(1, spec.predicting_streams) * int(spec.vocab_size)
@@ -173,11 +173,11 @@ def _loss_and_optimizer(
 def update_costs(model: LanguageModel, run: RunSpec | None) -> tuple[float, float]:
     """Return the FLOPs and bytes of an optimizer's step in 32 bits.
 
-    Weights, gradients and its state are read, weights and the state are written. Products of Muon's orthogonalisation
-    are counted, as if each matrix stayed where it is computed.
+    The step reads weights, gradients and state, and writes weights and state. FLOPs include the products of Muon's
+    orthogonalisation; bytes exclude its intermediate matrices.
 
     Args:
-        run: run with the optimizer; None: the default one.
+        run: run with the optimizer; None: the default run.
     """
     run = RunSpec(model=model.spec) if run is None else run
     number = model.num_parameters()
@@ -197,5 +197,5 @@ def _step_of_muon(p: nn.Parameter) -> float:
 
 
 def ridge(hardware: Hardware, precision: str) -> float:
-    """Return the intensity from which on the peak bounds, and not the bandwidth."""
+    """Return the ridge point: the intensity of peak over bandwidth."""
     return hardware.peak(precision) / hardware.memory_bandwidth

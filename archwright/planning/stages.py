@@ -1,4 +1,4 @@
-"""The stages of a pipeline, before they are split otherwise; one stage is the whole model."""
+"""Pipeline stages before any other split; a single stage is the whole model."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,63 +24,63 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
 PER_WEIGHT = 4
-"""Bytes: a weight, a gradient, or a moment, in float32."""
+"""Bytes of a weight, gradient or moment in float32."""
 
 
 class Kind(NamedTuple):
-    """How devices share weights, and what an optimizer keeps of each."""
+    """Sharding and optimizer state of weights."""
 
     blocks: int
-    """Equal blocks that tensor parallelism shares out; 1: each device has all."""
+    """Equal blocks for tensor parallelism; 1: replicated."""
     is_expert: bool
-    """Whether they are those of experts, which devices share, too."""
+    """True for weights of experts, also sharded by expert parallelism."""
     is_cast: bool
-    """Whether products read them, which autocast gives them to in 16 bits."""
+    """True for weights of products, cast to 16 bits by autocast."""
     optimizer: int
-    """Bytes of the optimizer for each."""
+    """Bytes of optimizer state per weight."""
 
 
 Weights = Mapping[Kind, int]
-"""Numbers of weights by kind."""
+"""Number of weights by kind."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a pipeline: some of the layers, the first with the embedding, the last with the head."""
+    """Pipeline stage; the first has the embedding, the last the head."""
 
     num_layers: int
     dim: int
-    """Width of the stream."""
+    """Width of the residual stream."""
     num_neighbours: int
-    """Stages that it exchanges activations with."""
+    """Stages that exchange activations with this stage."""
     weights: Weights
     largest: Weights
-    """Of the layer with most."""
+    """Weights of the largest layer."""
     around: Weights
-    """Those that are in no layer: embedding, last norm, head."""
+    """Weights outside layers: embedding, last norm, head."""
     layers: Mapping[int, int]
-    """Numbers of layers by kind."""
+    """Number of layers by kind."""
     logits: float
-    """Bytes of one text."""
+    """Bytes of the logits of one text."""
     branch_width: float
-    """Sum of the widths of what the branches give, which devices that share them add up."""
+    """Total width of branch outputs, summed across tensor-parallel devices."""
     keys: Sequence[tuple[int, int]]
-    """Keys and values of each attention, which devices that share a text pass on: blocks that tensor parallelism shares
-    out, and numbers per token."""
+    """Keys and values of each attention, exchanged by context parallelism: blocks for tensor parallelism, and elements
+    per token."""
     sent_to_experts: float
-    """Numbers per token that go to experts: in each layer the width times top_k."""
+    """Elements per token sent to experts: width times top_k, summed over layers."""
 
     def keys_on_a_device(self, tensor: int) -> float:
-        """Return the keys and values per token of all layers on one of several devices."""
+        """Return the keys and values per token of all layers per device."""
         return sum(number * share(blocks, tensor) for blocks, number in self.keys)
 
     def most_keys_on_a_device(self, tensor: int) -> float:
-        """Return the most keys and values per token of one attention on one of several devices."""
+        """Return the `keys_on_a_device` of the largest attention."""
         return max((number * share(blocks, tensor) for blocks, number in self.keys), default=0.0)
 
 
 class Needs:
-    """All that a training keeps, before it is split, counted from a model that may be a meta one."""
+    """Memory of a training run before sharding; accepts meta models."""
 
     def __init__(
         self, run: RunSpec, model: LanguageModel, length: int, *, narrow: bool = True
@@ -102,7 +102,7 @@ class Needs:
         return self.model.num_parameters()
 
     def stages(self, pipeline: int) -> tuple[Stage, ...]:
-        """Return the stages of a pipeline, or the one that is the whole model."""
+        """Return the stages of a pipeline; a single stage is the whole model."""
         if pipeline not in self._stages:
             self._stages[pipeline] = tuple(self._cut(pipeline))
         return self._stages[pipeline]
@@ -149,13 +149,13 @@ class Needs:
 
     @cached_property
     def _cast(self) -> set[int]:
-        """The parameters that products read, by their identity; a tied table is one."""
+        """Ids of the parameters of products, including a tied table."""
         maps = (m for m in self.model.modules() if isinstance(m, Linear))
         return {id(p) for m in maps for p in m.parameters(recurse=False)}
 
     @cached_property
     def _weights(self) -> dict[Layer, dict[int, tuple[Kind, int]]]:
-        """The parameters of each layer by their identity, so that one in two places counts once."""
+        """Parameters of each layer by id, so that shared parameters count once."""
         return {
             layer: self._kinds(layer, in_layer=True)
             for layer in dict.fromkeys(self.model.all_layers)
@@ -163,7 +163,7 @@ class Needs:
 
     @cached_property
     def _last(self) -> dict[int, tuple[Kind, int]]:
-        """Parameters behind the layers; a tied table stands on both ends."""
+        """Parameters after the layers; a tied table counts at both ends."""
         found: dict[int, tuple[Kind, int]] = {}
         for module in (self.model.norm, self.model.head, self.model.sequence_head):
             if module is not None:
@@ -172,7 +172,7 @@ class Needs:
 
     @cached_property
     def _first(self) -> dict[int, tuple[Kind, int]]:
-        """Parameters before the layers, and what all layers share."""
+        """Parameters before the layers, and parameters shared by all layers."""
         tables = {id(m.weight) for m in self.model.modules() if isinstance(m, Embedding)}
         behind = {at for at in self._last if at not in tables}
         inside = {at for found in self._weights.values() for at in found}
@@ -192,8 +192,8 @@ class Needs:
 
 
 def layers_by_stage(num_layers: int, stages: int) -> list[int]:
-    """Return how many layers each stage has: as many as others, or one less, the last and the first before others, as
-    they have a head and an embedding besides (Grattafiori et al., 2024, section 3.3.2)."""
+    """Return the number of layers per stage, one less at the ends first,
+    because these also have the head and the embedding (Grattafiori et al., 2024, section 3.3.2)."""
     most = -(-num_layers // stages)
     found = [most] * stages
     places = [at for i in range(stages) for at in dict.fromkeys((stages - 1 - i, i))]
@@ -203,13 +203,13 @@ def layers_by_stage(num_layers: int, stages: int) -> list[int]:
 
 
 def optimizer_bytes(run: RunSpec, model: LanguageModel) -> int:
-    """Return the bytes of the optimizer: one (Muon) or two float32 means per parameter."""
+    """Return the optimizer bytes: one (Muon) or two float32 moments per parameter."""
     kept = optimizer_bytes_by_parameter(run, model)
     return sum(kept.get(id(p), 0) * p.numel() for p in model.parameters())
 
 
 def optimizer_bytes_by_parameter(run: RunSpec, model: LanguageModel) -> dict[int, int]:
-    """Return the bytes of an optimizer's state for each number of a parameter, by its identity."""
+    """Return the optimizer bytes per element of each parameter, by id."""
     optimizers = build_optimizers(model, run.optimizer, precision=torch.bfloat16)
     return {
         id(parameter): PER_WEIGHT * (1 if isinstance(optimizer, Muon) else 2)
@@ -227,7 +227,7 @@ def _added_up(weights: Mapping[int, tuple[Kind, int]]) -> Weights:
 
 
 def _blocks(m: nn.Module, name: str, *, in_layer: bool) -> int:
-    """Return the equal blocks of a module's parameter that devices may share out; 1 where nothing says any."""
+    """Return the equal blocks of a parameter for tensor parallelism; default 1."""
     if isinstance(m, Embedding):
         return len(m.weight) if m.holds_tokens and name == "weight" else 1
     if not isinstance(m, Linear) or not (in_layer or m.is_lm_head):
@@ -236,7 +236,7 @@ def _blocks(m: nn.Module, name: str, *, in_layer: bool) -> int:
 
 
 def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec, int]]:
-    """Yield each layer with the spec of its stack and the number of its kind."""
+    """Yield each layer with its stack's spec and its kind's number."""
     number = 0
     assert isinstance(model, Decoder)
     for stack in model.stacks:
@@ -248,14 +248,14 @@ def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec, int]]:
 
 
 def _keys(layer: Layer) -> Iterator[tuple[int, int]]:
-    """Yield the blocks that devices share keys and values by, and their numbers for a token."""
+    """Yield the blocks and elements per token of keys and values."""
     for mixer in layer.mixers().values():
         if isinstance(mixer, AttentionMixer):
             yield mixer.kept_blocks, mixer.kept_per_token
 
 
 def _sent_to_experts(layer: Layer) -> float:
-    """Return the numbers of a token that go to experts: its width, as often as it is sent."""
+    """Return the elements per token sent to experts: width times top_k."""
     return sum(
         m.active_fraction * len(m.weight) * m.d_out
         for m in layer.modules()

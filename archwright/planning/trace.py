@@ -1,7 +1,7 @@
 """Costs of whole models, traced on fake tensors with one layer of each kind.
 
-Layers are of one kind if their specs are equal: they compute the same. A trace goes through one layer of each kind, and
-counts it as often as the model has it; embeddings, head and loss are traced as they are.
+Layers with equal specs are of one kind and have equal costs. A trace runs one layer of each kind and multiplies its
+costs by the number of layers of the kind. Embeddings, head and loss are traced directly.
 """
 
 from collections import defaultdict
@@ -32,33 +32,33 @@ from archwright.spec.errors import UserError
 
 Phase = Literal["forward", "activations", "training", "prefill", "decode"]
 Precision = Literal["fp32", "autocast", "bf16"]
-"""Of a trace: all in 32 bits; weights in 32 bits and products in 16, by autocast; all in 16 bits."""
+"""Precision of a trace: all in 32 bits; weights in 32 and products in 16 (autocast); all in 16 bits."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Costs of a pass, all layers added up."""
+    """Costs of a pass, summed over layers."""
 
     flops: dict[Key, float]
-    """By part; keys have no layer."""
+    """FLOPs by part; keys have no layer."""
     num_bytes: dict[Key, float]
     kept: list[Held]
-    """Tensors that stay until the backward pass, of one layer of each kind and of what stands around them."""
+    """Tensors held until the backward pass, from one layer of each kind and from parts outside layers."""
     results: list[Held]
-    """Results of products and attention, which selective recomputation keeps."""
+    """Results of products and attention, kept by selective recomputation."""
     entering: dict[int, Held]
-    """Hidden states that enter a layer of each kind."""
+    """Input hidden states of a layer of each kind."""
     times: list[int]
-    """How many layers are of each kind."""
+    """Number of layers of each kind."""
     provided: dict[int, int]
-    """Numbers that a layer of each kind provides for later layers."""
+    """Elements provided by a layer of each kind for later layers."""
     partial: set[str]
-    """Parts whose results are partial sums, for all tokens on each rank."""
+    """Parts with partial sums as results, for all tokens on each rank."""
     gathered: set[str]
     """Parts inside branches with experts, which read all tokens on each rank."""
 
     def total(self, *sorts: Sort, phase: str = "forward") -> float:
-        """Return FLOPs of some sorts."""
+        """Return the FLOPs of some sorts."""
         return sum(n for key, n in self.flops.items() if key.sort in sorts and key.phase == phase)
 
 
@@ -98,15 +98,15 @@ def trace(
     """Return the costs of a pass over texts.
 
     Args:
-        phase: "forward" without gradients; "activations", a forward pass that keeps them; "training", with the
-            backward pass; "prefill" into a cache, with logits of the last token; "decode", the last of `length` tokens,
-            whose others are cached.
-        target_length: tokens of a decoder next to a source of `length`; default: as many, or 1 in prefill.
-        real: compute the pass of a model with values, too, for a comparison.
-        tensor: ranks that share the heads and columns of layers; the trace is that of one.
+        phase: "forward": no gradients; "activations": forward pass that keeps activations; "training": forward and
+            backward pass; "prefill": into a cache, with logits of the last token; "decode": the last of `length`
+            tokens, with earlier tokens cached.
+        target_length: decoder tokens for a source of `length`; default: `length`, or 1 in prefill.
+        real: also compute the pass of a model with values, for a comparison.
+        tensor: ranks that share the heads and columns of layers; the trace covers one rank.
 
     Raises:
-        UserError: an operator whose shape depends on values, by name.
+        UserError: the shape of an operator depends on values.
     """
     if model.spec.encoder_model is None:
         target_length = None
@@ -190,7 +190,7 @@ def _training(model: Any, counter: Counter, tokens: Tensor, target_length: int |
 
 
 class _Root(torch.autograd.Function):
-    """A number that depends on several results; gradients passed to `backward` itself would import sympy."""
+    """Scalar that depends on all results; gradients passed to `backward` would import sympy."""
 
     @staticmethod
     def forward(ctx: Any, *roots: Tensor) -> Tensor:
@@ -214,19 +214,19 @@ def _prefill(model: Any, counter: Counter, tokens: Tensor, target_length: int | 
 
 def _decode(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
     cache = _new_cache(model)
-    if cache is None:  # the text is read again as a whole
+    if cache is None:  # read the whole text again
         _prefill(model, counter, tokens, target_length)
         return
     source: tuple[None, ...] = ()
     prefix = max(map(prefix_size, model.masks.values()), default=0)
-    if 1 < tokens.shape[1] <= prefix:  # which must be read in one piece
+    if 1 < tokens.shape[1] <= prefix:  # a prefix must be read in one piece
         _prefill(model, counter, tokens, target_length)
         return
     counter.off = True
     if isinstance(model, EncoderDecoder):
         source, cache.memory = (None,), model.encode(tokens)
     before = tokens[:, 1:]
-    # The last of them comes alone: the first token after a prompt doubles the cache, which later ones do not.
+    # Read the last token separately: the first token after a prompt doubles the cache, later tokens do not.
     several = before.shape[1] > max(prefix, 1)
     for read in before.split([before.shape[1] - 1, 1], 1) if several else [before]:
         if read.shape[1]:
@@ -263,7 +263,7 @@ def _inputs(model: LanguageModel, tokens: Tensor, target_length: int) -> Inputs:
 def _one_of_each_kind(
     model: Decoder, tensor: int
 ) -> Iterator[tuple[dict[nn.Module, int], list[int]]]:
-    """Let stacks go through one layer of each kind; yield these layers with their numbers, and how many there are."""
+    """Reduce stacks to one layer per kind; yield layer numbers and counts."""
     layers: dict[nn.Module, int] = {}
     times: list[int] = []
     encoder = model.spec.encoder_model
@@ -294,7 +294,7 @@ def _one_of_each_kind(
 
 
 def _named_modules(model: nn.Module, layers: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules and their names without the numbers of layers; of layers, those that are traced."""
+    """Yield traced modules with their names, without layer indices."""
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     while waiting:
         name, module = waiting.pop()
@@ -309,13 +309,13 @@ def _named_modules(model: nn.Module, layers: set[nn.Module]) -> Iterator[tuple[s
 def _weights(
     modules: Iterable[tuple[str, nn.Module]], precision: Precision, *, real: bool
 ) -> Iterator[list[Tensor]]:
-    """Put fakes in place of parameters and buffers, a tied one once; yield parameters."""
+    """Replace parameters and buffers by fakes, shared if tied; yield parameters."""
     made: dict[int, Tensor] = {}
     weights: list[Tensor] = []
     with ExitStack() as inside:
         for _, module in modules:
             if isinstance(module, Linear):
-                # Products of several branches are counted one by one, each for its branch.
+                # Count the products of several branches separately, each for its branch.
                 inside.callback(vars(module).pop, "can_join", None)
                 module.can_join = False
             for tensors in (module._parameters, module._buffers):
@@ -339,7 +339,7 @@ def _put(tensors: Any, name: str, tensor: Tensor) -> None:
 def _entering(
     layers: dict[nn.Module, int], counter: Counter
 ) -> Iterator[tuple[dict[int, Held], dict[int, int]]]:
-    """Count what enters a layer as the layer's; yield it by layer, and the numbers that layers provide."""
+    """Attribute inputs to their layers; yield inputs and provided elements by layer."""
     found: dict[int, Held] = {}
     provided: dict[int, int] = {}
 
@@ -356,7 +356,7 @@ def _entering(
 
 
 def _forget(layers: Iterable[nn.Module]) -> None:
-    """Let branches forget what they counted and what they ask to be minimised."""
+    """Reset the counts and auxiliary losses of branches."""
     for layer in layers:
         assert isinstance(layer, Layer)
         for branch in map(layer.branch, layer.branches):
@@ -366,7 +366,7 @@ def _forget(layers: Iterable[nn.Module]) -> None:
 
 
 def _added_up(costs: dict[Key, float], times: list[int]) -> dict[Key, float]:
-    """Return costs with each layer as often as there are layers of its kind."""
+    """Multiply the costs of each layer by the count of its kind."""
     found: dict[Key, float] = defaultdict(float)
     for key, number in costs.items():
         found[key._replace(layer=None)] += number * (1 if key.layer is None else times[key.layer])
