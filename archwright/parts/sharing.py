@@ -13,7 +13,8 @@ from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
-from archwright.spec.norms import Norm, RMSNorm
+from archwright.spec.model_spec import LayerSpec
+from archwright.spec.norms import Norm
 from archwright.spec.positions import Position
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class LayerInfo:
     """Width of the encoder's output; None without an encoder."""
     kinds: tuple[str, ...] = ()
     """Kind of every layer of the model, first to last; empty without a model."""
-    norm: Norm = RMSNorm()
+    norm: Norm = LayerSpec().norm
     """Norm of the layer's residual stream."""
     global_tokens: int = 0
     """Learned vectors in front of each text."""
