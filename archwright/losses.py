@@ -155,8 +155,8 @@ def pop_aux_losses(
         loss = vars(module).get(AUXILIARY)  # getattr would raise for most modules
         if loss is not None:
             setattr(module, AUXILIARY, None)
-            name = getattr(module, "auxiliary_name", Branch.auxiliary_name)
-            by_name.setdefault(name, []).append(loss)
+            named = module if isinstance(module, Branch) else Branch
+            by_name.setdefault(named.auxiliary_name, []).append(loss)
     return {name: _total(losses, mean) for name, losses in by_name.items()}
 
 

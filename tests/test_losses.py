@@ -256,7 +256,7 @@ def test_linear_with_another_ignore_index(few_rows):
         torch.testing.assert_close(ours, theirs)
 
 
-class Asking(torch.nn.Module):
+class Asking(Branch):
     """Asks for something to be minimised besides, as routers do."""
 
     def __init__(self, asked: Tensor | RouterAuxLoss | None, name: str = "router_loss") -> None:

@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
     what = rest.pop(0) if rest[:1] and rest[0] in WHAT else None
     name = rest.pop(0) if what == "choices" and rest else None
     if what == "choices":
-        from archwright.spec.choice import load_installed
+        from archwright.spec.installed import load_installed
 
         load_installed()
     filters = [word for word in rest if FILTER.fullmatch(word)]

@@ -1,7 +1,6 @@
 """The ground of all specs: frozen, strict data, and axes whose choices are named by `kind`."""
 
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -18,6 +17,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from archwright.format import number_text
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.installed import load_installed
 from archwright.spec.other_names import CHOICES
 
 Count = Annotated[int, Field(ge=1, le=2**12)]
@@ -297,29 +297,6 @@ class Choice(Spec):
         picked = cls.kinds[kind].model_validate(value)
         assert isinstance(picked, cls)
         return picked
-
-
-@cache
-def load_installed(path: str = "") -> None:
-    """Import the modules that installed packages name in the entry point group "archwright.parts".
-
-    Args:
-        path: Path of the value that needs them, for errors.
-
-    Raises:
-        UserError: A module raises an error.
-    """
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group="archwright.parts"):
-        try:
-            entry.load()
-        except Exception as error:
-            package = entry.dist.name if entry.dist else entry.name
-            raise UserError(
-                f"{path}the installed package {package} cannot add its choices, {entry.value}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
 
 
 def _place(cls: type[Choice]) -> tuple[str, str]:
