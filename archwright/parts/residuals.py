@@ -232,7 +232,9 @@ Step = Callable[[Stream], Stream]
 
 
 class Reversible(Wiring):
-    """x1, x2 = x2, x1 + f(norm(x2)) for each group f in turn. Shape: x = [x1, x2] [batch, length, 2 dim].
+    """x1, x2 = x2, x1 + f(norm(x2)) for each group f in turn, over streams side by side.
+
+    Shape of x, which is x1 next to x2: [batch, length, 2 dim].
 
     With attention and a feed-forward: y1 = x1 + attention(x2), y2 = x2 + feedforward(y1).
 

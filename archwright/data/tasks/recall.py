@@ -93,7 +93,7 @@ class MQARSampler(Sampler):
 class KHopSampler(Sampler):
     """The answer at i is the token after k hops from i.
 
-    hop(i) is the largest j <= i with x_(j-1) = x_i. If there is no such j in any of the hops, i has no answer.
+    hop(i) is the largest j <= i with x_(j-1) = x_i. If a hop has no such j, i has no answer.
     """
 
     def __init__(self, spec: KHop, length: int) -> None:
