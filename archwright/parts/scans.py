@@ -104,7 +104,10 @@ def linear_scan(
     dtype = torch.promote_types(v.dtype, torch.float32)
     values, beta = v.to(dtype), None if beta is None else beta.to(dtype)
     # [batch, length, heads, key_dim]
-    queries, keys = (x.to(dtype).repeat_interleave(heads // x.shape[2], 2) for x in (q, k))
+    queries, keys = (
+        x.to(dtype)[:, :, :, None].expand(-1, -1, -1, heads // x.shape[2], -1).flatten(2, 3)
+        for x in (q, k)
+    )
     if log_decay is not None:
         log_decay = log_decay.to(dtype).clamp(min=LEAST_LOG_DECAY)
         if log_decay.ndim == 1:
@@ -183,7 +186,9 @@ def chunked(
         right = torch.cat((beta * v, beta * from_start * k), -1)
         values, reads = _Solve.apply(beta * products[1], right).split((v.shape[-1], k.shape[-1]), -1)
     states, written, last = _States.apply(values, reads, k * to_end, from_start[..., -1, :, None], state)
-    out = (q * from_start) @ states + products[0] @ written
+    out = torch.baddbmm(
+        *(x.flatten(0, 2) for x in (products[0] @ written, q * from_start, states))
+    ).view_as(v)
     # [chunks, batch, heads, size, value_dim] -> [batch, length, heads, value_dim]
     return out.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length], last
 
@@ -208,21 +213,18 @@ def _decayed_products(
     Returns:
         The products [..., size, size]; decays from the start up to each token; decays from each token to the end.
     """
-    readers, keys, starts = [x[..., None, :] for x in readers], keys[..., None, :], decay[..., None, :]
-    ends = torch.ones_like(starts)
+    starts, ends = decay[..., None, :], torch.ones_like(decay)[..., None, :]
     # [..., segments, length of a segment, the same]
-    products = [(a * keys).sum(-1, keepdim=True) for a in readers]
-    while starts.shape[-3] > 1:
+    products = [(a * keys).sum(-1)[..., None, None] for a in readers]
+    while (half := starts.shape[-2]) < keys.shape[-2]:
         (start_1, start_2), (end_1, end_2) = _pairs(starts), _pairs(ends)
-        (key_1, key_2) = _pairs(keys)
-        decayed = (key_1 * end_1).mT
-        for n, (a, product) in enumerate(zip(readers, products, strict=True)):
-            (first, second), (a_1, a_2) = _pairs(product), _pairs(a)
-            below = (a_2 * start_2) @ decayed
+        decayed = (keys.unflatten(-2, (-1, 2, half)).select(-3, 0) * end_1).mT
+        for n, a in enumerate(readers):
+            first, second = _pairs(products[n])
+            rows = a.unflatten(-2, (-1, 2, half)).select(-3, 1) * start_2
+            below = rows * decayed if rows.shape[-1] == 1 else rows @ decayed
             above = torch.cat((first, torch.zeros_like(first)), -1)
             products[n] = torch.cat((above, torch.cat((below, second), -1)), -2)
-            readers[n] = torch.cat((a_1, a_2), -2)
-        keys = torch.cat((key_1, key_2), -2)
         starts = torch.cat((start_1, start_2 * start_1[..., -1:, :]), -2)
         ends = torch.cat((end_1 * start_2[..., -1:, :], end_2), -2)
     return [x.squeeze(-3) for x in products], starts.squeeze(-3), ends.squeeze(-3)
@@ -283,10 +285,10 @@ class _States(torch.autograd.Function):
         states = values.new_empty(len(values) + 1, *state.shape)
         states[0] = state
         # Without reads all products at once: fewer and larger calls.
-        written, added = values.clone(), None if reads is not None else keys.mT @ values
+        written, added = (values, keys.mT @ values) if reads is None else (torch.empty_like(values), None)
         for i in range(len(values)):
-            if reads is not None:
-                written[i] -= reads[i] @ states[i]
+            if added is None:
+                torch.sub(values[i], reads[i] @ states[i], out=written[i])
             new = keys[i].mT @ written[i] if added is None else added[i]
             torch.addcmul(new, carried[i], states[i], out=states[i + 1])
         ctx.save_for_backward(reads, keys, carried, states, written)
@@ -298,15 +300,15 @@ class _States(torch.autograd.Function):
         ctx: Any, grad_states: Tensor, grad_written: Tensor, grad_last: Tensor
     ) -> tuple[Tensor | None, ...]:
         reads, keys, carried, states, written = ctx.saved_tensors
-        grads, grad_values = torch.empty_like(states), grad_written.clone()
+        grads, grad_values = torch.empty_like(states), torch.empty_like(written)
         grads[-1] = grad_last
         for i in reversed(range(len(keys))):
             torch.addcmul(grad_states[i], carried[i], grads[i + 1], out=grads[i])
             if reads is not None:
-                grad_values[i] += keys[i] @ grads[i + 1]
+                torch.add(grad_written[i], keys[i] @ grads[i + 1], out=grad_values[i])
                 grads[i] -= reads[i].mT @ grad_values[i]
         if reads is None:
-            grad_values += keys @ grads[1:]
+            grad_values = grad_written + keys @ grads[1:]
         return (
             grad_values,
             None if reads is None else (grad_values @ states[:-1].mT).neg_(),
