@@ -24,6 +24,8 @@ from archwright.spec.errors import UserError
 LEAST_LOG_DECAY = -64.0
 """Log of the strongest decay. exp(-64) = 2e-28 is below the rounding of float64, and -inf would give inf - inf."""
 LOG2_E = math.log2(math.e)
+LEAST_SOLVED = 8
+"""Size of blocks inverted by substitution, which is slower than products for larger ones."""
 
 
 class ScanInputs(NamedTuple):
@@ -184,8 +186,12 @@ def chunked(
     if scan.beta is not None:
         beta = _chunks(scan.beta[..., None], size)
         right = torch.cat((beta * v, beta * from_start * k), -1)
-        values, reads = _Solve.apply(beta * products[1], right).split((v.shape[-1], k.shape[-1]), -1)
-    states, written, last = _States.apply(values, reads, k * to_end, from_start[..., -1, :, None], state)
+        values, reads = _Solve.apply(beta * products[1], right).split(
+            (v.shape[-1], k.shape[-1]), -1
+        )
+    states, written, last = _States.apply(
+        values, reads, k * to_end, from_start[..., -1, :, None], state
+    )
     out = torch.baddbmm(
         *(x.flatten(0, 2) for x in (products[0] @ written, q * from_start, states))
     ).view_as(v)
@@ -256,13 +262,11 @@ class _Solve(torch.autograd.Function):
 def _inverse(a: Tensor) -> Tensor:
     """Return the inverse of I + tril(a, -1), by halves: that below the diagonal is -T_2 a_21 T_1."""
     size = a.shape[-1]
-    if size <= 8:
+    if size <= LEAST_SOLVED:
         eye = torch.eye(size, dtype=a.dtype, device=a.device).expand_as(a)
         return torch.linalg.solve_triangular(a, eye, upper=False, unitriangular=True)
     half = size // 2
-    first, second = _inverse(
-        torch.stack((a[..., :half, :half], a[..., half:, half:]))
-    )
+    first, second = _inverse(torch.stack((a[..., :half, :half], a[..., half:, half:])))
     inverse = a.new_zeros(a.shape)
     inverse[..., :half, :half], inverse[..., half:, half:] = first, second
     inverse[..., half:, :half] = (second @ a[..., half:, :half] @ first).neg_()
@@ -285,7 +289,9 @@ class _States(torch.autograd.Function):
         states = values.new_empty(len(values) + 1, *state.shape)
         states[0] = state
         # Without reads all products at once: fewer and larger calls.
-        written, added = (values, keys.mT @ values) if reads is None else (torch.empty_like(values), None)
+        written, added = (
+            (values, keys.mT @ values) if reads is None else (torch.empty_like(values), None)
+        )
         for i in range(len(values)):
             if added is None:
                 torch.sub(values[i], reads[i] @ states[i], out=written[i])
@@ -342,20 +348,20 @@ def linear_scan_costs(
     """Return the costs of `chunked`; a multiplication and an addition count as two FLOPs."""
     size = _chunk_length(chunk_size, length)
     number, pairs, state = -(-length // size), size * size, key_dim * value_dim
-    # Per channel, halves of halves multiply only the blocks below the diagonal, and keep both factors of each.
+    # Per channel, joined segments multiply only the blocks below the diagonal.
     product = (pairs - size) * key_dim if per_channel else 2 * pairs * key_dim
-    inside = 2 * size * key_dim * (size.bit_length() - 1) if per_channel else pairs
     widths, gate = key_dim + value_dim, key_dim if per_channel else 1
     flops = product + 2 * pairs * value_dim + 4 * size * state
+    levels = (size.bit_length() - 1) * (3 + delta * per_channel / 2)  # factors between segments
     kept = (
-        inside
-        + pairs * (2 - per_channel)
-        + size * (2 * key_dim + 2 * widths + 2 * gate)
-        + 2 * state
+        pairs * (1 + 2 * delta if per_channel else 3 + 3 * delta)
+        + size * (gate * levels + key_dim * (7 + delta if per_channel else 4) + value_dim + 4)
+        + state * (1 + 1 / number)
     )
     if delta:
-        flops += product + pairs * widths + 2 * size * state
-        kept += inside + pairs + size * (2 * widths + 1)
+        flops += product + 2 * pairs * widths + 2 * size * state
+        flops += 2 * size * max(0, pairs - LEAST_SOLVED**2) // 3  # inverses of halves
+        kept += size * (widths + value_dim)
     moved = size * (2 * widths + gate + delta) + 2 * state
     times = heads * number
     return ScanCosts(times * flops, float(times * itemsize * moved), times * kept)
