@@ -10,7 +10,7 @@ A state S [key_dim, value_dim] of each head maps keys to values. A token multipl
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,16 @@ class ScanInputs(NamedTuple):
     gate: Any = None
 
 
+DecayKind = Literal["none", "fixed", "per_head", "per_channel"]
+
+
+def _decay_kind(log_decay: Tensor | None) -> DecayKind:
+    if log_decay is None:
+        return "none"
+    kinds: dict[int, DecayKind] = {1: "fixed", 3: "per_head", 4: "per_channel"}
+    return kinds[log_decay.ndim]
+
+
 def _costs(
     q: Tensor,
     k: Tensor,
@@ -59,7 +69,7 @@ def _costs(
         value_dim,
         chunk_size=chunk_size,
         delta=beta is not None,
-        per_channel=log_decay is not None and log_decay.ndim == 4,
+        decay=_decay_kind(log_decay),
         itemsize=dtype.itemsize,
     )
     out = torch.empty(v.shape, dtype=v.dtype, device="meta")
@@ -168,7 +178,7 @@ def chunked(
     size = _chunk_length(chunk_size, length)
     q, k, v = (_chunks(x, size) for x in scan[:3])
     if scan.log_decay is None:  # [chunks, batch, heads, size, key_dim or 1]
-        decay = q.new_ones(len(q), 1, 1, size, 1)
+        decay = q.new_ones(1, 1, 1, size, 1)
     else:
         # On a CPU torch's exp2 is 4 times as fast as its exp, and 50 times where results are denormal.
         log_decay = scan.log_decay if scan.log_decay.ndim == 4 else scan.log_decay[..., None]
@@ -189,9 +199,8 @@ def chunked(
         values, reads = _Solve.apply(beta * products[1], right).split(
             (v.shape[-1], k.shape[-1]), -1
         )
-    states, written, last = _States.apply(
-        values, reads, k * to_end, from_start[..., -1, :, None], state
-    )
+    carried = from_start[..., -1, :, None].expand(len(q), -1, -1, -1, -1)
+    states, written, last = _States.apply(values, reads, k * to_end, carried, state)
     out = torch.baddbmm(
         *(x.flatten(0, 2) for x in (products[0] @ written, q * from_start, states))
     ).view_as(v)
@@ -342,19 +351,25 @@ def linear_scan_costs(
     *,
     chunk_size: int = 64,
     delta: bool = False,
-    per_channel: bool = False,
+    decay: DecayKind = "per_head",
     itemsize: int = 4,
 ) -> ScanCosts:
     """Return the costs of `chunked`; a multiplication and an addition count as two FLOPs."""
     size = _chunk_length(chunk_size, length)
     number, pairs, state = -(-length // size), size * size, key_dim * value_dim
     # Per channel, joined segments multiply only the blocks below the diagonal.
+    per_channel, has_gradient = decay == "per_channel", decay in ("per_head", "per_channel")
     product = (pairs - size) * key_dim if per_channel else 2 * pairs * key_dim
     widths, gate = key_dim + value_dim, key_dim if per_channel else 1
     flops = product + 2 * pairs * value_dim + 4 * size * state
     levels = (size.bit_length() - 1) * (3 + delta * per_channel / 2)  # factors between segments
+    levels *= has_gradient
+    # Per head the decays of pairs, and what they multiply if they have a gradient; the weights; A and its inverse.
+    matrices = (
+        (decay in ("fixed", "per_head")) + (decay == "per_head") * (1 + delta) + 1 + 2 * delta
+    )
     kept = (
-        pairs * (1 + 2 * delta if per_channel else 3 + 3 * delta)
+        pairs * matrices
         + size * (gate * levels + key_dim * (7 + delta if per_channel else 4) + value_dim + 4)
         + state * (1 + 1 / number)
     )
