@@ -118,6 +118,71 @@ def test_chunks_give_outputs_states_and_gradients_of_the_reference(
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
+def results(
+    given: dict[str, Tensor | None], kernel: str, dtype: torch.dtype, **options: Any
+) -> dict[str, Tensor]:
+    """Return the outputs, the last state and all gradients, in float64."""
+    some = {n: x.detach().to(dtype).requires_grad_() for n, x in given.items() if x is not None}
+    out, state = linear_scan(**some, **options, kernel=kernel)
+    real = options.get("real")
+    out = out if real is None else out[real]  # padding has no result
+    weights = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+    loss = (out * weights).sum() + state.sum()
+    gradients = torch.autograd.grad(loss, list(some.values()))
+    named = {"out": out.detach(), "last state": state.detach()}
+    named |= {f"gradient of {n}": x for n, x in zip(some, gradients, strict=True)}
+    return {n: x.double() for n, x in named.items()}
+
+
+def relative_rms(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decay", ["head", "channel"])
+def test_chunks_agree_with_tokens_at_all_strengths_and_lengths(
+    decay: str, delta: bool, length: int
+) -> None:
+    """Relative RMS of outputs, states and gradients: 1e-12 in float64, 8e-6 in float32.
+
+    Logs of decays are 0, all -20, or a third each of 0, weak and down to -20.
+    """
+    for strength, has_state, has_boundaries in itertools.product(
+        ["mixed"] if length == 1000 else ["mixed", 0.0, 20.0], [True, False], [True, False]
+    ):
+        if length == 1000 and has_state != has_boundaries:
+            continue
+        # Values of float32: all dtypes compute the same sums.
+        given = {
+            n: x.float() for n, x in inputs(decay, delta, length=length).items() if x is not None
+        }
+        g = given["log_decay"]
+        if strength == "mixed":
+            kind = torch.arange(length) % 3
+            scale = torch.tensor([0.0, -0.1, -20.0])[kind]
+            given["log_decay"] = scale.view(-1, *[1] * (g.ndim - 2)) * g.tanh().abs()
+        else:
+            given["log_decay"] = torch.full_like(g, -float(strength))
+        if not has_state:
+            del given["state"]
+        where = boundaries(length) if has_boundaries and length > 20 else {}
+        tokens = results(given, "recurrent", torch.float64, **where)
+        for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 8e-6)):
+            for name, x in results(given, "chunked", dtype, **where).items():
+                at = (name, dtype, strength, has_state, has_boundaries)
+                assert relative_rms(x, tokens[name]) <= bound, (relative_rms(x, tokens[name]), at)
+
+
+@pytest.mark.parametrize("decay", ["head", "channel"])
+def test_gradients_of_bfloat16_are_finite_under_the_strongest_decays(decay: str) -> None:
+    given = inputs(decay, True, length=150)
+    given["log_decay"] = torch.full_like(given["log_decay"], -20.0)
+    for name, x in results(given, "chunked", torch.bfloat16).items():
+        assert x.isfinite().all(), name
+        assert x.abs().max() > 0, name
+
+
 def test_a_scan_is_the_kimi_delta_attention_of_transformers() -> None:
     library = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
     given = inputs("channel", True, length=100)
