@@ -183,15 +183,24 @@ def test_gradients_of_bfloat16_are_finite_under_the_strongest_decays(decay: str)
         assert x.abs().max() > 0, name
 
 
-def test_a_scan_is_the_kimi_delta_attention_of_transformers() -> None:
-    library = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
-    given = inputs("channel", True, length=100)
-    order = (given[name].float() for name in ("q", "k", "v", "log_decay", "beta", "state"))
-    expected, last = library.recurrent_kimi_delta_attention(*order, output_final_state=True)
+@pytest.mark.parametrize(
+    ("decay", "module", "function"),
+    [
+        ("channel", "kimi_linear", "recurrent_kimi_delta_attention"),
+        ("head", "qwen3_next", "torch_recurrent_gated_delta_rule"),
+    ],
+)
+def test_a_scan_is_a_delta_rule_of_transformers(decay: str, module: str, function: str) -> None:
+    library = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
+    given = inputs(decay, True, length=100)
+    q, k, v, g, beta, state = (given[n].float() for n in given)
+    expected, last = getattr(library, function)(
+        q, k, v, g, beta, initial_state=state, output_final_state=True
+    )
     given["q"] = given["q"] * KEY_DIM**-0.5
     out, state = linear_scan(**given)
-    torch.testing.assert_close(out.float(), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state.float(), last, rtol=1e-4, atol=1e-5)
+    assert relative_rms(out, expected) < 1e-5
+    assert relative_rms(state, last) < 1e-5
 
 
 def test_a_scan_is_the_state_space_dual_of_transformers() -> None:
