@@ -70,6 +70,7 @@ def _costs(
         chunk_size=chunk_size,
         delta=beta is not None,
         decay=_decay_kind(log_decay),
+        key_heads=q.shape[2],
         itemsize=dtype.itemsize,
     )
     out = torch.empty(v.shape, dtype=v.dtype, device="meta")
@@ -115,11 +116,6 @@ def linear_scan(
     batch, length, heads, value_dim = v.shape
     dtype = torch.promote_types(v.dtype, torch.float32)
     values, beta = v.to(dtype), None if beta is None else beta.to(dtype)
-    # [batch, length, heads, key_dim]
-    queries, keys = (
-        x.to(dtype)[:, :, :, None].expand(-1, -1, -1, heads // x.shape[2], -1).flatten(2, 3)
-        for x in (q, k)
-    )
     if log_decay is not None:
         log_decay = log_decay.to(dtype).clamp(min=LEAST_LOG_DECAY)
         if log_decay.ndim == 1:
@@ -135,17 +131,23 @@ def linear_scan(
             beta = beta.masked_fill(padding, 0)
     if state is None:
         state = values.new_zeros(batch, heads, k.shape[-1], value_dim)
-    inputs = ScanInputs(queries, keys, values, log_decay, beta)
+    inputs = ScanInputs(q.to(dtype), k.to(dtype), values, log_decay, beta)
     with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
         out, state = SCANS[kernel](inputs, state.to(dtype), resets, chunk_size)
     return out.to(v.dtype), state
+
+
+def one_key_per_head(scan: ScanInputs) -> ScanInputs:
+    """Repeat queries and keys that several heads share."""
+    q, k = (x.repeat_interleave(scan.v.shape[2] // x.shape[2], 2) for x in scan[:2])
+    return scan._replace(q=q, k=k)
 
 
 def recurrent(
     scan: ScanInputs, state: Tensor, resets: Tensor | None, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
     """Compute a scan token by token: the formula, and the reference of all kernels."""
-    q, k, v, log_decay, beta, _ = scan
+    q, k, v, log_decay, beta, _ = one_key_per_head(scan)
     outs = []
     for t in range(v.shape[1]):
         if log_decay is not None:
@@ -174,38 +176,44 @@ def chunked(
 
     Source: Dao and Gu (2024), section 6; Yang et al. (2024), Parallelizing linear transformers with the delta rule.
     """
-    length = scan.q.shape[1]
+    length, heads = scan.v.shape[1:3]
     size = _chunk_length(chunk_size, length)
-    q, k, v = (_chunks(x, size) for x in scan[:3])
+    per_channel = scan.log_decay is not None and scan.log_decay.ndim == 4
+    q, k, v = (_chunks(x, size) for x in (one_key_per_head(scan) if per_channel else scan)[:3])
     if scan.log_decay is None:  # [chunks, batch, heads, size, key_dim or 1]
-        decay = q.new_ones(1, 1, 1, size, 1)
+        decay = q.new_ones(1, 1, heads, size, 1)
     else:
         # On a CPU torch's exp2 is 4 times as fast as its exp, and 50 times where results are denormal.
-        log_decay = scan.log_decay if scan.log_decay.ndim == 4 else scan.log_decay[..., None]
+        log_decay = scan.log_decay if per_channel else scan.log_decay[..., None]
         decay = (_chunks(log_decay, size) * LOG2_E).exp2()
     if resets is not None:
         decay = decay.masked_fill(_chunks(resets[..., None, None], size), 0)
     readers = (q,) if scan.beta is None else (q, k)
-    if decay.shape[-1] == 1:
+    if per_channel:
+        products, from_start, to_end = _decayed_products(readers, k, decay)
+    else:
         one = torch.ones_like(decay)
         (pairs,), from_start, to_end = _decayed_products((one,), one, decay)
-        products = [(x @ k.mT) * pairs for x in readers]
-    else:
-        products, from_start, to_end = _decayed_products(readers, k, decay)
+        products = [_per_head(x @ k.mT, pairs) for x in readers]
     values, reads = v, None
     if scan.beta is not None:
         beta = _chunks(scan.beta[..., None], size)
-        right = torch.cat((beta * v, beta * from_start * k), -1)
-        values, reads = _Solve.apply(beta * products[1], right).split(
-            (v.shape[-1], k.shape[-1]), -1
-        )
+        right = torch.cat((beta * v, _per_head(k, beta * from_start)), -1)
+        solved = _Solve.apply(beta * products[1], right)
+        values, reads = solved.split((v.shape[-1], k.shape[-1]), -1)
     carried = from_start[..., -1, :, None].expand(len(q), -1, -1, -1, -1)
-    states, written, last = _States.apply(values, reads, k * to_end, carried, state)
+    states, written, last = _States.apply(values, reads, _per_head(k, to_end), carried, state)
     out = torch.baddbmm(
-        *(x.flatten(0, 2) for x in (products[0] @ written, q * from_start, states))
+        *(x.flatten(0, 2) for x in (products[0] @ written, _per_head(q, from_start), states))
     ).view_as(v)
     # [chunks, batch, heads, size, value_dim] -> [batch, length, heads, value_dim]
     return out.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length], last
+
+
+def _per_head(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply [chunks, batch, key_heads, ...] by a factor of each head [..., heads, ...]."""
+    # A key head and its heads: [chunks, batch, key_heads, heads of a key, ...]
+    return (x[:, :, :, None] * factor.unflatten(2, (x.shape[2], -1))).flatten(2, 3)
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
@@ -352,6 +360,7 @@ def linear_scan_costs(
     chunk_size: int = 64,
     delta: bool = False,
     decay: DecayKind = "per_head",
+    key_heads: int | None = None,
     itemsize: int = 4,
 ) -> ScanCosts:
     """Return the costs of `chunked`; a multiplication and an addition count as two FLOPs."""
@@ -359,18 +368,23 @@ def linear_scan_costs(
     number, pairs, state = -(-length // size), size * size, key_dim * value_dim
     # Per channel, joined segments multiply only the blocks below the diagonal.
     per_channel, has_gradient = decay == "per_channel", decay in ("per_head", "per_channel")
-    product = (pairs - size) * key_dim if per_channel else 2 * pairs * key_dim
+    shared = 1.0 if key_heads is None or per_channel else key_heads / heads
+    product = (pairs - size) * key_dim if per_channel else shared * 2 * pairs * key_dim
     widths, gate = key_dim + value_dim, key_dim if per_channel else 1
     flops = product + 2 * pairs * value_dim + 4 * size * state
     levels = (size.bit_length() - 1) * (3 + delta * per_channel / 2)  # factors between segments
     levels *= has_gradient
     # Per head the decays of pairs, and what they multiply if they have a gradient; the weights; A and its inverse.
     matrices = (
-        (decay in ("fixed", "per_head")) + (decay == "per_head") * (1 + delta) + 1 + 2 * delta
+        (decay in ("fixed", "per_head"))
+        + (decay == "per_head") * (1 + delta) * shared
+        + 1
+        + 2 * delta
     )
     kept = (
         pairs * matrices
-        + size * (gate * levels + key_dim * (7 + delta if per_channel else 4) + value_dim + 4)
+        + size
+        * (gate * levels + key_dim * (7 + delta if per_channel else 2 + 2 * shared) + value_dim + 4)
         + state * (1 + 1 / number)
     )
     if delta:
@@ -388,6 +402,6 @@ def _chunk_length(chunk_size: int, length: int) -> int:
 
 
 ScanKernel = Callable[[ScanInputs, Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
-"""(inputs in float32 or wider with equal numbers of heads, state, resets, chunk size) -> outputs, final state."""
+"""(inputs in float32 or wider, state, resets, chunk size) -> outputs, final state."""
 SCANS: dict[str, ScanKernel] = {"recurrent": recurrent, "chunked": chunked}
 """Kernels by name."""
