@@ -174,6 +174,24 @@ def test_chunks_agree_with_tokens_at_all_strengths_and_lengths(
                 assert relative_rms(x, tokens[name]) <= bound, (relative_rms(x, tokens[name]), at)
 
 
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_padding_of_a_single_text_is_nothing(decay: str, delta: bool) -> None:
+    given = {
+        n: x if x is None or n == "log_decay" and x.ndim == 1 else x[:1]
+        for n, x in inputs(decay, delta).items()
+    }
+    real = torch.ones(1, LENGTH).bool()
+    real[:, :3] = real[:, 8:13] = real[:, -2:] = False
+    text = {
+        n: x if x is None or n == "state" or x.ndim == 1 else x[real][None]
+        for n, x in given.items()
+    }
+    (out, state), (expected, last) = linear_scan(**given, real=real), linear_scan(**text)
+    assert relative_rms(out[real][None], expected) < 1e-12
+    assert relative_rms(state, last) < 1e-12
+
+
 @pytest.mark.parametrize("decay", ["head", "channel"])
 def test_gradients_of_bfloat16_are_finite_under_the_strongest_decays(decay: str) -> None:
     given = inputs(decay, True, length=150)
