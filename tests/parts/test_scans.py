@@ -178,7 +178,7 @@ def test_chunks_agree_with_tokens_at_all_strengths_and_lengths(
 @pytest.mark.parametrize("decay", DECAYS)
 def test_padding_of_a_single_text_is_nothing(decay: str, delta: bool) -> None:
     given = {
-        n: x if x is None or n == "log_decay" and x.ndim == 1 else x[:1]
+        n: x if x is None or (n == "log_decay" and x.ndim == 1) else x[:1]
         for n, x in inputs(decay, delta).items()
     }
     real = torch.ones(1, LENGTH).bool()
