@@ -177,6 +177,8 @@ def chunked(
     Source: Dao and Gu (2024), section 6; Yang et al. (2024), Parallelizing linear transformers with the delta rule.
     """
     length, heads = scan.v.shape[1:3]
+    if length == 1 and not torch.is_grad_enabled():  # decoding: a quarter of the operations
+        return recurrent(scan, state, resets, chunk_size)
     size = _chunk_length(chunk_size, length)
     per_channel = scan.log_decay is not None and scan.log_decay.ndim == 4
     q, k, v = (_chunks(x, size) for x in (one_key_per_head(scan) if per_channel else scan)[:3])
