@@ -81,5 +81,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "qwen2_vl": Wrapper(VISUAL, "qwen2"),
     "qwen2_5_vl": Wrapper(VISUAL, "qwen2"),
     "qwen3_vl": Wrapper(VISUAL, "qwen3"),
+    "qwen3_5": Wrapper(VISUAL),
+    "qwen3_5_moe": Wrapper(VISUAL),
 }
 """Wrappers by `model_type`."""

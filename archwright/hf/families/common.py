@@ -14,6 +14,7 @@ from archwright.hf.lenses import (
     Field,
     Get,
     Lens,
+    Refuse,
     Set,
     Switch,
     Table,
@@ -236,6 +237,25 @@ GPT_DROPOUTS = (
 def conv1d(*ours: str) -> Fused:
     """Return projections fused into one Conv1D matrix, [in, out]."""
     return Fused(ours, Transposed(Rows()))
+
+
+def gated_delta(*lenses: Lens) -> Role:
+    """Return the role of layers with a gated delta rule."""
+    kinds = {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "linear"}
+    heads = "num_attention_heads"  # where the class leaves out the others
+    return Role(
+        kinds,
+        (
+            Field("linear_num_value_heads", "recurrence.num_heads", same_as=heads),
+            Field("linear_num_key_heads", "recurrence.num_key_heads", same_as=heads),
+            Field("linear_key_head_dim", "recurrence.head_dim"),
+            Field("linear_value_head_dim", "recurrence.value_head_dim"),
+            Field("linear_conv_kernel_dim", "recurrence.conv_width"),
+            Set({"recurrence.out_norm.kind": "rms", "recurrence.out_norm.scale_in": "input_dtype"}),
+            Refuse("hidden_act", ("silu", "swish")),  # also the function after convolutions
+            *lenses,
+        ),
+    )
 
 
 def attention_size(layer: LayerSpec, option: str) -> int:
