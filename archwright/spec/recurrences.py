@@ -58,7 +58,7 @@ class _Steps(Decay):
     """Least initial step."""
     most_step: float = Field(0.1, gt=0)
     """Largest initial step."""
-    least_rate: float = Field(1.0, gt=0)
+    least_rate: float = Field(1.0, ge=0)
     """Least initial rate; rates are uniform."""
     most_rate: float = Field(16.0, gt=0)
     """Largest initial rate."""

@@ -153,7 +153,7 @@ def gradients(pair: Pair, folder: Path) -> dict[str, Tensor]:
     family = hf.FAMILIES[pair.ours.family]
     buffers = {name for name, _ in theirs.named_buffers()}  # which have no gradients
     with opened(folder) as store:
-        for name, slot in family.slots(pair.ours.spec, mine).items():
+        for name, slot in family.as_stored(store.shapes).slots(pair.ours.spec, mine).items():
             if name in buffers:
                 mine = {ours: tensor for ours, tensor in mine.items() if ours not in slot.ours}
             elif not isinstance(slot, Fixed):

@@ -251,7 +251,8 @@ def gated_delta(*lenses: Lens) -> Role:
             Field("linear_key_head_dim", "recurrence.head_dim"),
             Field("linear_value_head_dim", "recurrence.value_head_dim"),
             Field("linear_conv_kernel_dim", "recurrence.conv_width"),
-            Set({"recurrence.out_norm.kind": "rms", "recurrence.out_norm.scale_in": "input_dtype"}),
+            Set({"recurrence.decay.kind": "per_head", "recurrence.out_norm.kind": "rms"}),
+            Set({"recurrence.out_norm.scale_in": "input_dtype"}),
             Refuse("hidden_act", ("silu", "swish")),  # also the function after convolutions
             *lenses,
         ),
