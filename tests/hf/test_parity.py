@@ -175,6 +175,26 @@ def test_written_and_read_by_the_library_it_is_the_same(pair: Pair, tmp_path: Pa
     torch.testing.assert_close(after[pair.real], before[pair.real], atol=2e-5, rtol=1e-5)
 
 
+def test_padded_and_packed_texts_have_the_logits_of_each_alone(tmp_path: Path) -> None:
+    """Without kernels for CUDA the library cannot pack texts, so it reads each text by itself."""
+    theirs = randomise(build("qwen3_next", max_position_embeddings=256))
+    ours = hf.load(save(theirs, tmp_path)).model
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(4, 128, (1, n), generator=generator) for n in (65, 30)]
+    padded = torch.cat((texts[0], F.pad(texts[1], (35, 0), value=5)))
+    real = torch.ones(2, 65, dtype=torch.bool)
+    real[1, :35] = False
+    segments = torch.tensor([[0] * 65 + [1] * 30])
+    with torch.no_grad():
+        alone = [logits(theirs, text, torch.ones_like(text, dtype=torch.bool)) for text in texts]
+        beside = ours(padded, padding_mask=real).logits
+        packed = ours(torch.cat(texts, 1), segment_ids=segments).logits
+    for found in ((beside[:1], beside[1:, 35:]), packed.split((65, 30), 1)):
+        for logits_found, expected in zip(found, alone, strict=True):
+            # Rounding errors of the library's logits are 3e-5 of their spread.
+            assert (logits_found - expected).square().mean().sqrt() <= 1e-4 * expected.std()
+
+
 @pytest.mark.parametrize("heads", [4, 6])
 def test_steeper_slopes_are_those_of_the_config(
     heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
