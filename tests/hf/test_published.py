@@ -52,6 +52,8 @@ OTHERWISE = {
     "prophetnet-large": "prophetnet",
     "reformer": "reformer",
     "qwen-14b": "qwen2",  # its class is not in the library
+    # The same architecture, in other tensors.
+    **dict.fromkeys(("qwen-3.5-35b-a3b", "qwen-3.5-397b-a17b"), "qwen3_next"),
     **dict.fromkeys(("t5-3b", "t5-11b", "ul2"), "t5"),
     **dict.fromkeys(("t5-v1.1-base", "t5-v1.1-large", "t5-v1.1-xl", "t5-v1.1-xxl"), "t5"),
 }

@@ -35,6 +35,9 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
     ("glm-4-9b", "glm4", {"max_position_embeddings"}),
     ("glm-4.5-air", "glm4_moe", {"rope_parameters", "attention_bias"}),
     ("prophetnet-large", "prophetnet", set()),
+    ("qwen-3-next-80b-a3b", "qwen3_next", LONGER),
+    ("qwen-3.5-35b-a3b", "qwen3_5_moe_text", LONGER),
+    ("olmo-hybrid-7b", "olmo_hybrid", {"rope_parameters"}),
 ]
 """A preset, its class, and the keys in which they differ."""
 
