@@ -5,7 +5,17 @@ from archwright.hf.families.common import EXPERTS, balance, by_type, experts, qk
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, Role, every
 from archwright.hf.layouts import Chunk
-from archwright.hf.lenses import Computed, Config, Either, Field, Refuse, Set, Table, Write
+from archwright.hf.lenses import (
+    Computed,
+    Config,
+    Either,
+    Field,
+    Refuse,
+    Set,
+    Table,
+    Write,
+    converted,
+)
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused, Mapped, When
 
@@ -79,9 +89,8 @@ def _head_dims(config: Config) -> Table:
 
 def _turns(config: Config) -> bool:
     """True unless theta is null, as in OLMo Hybrid after its extension to long texts."""
-    return {"rope_theta": config["rope_theta"], **(config["rope_parameters"] or {})}[
-        "rope_theta"
-    ] is not None
+    parameters = config["rope_parameters"] or {}
+    return parameters.get("rope_theta", config["rope_theta"]) is not None
 
 
 def _norms(first: str, second: str) -> dict[str, Mapped]:
@@ -121,10 +130,11 @@ OLMO_HYBRID = OLMO2.derive(
                 "linear_attention": common.gated_delta(
                     Computed(_head_dims),
                     Set({"recurrence.out_norm.eps": 1e-5, "residual.kind": "pre"}),
-                    common.flag(
+                    converted(
                         "linear_allow_neg_eigval",
-                        {"recurrence.beta_max": 2},
-                        {"recurrence.beta_max": 1},
+                        "recurrence.beta_max",
+                        lambda n: 1 + n,
+                        lambda beta: beta == 2,
                     ),
                     Field("linear_a_log_min", "recurrence.decay.least_rate"),
                     Field("linear_a_log_max", "recurrence.decay.most_rate"),

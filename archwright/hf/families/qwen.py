@@ -120,7 +120,7 @@ def _by_key_head(layer: LayerSpec) -> ByGroup:
     return ByGroup(groups=dict(layer.recurrence)["num_key_heads"])
 
 
-_decay = "recurrence.decay."
+DECAY = "recurrence.decay."
 GATED_DELTA = Layers(
     Listed(otherwise=every_by("full_attention_interval", "linear_attention")),
     {
@@ -128,8 +128,8 @@ GATED_DELTA = Layers(
         "linear_attention": common.gated_delta(
             Field("rms_norm_eps", "recurrence.out_norm.eps"),
             # Initial values: rates uniform in (0.01, 16), and a bias of 1, as softplus(1) = 1.3133.
-            Set({_decay + "least_rate": 0.01, _decay + "most_rate": 16.0}),
-            Set({_decay + "least_step": 1.3132616875, _decay + "most_step": 1.3132616875}),
+            Set({DECAY + "least_rate": 0.01, DECAY + "most_rate": 16.0}),
+            Set({DECAY + "least_step": 1.3132616875, DECAY + "most_step": 1.3132616875}),
         ),
     },
 )
@@ -151,10 +151,10 @@ QWEN3_NEXT = LLAMA.derive(
         **SHARED_EXPERT_NAMES,
         "self_attn.q_proj": Fused(("attention.query", "attention.gate"), _by_query_head),
         "linear_attn.in_proj_qkvz": Fused((*MAPS, "recurrence.gate"), _by_key_head),
-        "linear_attn.in_proj_ba": Fused(("recurrence.write", _decay + "step"), _by_key_head),
+        "linear_attn.in_proj_ba": Fused(("recurrence.write", DECAY + "step"), _by_key_head),
         "linear_attn.conv1d": Fused(tuple(f"{part}_conv" for part in MAPS), Rows()),
-        "linear_attn.A_log": _decay + "log_rate",
-        "linear_attn.dt_bias": _decay + "step_bias",
+        "linear_attn.A_log": DECAY + "log_rate",
+        "linear_attn.dt_bias": DECAY + "step_bias",
         "linear_attn.norm": "recurrence.norm",
         "linear_attn.out_proj": "recurrence.out",
     },
@@ -173,7 +173,7 @@ QWEN3_5 = QWEN3_NEXT.derive(
         "linear_attn.in_proj_qkv": Fused(MAPS, Rows()),
         "linear_attn.in_proj_z": "recurrence.gate",
         "linear_attn.in_proj_b": "recurrence.write",
-        "linear_attn.in_proj_a": _decay + "step",
+        "linear_attn.in_proj_a": DECAY + "step",
     },
 )
 
@@ -184,7 +184,7 @@ QWEN3_5_MOE = QWEN3_5.derive(
     *common.experts("num_experts", "moe_intermediate_size", shared="gated", normalize_weights=True),
     *SHARED_EXPERT,
     groups=(GATED_DELTA,),
-    # Of multimodal files.
+    # Names in multimodal files.
     other_layer_keys={
         "mlp.experts.gate_up_proj": Fused(common.EXPERTS_GATE_UP_WEIGHTS, Stacked()),
         "mlp.experts.down_proj": "feedforward.experts.down.weight",
