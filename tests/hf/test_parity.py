@@ -175,6 +175,13 @@ def test_written_and_read_by_the_library_it_is_the_same(pair: Pair, tmp_path: Pa
     torch.testing.assert_close(after[pair.real], before[pair.real], atol=2e-5, rtol=1e-5)
 
 
+def test_a_hybrid_is_verified(tmp_path: Path) -> None:
+    """The norm of a recurrence, to which the class applies the gate, is not called the first to diverge."""
+    certificate = hf.verify(save(randomise(build("olmo_hybrid")), tmp_path))
+    assert certificate.agrees
+    assert certificate.comparisons[0].first is None  # in float32
+
+
 def test_padded_and_packed_texts_have_the_logits_of_each_alone(tmp_path: Path) -> None:
     """Without kernels for CUDA the library cannot pack texts, so it reads each text by itself."""
     theirs = randomise(build("qwen3_next", max_position_embeddings=256))

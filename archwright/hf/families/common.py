@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, MaskPattern, Role
-from archwright.hf.layouts import ByGroup, Rows, Transposed
+from archwright.hf.layouts import ByGroup, Rows, Same, Transposed
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -257,6 +257,10 @@ def gated_delta(*lenses: Lens) -> Role:
             *lenses,
         ),
     )
+
+
+# Fused, so that `verify` does not compare its output: the module of the class also applies the gate.
+GATED_NORM = Fused(("recurrence.norm",), Same())
 
 
 def attention_size(layer: LayerSpec, option: str) -> int:

@@ -153,7 +153,7 @@ OLMO_HYBRID = OLMO2.derive(
         **{f"linear_attn.{n}_conv1d": f"recurrence.{ours}_conv" for n, ours in MAPS.items()},
         "linear_attn.A_log": "recurrence.decay.log_rate",
         "linear_attn.dt_bias": "recurrence.decay.step_bias",
-        "linear_attn.o_norm": "recurrence.norm",
+        "linear_attn.o_norm": common.GATED_NORM,
     },
     # transformers 5 renames norms in files, and cuts convolutions wherever their widths are.
     other_layer_keys={

@@ -155,7 +155,7 @@ QWEN3_NEXT = LLAMA.derive(
         "linear_attn.conv1d": Fused(tuple(f"{part}_conv" for part in MAPS), Rows()),
         "linear_attn.A_log": DECAY + "log_rate",
         "linear_attn.dt_bias": DECAY + "step_bias",
-        "linear_attn.norm": "recurrence.norm",
+        "linear_attn.norm": common.GATED_NORM,
         "linear_attn.out_proj": "recurrence.out",
     },
     ignored=(*LLAMA.ignored, r"mtp\..*"),
