@@ -151,13 +151,7 @@ def test_a_half_rotated_minimax_is_read_and_not_written() -> None:
 
 
 def test_a_file_with_other_decays_is_refused(tmp_path: Path) -> None:
-    words = (
-        "dim=32",
-        "num_layers=2",
-        "vocab_size=64",
-        "context_length=32",
-        "recurrence.num_heads=2",
-    )
+    words = ("dim=32", "num_layers=2", "vocab_size=64", "context_length=32")
     small = load("minimax-text-01").tiny().override("layer_kinds.full.position.fraction=1", *words)
     model = build(small.override('layers.cycle=["default","full"]'), seed=0)
     assert hf.save(model, tmp_path) == "minimax"

@@ -7,22 +7,13 @@ from archwright.hf.families.deepseek import LATENT, LATENT_NAMES
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
 from archwright.hf.layouts import View
-from archwright.hf.lenses import Computed, Config, Either, Field, Lens, Refuse, Set, nested
+from archwright.hf.lenses import Computed, Config, Either, Field, Lens, Refuse, Set, Write, nested
 from archwright.hf.weight_map import Fused, Mapped
 
-MLP_TYPES = Listed("mlp_layer_types", common.FIRST_DENSE.read)
 MIXTURES = common.sparse(
-    MLP_TYPES, *common.routed("num_local_experts", common.shared("n_shared_experts"))
+    Listed("mlp_layer_types", common.FIRST_DENSE.read),
+    *common.routed("num_local_experts", common.shared("n_shared_experts")),
 )
-ALIASES = {
-    "model_max_length": "max_position_embeddings",
-    "num_experts": "num_local_experts",
-    "num_experts_per_token": "num_experts_per_tok",
-    "num_shared_experts": "n_shared_experts",
-    "num_expert_group": "n_group",
-    "moe_renormalize": "norm_topk_prob",
-}
-"""Keys in files -> keys of both classes."""
 
 
 def _mixers(*lenses: Lens) -> dict[str, Role]:
@@ -38,26 +29,31 @@ def _mixers(*lenses: Lens) -> dict[str, Role]:
     }
 
 
-def _names(prefix: str, out: str) -> dict[str, Mapped]:
-    """Return the tensor names of both mixers, without those of gates.
-
-    Args:
-        prefix: Name of a layer's mixer.
-        out: Name of its last projection.
-    """
-    parts = {
+def _names(prefix: str, out: str, **further: Mapped) -> dict[str, Mapped]:
+    """Return the tensor names of both mixers; `out` is that of their last projection."""
+    parts: dict[str, Mapped] = {
         **{f"{name[0]}_proj": f"recurrence.{name}" for name in ("key", "value")},
         **{f"{name[0]}_conv1d": f"recurrence.{name}_conv" for name in ("query", "key", "value")},
+        **{
+            name: (f"attention.{p}", f"recurrence.{p}")
+            for name, p in (("q_proj", "query"), (out, "out"))
+        },
         **{"b_proj": "recurrence.write", "o_norm": "recurrence.norm"},
         **{"dt_bias": "recurrence.decay.step_bias", "A_log": "recurrence.decay.log_rate"},
     }
-    latent = {name.replace("self_attn", prefix): ours for name, ours in LATENT_NAMES.items()}
-    return {
-        **latent,
-        **{f"{prefix}.{name}": ours for name, ours in parts.items()},
-        f"{prefix}.q_proj": ("attention.query", "recurrence.query"),
-        f"{prefix}.{out}": ("attention.out", "recurrence.out"),
-    }
+    latent = {name.removeprefix("self_attn."): ours for name, ours in LATENT_NAMES.items()}
+    return {f"{prefix}.{name}": ours for name, ours in {**latent, **parts, **further}.items()}
+
+
+KIMI_SIZES: dict[str, tuple[str, str | tuple[str, ...]]] = {
+    "head_dim": (
+        "linear_head_dim",
+        ("recurrence.head_dim", "recurrence.gate_rank", "recurrence.decay.rank"),
+    ),
+    "num_heads": ("linear_num_heads", "recurrence.num_heads"),
+    "short_conv_kernel_size": ("linear_conv_kernel_dim", "recurrence.conv_width"),
+}
+"""Keys in `linear_attn_config` of published files -> keys of the class if there is none, and values."""
 
 
 def _read_types(config: Config, n: int) -> list[str]:
@@ -69,53 +65,45 @@ def _read_types(config: Config, n: int) -> list[str]:
 
 
 def _write_types(roles: list[str]) -> dict[str, Any]:
-    """Return the mixer types, for the library and as in published files, where layers count from 1."""
+    """Return the mixer types for the library and as in published files, where layers count from 1."""
     keys = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
-    numbered = [*enumerate(roles, 1)]
-    places = {key: [i for i, role in numbered if role == kind] for key, kind in keys.items()}
-    return {"layer_types": roles, "linear_attn_config": places}
+    numbers = {k: [i for i, role in enumerate(roles, 1) if role == r] for k, r in keys.items()}
+    return {"layer_types": roles, "linear_attn_config": numbers}
 
+
+FIXED = {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1}
+"""Keys of published files with values that the library's class takes for granted."""
 
 KIMI_LINEAR = LLAMA.derive(
     "kimi_linear",
     "KimiLinearForCausalLM",
     *LATENT,
     Set({"position.kind": "none"}),
-    Refuse("mla_use_nope", (True,)),
-    Refuse("moe_router_activation_func", ("sigmoid",)),
-    Refuse("moe_layer_freq", (1,)),
+    *(Refuse(key, (value,)) for key, value in FIXED.items()),
     groups=(
         Layers(
             CustomPattern(_read_types, _write_types),
             _mixers(
-                Field(
-                    "linear_attn_config.head_dim",
-                    ("recurrence.head_dim", "recurrence.gate_rank", "recurrence.decay.rank"),
-                    same_as="linear_head_dim",
-                ),
-                Field(
-                    "linear_attn_config.num_heads",
-                    "recurrence.num_heads",
-                    same_as="linear_num_heads",
-                ),
-                Field(
-                    "linear_attn_config.short_conv_kernel_size",
-                    "recurrence.conv_width",
-                    same_as="linear_conv_kernel_dim",
-                ),
+                *(
+                    Field(f"linear_attn_config.{key}", paths, same_as=newer)
+                    for key, (newer, paths) in KIMI_SIZES.items()
+                )
             ),
         ),
         MIXTURES,
     ),
     layer_keys={
-        **_names("self_attn", "o_proj"),
-        "self_attn.A_log": Fused(
-            ("recurrence.decay.log_rate",), View(lambda rate: rate[None, None, :, None])
+        **_names(
+            "self_attn",
+            "o_proj",
+            A_log=Fused(
+                ("recurrence.decay.log_rate",), View(lambda rate: rate[None, None, :, None])
+            ),
+            f_a_proj="recurrence.decay.down",
+            f_b_proj="recurrence.decay.up",
+            g_a_proj="recurrence.gate_down",
+            g_b_proj="recurrence.gate",
         ),
-        "self_attn.f_a_proj": "recurrence.decay.down",
-        "self_attn.f_b_proj": "recurrence.decay.up",
-        "self_attn.g_a_proj": "recurrence.gate_down",
-        "self_attn.g_b_proj": "recurrence.gate",
         "block_sparse_moe.gate": "feedforward.router",
         "block_sparse_moe.gate.e_score_correction_bias": "feedforward.selection_bias",
         **common.gated("block_sparse_moe.shared_experts", "feedforward.shared"),
@@ -126,15 +114,10 @@ KIMI_LINEAR = LLAMA.derive(
         f"block_sparse_moe.{name}_proj.weight": f"mlp.{name}_proj.weight"
         for name in ("gate", "up", "down")
     },
-    further_aliases=ALIASES,
     undeclared={
-        "linear_attn_config": dict.fromkeys(
-            ("head_dim", "num_heads", "short_conv_kernel_size", "full_attn_layers")
-        ),
+        "linear_attn_config": dict.fromkeys((*KIMI_SIZES, "full_attn_layers")),
         "first_k_dense_replace": 1,
-        "mla_use_nope": True,
-        "moe_router_activation_func": "sigmoid",
-        "moe_layer_freq": 1,
+        **FIXED,
     },
 )
 
@@ -145,35 +128,36 @@ def _last_of_group(config: Config, n: int) -> list[str]:
     return ["linear_attention" if i % size else "full_attention" for i in range(1, n + 1)]
 
 
+IGNORED = ("q_lora_rank", "expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+"""Keys of published files that the library's class ignores: a latent of queries, and limits of activations."""
+LING_SIZES = {
+    "linear_head_dim": ("head_dim", "head_dim"),
+    "linear_num_heads": ("num_heads", "num_attention_heads"),
+    "linear_conv_kernel_dim": ("conv_width", "short_conv_kernel_size"),
+}
+"""Keys -> options, and keys of published files; the library's files have another width as `head_dim`."""
+
 BAILING_HYBRID = LLAMA.derive(
     "bailing_hybrid",
     "BailingHybridForCausalLM",
     *LATENT,
     Set({"attention.gate": "head", "position.pairing": "interleaved"}),
-    Refuse("q_lora_rank", (None,)),
-    Refuse("use_mla_nope", (False,)),
-    # Limits of activations in late layers, which the library ignores.
-    Refuse("expert_swiglu_limit_list", (None,)),
-    Refuse("share_expert_swiglu_limit_list", (None,)),
+    *(Refuse(key, (None,)) for key in IGNORED),
     groups=(
         Layers(
             Listed(otherwise=_last_of_group),
             _mixers(
-                # The library's files have another width as `head_dim`.
                 Field("head_dim", "recurrence.head_dim"),
-                Field("linear_head_dim", "recurrence.head_dim", same_as="head_dim"),
-                Field("linear_num_heads", "recurrence.num_heads", same_as="num_attention_heads"),
                 Field("short_conv_kernel_size", "recurrence.conv_width"),
-                Field(
-                    "linear_conv_kernel_dim",
-                    "recurrence.conv_width",
-                    same_as="short_conv_kernel_size",
+                *(
+                    Field(key, f"recurrence.{option}", same_as=older)
+                    for key, (option, older) in LING_SIZES.items()
                 ),
                 Either(
                     lambda config: config["kda_safe_gate"],
                     lambda get: get("recurrence.decay.lower_bound") != "none",
                     (Field("kda_lower_bound", "recurrence.decay.lower_bound"),),
-                    (Computed(lambda config: {}, lambda get: {"kda_safe_gate": False}),),
+                    (Write({"kda_safe_gate": False}),),
                 ),
             ),
         ),
@@ -181,19 +165,15 @@ BAILING_HYBRID = LLAMA.derive(
     ),
     layer_keys={
         **common.UNBIASED_EXPERT_NAMES,
-        **_names("attention", "dense"),
         "mlp.gate.expert_bias": "feedforward.selection_bias",
-        "attention.f_proj": "recurrence.decay.up",
-        "attention.g_proj": ("attention.gate", "recurrence.gate"),
+        **_names(
+            "attention",
+            "dense",
+            f_proj="recurrence.decay.up",
+            g_proj=("attention.gate", "recurrence.gate"),
+        ),
     },
     model_keys={"model.word_embeddings": "embedding"},
     ignored=(*LLAMA.ignored, common.FURTHER),
-    further_aliases=ALIASES,
-    undeclared=dict.fromkeys(
-        (
-            *("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "q_lora_rank"),
-            *("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"),
-        )
-    )
-    | {"use_mla_nope": False},
+    undeclared=dict.fromkeys((*LING_SIZES, *IGNORED)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archwright.hf.families.common import WINDOW
@@ -10,79 +11,16 @@ from archwright.hf.layer_types import Layers, Listed, Role
 from archwright.hf.layouts import ByGroup
 from archwright.hf.lenses import Computed, Config, Either, Get, Lens, Refuse, Set, Table, nested
 from archwright.hf.weight_map import Constant, Fused, When
-from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.recurrences import LinearRecurrence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from archwright.spec.model_spec import LayerSpec, ModelSpec
+
 BLOCK = 256
 """Tokens of a block in the library's tables of decays; the default of its class."""
-
-
-def _heads(config: Config) -> Table:
-    number = config["num_attention_heads"]
-    width = config["head_dim"] or config["hidden_size"] // number
-    return {"recurrence": {"num_heads": number, "head_dim": width}}
-
-
-def _by_head(layer: LayerSpec) -> ByGroup:
-    assert isinstance(layer.recurrence, LinearRecurrence)
-    return ByGroup(groups=int(layer.recurrence.num_heads))
-
-
-def _decays(name: str) -> When:
-    """Return the saved table of decays of this name, of shapes [heads, 1 or block, 1] and [1, heads, block, block]."""
-
-    def values(spec: ModelSpec, layer: int) -> Tensor:
-        import torch  # not needed to read configs
-
-        from archwright.parts.mixers import DECAYS
-        from archwright.parts.sharing import LayerInfo
-
-        recurrence, place = (
-            spec.layer(layer).recurrence,
-            LayerInfo(layer + 1, kinds=spec.layer_order),
-        )
-        assert isinstance(recurrence, LinearRecurrence)
-        heads = recurrence.heads(spec.dim)
-        decay = DECAYS.make(
-            recurrence.decay, spec.dim, heads["num_heads"], heads["head_dim"], place, bias=False
-        )
-        decay.reset_parameters()
-        rate = -decay([])[0].float()[:, None, None]
-        token = torch.arange(1, BLOCK + 1)[:, None]
-        tables = {
-            "slope_rate": rate,
-            "query_decay": (-rate * token).exp(),
-            "key_decay": (-rate * (BLOCK - token)).exp(),
-            "diagonal_decay": (-rate * (token - token.mT).clamp(min=0)).exp().tril()[None],
-        }
-        return tables[name]
-
-    # A file may have blocks of another length.
-    return When("recurrence.kind", "linear", Constant(values, read=name == "slope_rate"))
-
-
-def _factor(branch: str, key: str) -> list[Lens]:
-    """Return the lenses of both residual factors of a branch."""
-
-    def lens(option: str, key: str) -> Computed:
-        def write(get: Get) -> dict[str, Any]:
-            return {key: get(f"residual.{option}")[branch]}
-
-        path = f"residual.{option}.{branch}"
-        return Computed(lambda config: nested(path, float(config[key])), write, key)
-
-    return [lens("alpha", f"{key}_alpha_factor"), lens("multiplier", f"{key}_beta_factor")]
-
-
-def _rotated(config: Config) -> Table:
-    """Read the rotated part of a head, which the library's class ignores."""
-    width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
-    return nested("position.fraction", (config["rotary_dim"] or width) / width)
-
-
+TABLES = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 LINEAR = {
     "decay": {"kind": "fixed", "rates": "slopes", "slower_with_depth": True},
     **{"write": "added", "conv_width": "none", "qk_norm": "none", "scale": "none"},
@@ -91,58 +29,97 @@ LINEAR = {
 }
 """Lightning attention."""
 
+
+def _decays(name: str, spec: ModelSpec, layer: int) -> Tensor:
+    """Return a saved table of decays, [heads, 1 or block, 1] or [1, heads, block, block]."""
+    import torch  # not needed to read configs
+
+    from archwright.parts.mixers import DECAYS
+    from archwright.parts.sharing import LayerInfo
+
+    recurrence, place = spec.layer(layer).recurrence, LayerInfo(layer + 1, kinds=spec.layer_order)
+    assert isinstance(recurrence, LinearRecurrence)
+    sizes = recurrence.heads(spec.dim)["num_heads"], recurrence.heads(spec.dim)["head_dim"]
+    decay = DECAYS.make(recurrence.decay, spec.dim, *sizes, place, bias=False)
+    decay.reset_parameters()
+    rate, token = decay([])[0].float()[:, None, None], torch.arange(1, BLOCK + 1)[:, None]
+    if name == "slope_rate":
+        return -rate
+    if name == "diagonal_decay":
+        return (rate * (token - token.mT).clamp(min=0)).exp().tril()[None]
+    return (rate * (token if name == "query_decay" else BLOCK - token)).exp()
+
+
+def _by_head(layer: LayerSpec) -> ByGroup:
+    assert isinstance(layer.recurrence, LinearRecurrence)
+    return ByGroup(groups=int(layer.recurrence.num_heads))
+
+
+def _factor(key: str, option: str, branch: str) -> Computed:
+    """Return the lens of a branch's residual factor, which may follow that of attention."""
+
+    def write(get: Get) -> dict[str, Any]:
+        return {key: get(f"residual.{option}")[branch]}
+
+    path = f"residual.{option}.{branch}"
+    return Computed(lambda config: nested(path, float(config[key])), write, key)
+
+
+def _width(config: Config) -> int:
+    return int(config["head_dim"] or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _read_sizes(config: Config) -> Table:
+    sizes = {"num_heads": config["num_attention_heads"], "head_dim": _width(config)}
+    return {"recurrence": {**LINEAR, **sizes}}
+
+
+def _read_fraction(config: Config) -> Table:
+    """Read the rotated part of a head, which the library's class ignores."""
+    return nested("position.fraction", (config["rotary_dim"] or _width(config)) / _width(config))
+
+
+MASK: Lens = Either(
+    lambda config: config["sliding_window"] is None,
+    lambda get: get("attention.mask.kind") == "causal",
+    (Set({"attention.mask.kind": "causal"}),),
+    (Set(WINDOW.values), *WINDOW.lenses),
+)
+TYPES = {
+    "linear_attention": Role(
+        {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "linear"},
+        (Computed(_read_sizes),),
+    ),
+    "full_attention": Role({"recurrence.kind": "none"}, (MASK,)),
+}
+BRANCHES = {"full_attn": "attention", "linear_attn": "recurrence", "mlp": "feedforward"}
+
 MINIMAX = MIXTRAL.derive(
     "minimax",
     "MiniMaxForCausalLM",
     Set({"residual.kind": "norm_residual"}),
-    *_factor("attention", "full_attn"),
-    *_factor("recurrence", "linear_attn"),
-    *_factor("feedforward", "mlp"),
-    Computed(_rotated),
+    *(_factor(f"{key}_alpha_factor", "alpha", branch) for key, branch in BRANCHES.items()),
+    *(_factor(f"{key}_beta_factor", "multiplier", branch) for key, branch in BRANCHES.items()),
+    Computed(_read_fraction),
     Refuse("hidden_act", ("silu",)),
     groups=(
         Layers(
-            Listed(
-                otherwise=lambda config, n: [
-                    "linear_attention" if i % 2 else "full_attention" for i in range(n)
-                ]
-            ),
-            {
-                "linear_attention": Role(
-                    {
-                        "attention.kind": "none",
-                        "position.kind": "none",
-                        "recurrence.kind": "linear",
-                    },
-                    (
-                        Set({f"recurrence.{key}": value for key, value in LINEAR.items()}),
-                        Computed(_heads),
-                    ),
-                ),
-                "full_attention": Role(
-                    {"recurrence.kind": "none"},
-                    (
-                        Either(
-                            lambda config: config["sliding_window"] is None,
-                            lambda get: get("attention.mask.kind") == "causal",
-                            (Set({"attention.mask.kind": "causal"}),),
-                            (Set(WINDOW.values), *WINDOW.lenses),
-                        ),
-                    ),
-                ),
-            },
+            Listed(otherwise=lambda _, n: (["full_attention", "linear_attention"] * n)[:n]), TYPES
         ),
     ),
     layer_keys={
         "self_attn.qkv_proj": Fused(
-            tuple(f"recurrence.{part}" for part in ("query", "key", "value")), _by_head
+            ("recurrence.query", "recurrence.key", "recurrence.value"), _by_head
         ),
         "self_attn.norm": "recurrence.norm",
         "self_attn.output_gate": "recurrence.gate",
         "self_attn.out_proj": "recurrence.out",
+        # A file may have blocks of another length.
         **{
-            f"self_attn.{name}": _decays(name)
-            for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+            f"self_attn.{name}": When(
+                "recurrence.kind", "linear", Constant(partial(_decays, name), name == TABLES[0])
+            )
+            for name in TABLES
         },
     },
     undeclared={"rotary_dim": None},
