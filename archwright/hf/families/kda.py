@@ -1,4 +1,4 @@
-"""Kimi delta attention beside latent attention: Moonshot AI's Kimi Linear, inclusionAI's Ling 3.0."""
+"""Kimi delta attention with latent attention: Moonshot AI's Kimi Linear, inclusionAI's Ling 3.0."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def _mixers(*lenses: Lens) -> dict[str, Role]:
 
 
 def _names(prefix: str, out: str, **further: Mapped) -> dict[str, Mapped]:
-    """Return the tensor names of both mixers; `out` is that of their last projection."""
+    """Return the tensor names of both mixers; `out` names their last projection."""
     parts: dict[str, Mapped] = {
         **{f"{name[0]}_proj": f"recurrence.{name}" for name in ("key", "value")},
         **{f"{name[0]}_conv1d": f"recurrence.{name}_conv" for name in ("query", "key", "value")},
@@ -60,12 +60,13 @@ def _read_types(config: Config, n: int) -> list[str]:
     """Return the mixer types; by default every fourth layer is full, from the fifth on."""
     if (types := config["layer_types"]) is not None:
         return list(types)
-    full = config["linear_attn_config"]["full_attn_layers"] or range(5, n + 1, 4)
+    if (full := config["linear_attn_config"]["full_attn_layers"]) is None:
+        full = range(5, n + 1, 4)
     return ["full_attention" if i in full else "linear_attention" for i in range(1, n + 1)]
 
 
 def _write_types(roles: list[str]) -> dict[str, Any]:
-    """Return the mixer types for the library and as in published files, where layers count from 1."""
+    """Return the mixer types for the library and as in published files, which count layers from 1."""
     keys = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
     numbers = {k: [i for i, role in enumerate(roles, 1) if role == r] for k, r in keys.items()}
     return {"layer_types": roles, "linear_attn_config": numbers}

@@ -56,7 +56,7 @@ def _by_head(layer: LayerSpec) -> ByGroup:
 
 
 def _factor(key: str, option: str, branch: str) -> Computed:
-    """Return the lens of a branch's residual factor, which may follow that of attention."""
+    """Return the lens of a branch's residual factor."""
 
     def write(get: Get) -> dict[str, Any]:
         return {key: get(f"residual.{option}")[branch]}
