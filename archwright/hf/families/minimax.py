@@ -42,7 +42,8 @@ def _decays(name: str, spec: ModelSpec, layer: int) -> Tensor:
     sizes = recurrence.heads(spec.dim)["num_heads"], recurrence.heads(spec.dim)["head_dim"]
     decay = DECAYS.make(recurrence.decay, spec.dim, *sizes, place, bias=False)
     decay.reset_parameters()
-    rate, token = decay([])[0].float()[:, None, None], torch.arange(1, BLOCK + 1)[:, None]
+    rate: Tensor = decay([])[0].float()[:, None, None]
+    token = torch.arange(1, BLOCK + 1)[:, None]
     if name == "slope_rate":
         return -rate
     if name == "diagonal_decay":
