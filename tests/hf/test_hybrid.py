@@ -20,6 +20,8 @@ from archwright.presets import FOLDER
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from tests.hf.library import build as library_model
+from tests.hf.library import randomise, save
 
 MAPS = ("query", "key", "value", "out", "logit")
 TYPES = {
@@ -161,3 +163,19 @@ def test_a_file_with_other_decays_is_refused(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(UserError, match="slope_rate: found values that do not match the config"):
         hf.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "bailing_hybrid", "minimax"])
+def test_pieces_of_a_long_text_have_the_logits_of_the_library(name: str, tmp_path: Path) -> None:
+    """Pieces end around the borders of chunks of 64 tokens; the library reads the text whole."""
+    limit = "max_position_embeddings" if name == "minimax" else "model_max_length"
+    theirs = randomise(library_model(name, **{limit: 256}))
+    model = hf.load(save(theirs, tmp_path)).model
+    tokens = torch.randint(4, 128, (2, 194), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole, cache = theirs(tokens).logits, model.new_cache()
+        pieces = [model(piece, cache=cache).logits for piece in tokens.split([63, 1, 1, 64, 65], 1)]
+        double = model.double()(tokens).logits
+    found = torch.cat(pieces, 1)
+    error = float((found - double).abs().max())
+    assert float((found - whole).abs().max()) <= max(5e-5, 3 * error)

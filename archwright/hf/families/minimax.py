@@ -1,15 +1,17 @@
-"""MiniMax-Text-01 and M1: lightning attention and softmax attention, with normed residual streams."""
+"""MiniMax: Text-01 and M1 with lightning attention, and M2."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from archwright.hf.families.common import WINDOW
+from archwright.hf.families.common import SIGMOID, W_EXPERTS, WINDOW, balance, experts, qk_norm
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.mistral import MIXTRAL
 from archwright.hf.layer_types import Layers, Listed, Role
 from archwright.hf.layouts import ByGroup
 from archwright.hf.lenses import Computed, Config, Either, Get, Lens, Refuse, Set, Table, nested
+from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Constant, Fused, When
 from archwright.spec.recurrences import LinearRecurrence
 
@@ -66,20 +68,18 @@ def _factor(key: str, option: str, branch: str) -> Computed:
     return Computed(lambda config: nested(path, float(config[key])), write, key)
 
 
-def _width(config: Config) -> int:
-    return int(config["head_dim"] or config["hidden_size"] // config["num_attention_heads"])
-
-
 def _read_sizes(config: Config) -> Table:
-    sizes = {"num_heads": config["num_attention_heads"], "head_dim": _width(config)}
+    sizes = {"num_heads": config["num_attention_heads"], "head_dim": config["head_dim"] or "auto"}
     return {"recurrence": {**LINEAR, **sizes}}
 
 
 def _read_fraction(config: Config) -> Table:
-    """Read the rotated part of a head, which the library's class ignores."""
-    return nested("position.fraction", (config["rotary_dim"] or _width(config)) / _width(config))
+    width = config["rotary_dim"]
+    return nested("position.fraction", width / config["head_dim"]) if width else {}
 
 
+ROTARY = Computed(_read_fraction)
+"""Lens of the rotated part of a head."""
 MASK: Lens = Either(
     lambda config: config["sliding_window"] is None,
     lambda get: get("attention.mask.kind") == "causal",
@@ -101,7 +101,7 @@ MINIMAX = MIXTRAL.derive(
     Set({"residual.kind": "norm_residual"}),
     *(_factor(f"{key}_alpha_factor", "alpha", branch) for key, branch in BRANCHES.items()),
     *(_factor(f"{key}_beta_factor", "multiplier", branch) for key, branch in BRANCHES.items()),
-    Computed(_read_fraction),
+    ROTARY,  # which the library's class ignores
     Refuse("hidden_act", ("silu",)),
     groups=(
         Layers(
@@ -123,5 +123,21 @@ MINIMAX = MIXTRAL.derive(
             for name in TABLES
         },
     },
+    undeclared={"rotary_dim": None},
+)
+
+MINIMAX_M2 = LLAMA.derive(
+    "minimax_m2",
+    "MiniMaxM2ForCausalLM",
+    Rope(),
+    ROTARY,
+    *qk_norm("projection"),
+    *experts("num_local_experts", "intermediate_size", **SIGMOID),
+    balance(),
+    layer_keys={
+        "block_sparse_moe.gate": "feedforward.router",
+        "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
+    }
+    | W_EXPERTS,
     undeclared={"rotary_dim": None},
 )
