@@ -38,6 +38,8 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
     ("qwen-3-next-80b-a3b", "qwen3_next", LONGER),
     ("qwen-3.5-35b-a3b", "qwen3_5_moe_text", LONGER),
     ("olmo-hybrid-7b", "olmo_hybrid", {"rope_parameters"}),
+    ("kimi-linear-48b-a3b", "kimi_linear", {"layer_types"}),  # of the class, one layer later
+    ("ling-3.0-flash", "bailing_hybrid", {"head_dim"}),  # the class overwrites its default
 ]
 """A preset, its class, and the keys in which they differ."""
 
