@@ -14,6 +14,7 @@ from archwright.spec.choice import (
     OptionalTokens,
     Probability,
     ScaleDown,
+    Width,
 )
 from archwright.spec.norms import NoNorm, Norm
 
@@ -229,9 +230,11 @@ class GeGLU(Gated):
 
 
 class SwiGLU(Gated):
-    """silu(gate) * up (Shazeer, 2020)."""
+    """g sigmoid(sharpness g) * up, which is silu(g) * up by default (Shazeer, 2020, eq. 6)."""
 
     kind: Literal["swiglu"] = "swiglu"
+    sharpness: float = Field(1.0, gt=0)
+    """Slope of the sigmoid; Falcon-H1 multiplies the gate by it."""
 
 
 class ClampedSwiGLU(Gated):
@@ -341,6 +344,9 @@ class Experts(FeedForward):
     added and all divided by two (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
     shared_hidden_dim: AutoWidth = Field("auto", examples=[1024])
     """Hidden width of the shared expert; auto: that of the others."""
+    latent_dim: Width | Literal["none"] = Field("none", examples=[256])
+    """Width of the tokens that experts read and write: one map leads down to it, one up from it. Router and shared
+    expert keep the model's width (Nemotron 3 Super, latent MoE). none: the model's width."""
     out_bias: bool = False
     """Learn an offset of the result (JetMoE)."""
     balance_loss: float = Field(0.01, ge=0)
@@ -392,7 +398,8 @@ class Experts(FeedForward):
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         """Of fewer experts a token chooses two at most, and groups of them hold two at least."""
         groups = max(1, to.num_experts // 2)
-        return super().scaled_down(to) | {
+        latent = {} if self.latent_dim == "none" else {"latent_dim": to.width(self.latent_dim)}
+        return super().scaled_down(to) | latent | {
             "num_experts": min(self.num_experts, to.num_experts),
             "top_k": min(self.top_k, 2),
             "num_groups": min(self.num_groups, groups),
@@ -425,6 +432,9 @@ class Experts(FeedForward):
         if self.shared != "none":
             shared = self.expert.num_parameters_of(1, dim, int(self.shared_hidden_dim))
             shared += (self.shared == "gated") * dim
+        if self.latent_dim != "none":
+            router += 2 * dim * self.latent_dim
+            dim = self.latent_dim
         hidden_dim = int(self.expert.hidden_dim)
         return router + shared + self.expert.num_parameters_of(experts, dim, hidden_dim)
 
