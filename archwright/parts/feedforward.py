@@ -413,6 +413,11 @@ def quick_gelu(x: Tensor, sharpness: float = 1.702) -> Tensor:
     return x * torch.sigmoid(sharpness * x)
 
 
+def scaled_silu(x: Tensor, factor: float) -> Tensor:
+    """silu(factor x)."""
+    return F.silu(factor * x)
+
+
 @dataclass(frozen=True)
 class Multiplied:
     """f(g, u) = activation(g) * u."""
@@ -454,7 +459,7 @@ GATES = Registry(
         spec.SquaredReGLU: lambda s: Multiplied(squared_relu),
         spec.GeGLU: lambda s: Multiplied(partial(F.gelu, approximate=s.approximate)),
         spec.SwiGLU: lambda s: Multiplied(
-            F.silu if s.sharpness == 1 else partial(quick_gelu, sharpness=s.sharpness)
+            F.silu if s.gate_multiplier == 1 else partial(scaled_silu, factor=s.gate_multiplier)
         ),
         spec.ClampedSwiGLU: lambda s: partial(clamped, limit=s.limit, sharpness=s.sharpness),
         spec.GEGELU: lambda s: partial(clamped, limit=s.limit),

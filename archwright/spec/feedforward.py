@@ -230,11 +230,11 @@ class GeGLU(Gated):
 
 
 class SwiGLU(Gated):
-    """g sigmoid(sharpness g) * up, which is silu(g) * up by default (Shazeer, 2020, eq. 6)."""
+    """silu(gate_multiplier gate) * up (Shazeer, 2020, eq. 6)."""
 
     kind: Literal["swiglu"] = "swiglu"
-    sharpness: float = Field(1.0, gt=0)
-    """Slope of the sigmoid; Falcon-H1 multiplies the gate by it."""
+    gate_multiplier: float = Field(1.0, gt=0)
+    """Factor of the gate before silu (Falcon-H1)."""
 
 
 class ClampedSwiGLU(Gated):
@@ -345,8 +345,8 @@ class Experts(FeedForward):
     shared_hidden_dim: AutoWidth = Field("auto", examples=[1024])
     """Hidden width of the shared expert; auto: that of the others."""
     latent_dim: Width | Literal["none"] = Field("none", examples=[256])
-    """Width of the tokens that experts read and write: one map leads down to it, one up from it. Router and shared
-    expert keep the model's width (Nemotron 3 Super, latent MoE). none: the model's width."""
+    """Width of the tokens in the experts, between a map down and a map up; none: the model's width. Router and shared
+    expert read the model's width (Nemotron 3 Super: latent MoE)."""
     out_bias: bool = False
     """Learn an offset of the result (JetMoE)."""
     balance_loss: float = Field(0.01, ge=0)
@@ -399,12 +399,16 @@ class Experts(FeedForward):
         """Of fewer experts a token chooses two at most, and groups of them hold two at least."""
         groups = max(1, to.num_experts // 2)
         latent = {} if self.latent_dim == "none" else {"latent_dim": to.width(self.latent_dim)}
-        return super().scaled_down(to) | latent | {
-            "num_experts": min(self.num_experts, to.num_experts),
-            "top_k": min(self.top_k, 2),
-            "num_groups": min(self.num_groups, groups),
-            "top_groups": min(self.top_groups, groups // 2 or 1),
-        }
+        return (
+            super().scaled_down(to)
+            | latent
+            | {
+                "num_experts": min(self.num_experts, to.num_experts),
+                "top_k": min(self.top_k, 2),
+                "num_groups": min(self.num_groups, groups),
+                "top_groups": min(self.top_groups, groups // 2 or 1),
+            }
+        )
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         width = self.expert.width(sizes.dim)
