@@ -1,7 +1,7 @@
 """Mamba-2, and its hybrids with attention: Bamba, Nemotron-H and Falcon-H1."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archwright.hf.families.common import (
@@ -48,10 +48,18 @@ MAPS = ("gate", "value", "key", "query", "decay.step")
 """Projections in the order of checkpoints: z, x, B, C and dt."""
 
 
-def with_newer_names(recurrent: Role, attention: Role, **others: Role) -> dict[str, Role]:
-    """Return roles by published layer type, which files are written with, and by its name since `transformers` 5."""
-    older = {"mamba": recurrent, **others, "attention": attention}
-    return older | {"linear_attention": recurrent, "full_attention": attention}
+NEWER = {"linear_attention": "mamba", "full_attention": "attention"}
+"""Layer types since `transformers` 5, which also reads the older ones of published files."""
+
+
+def typed(key: str, default: Callable[[Config, int], Sequence[str]]) -> CustomPattern:
+    """Return the pattern of layer types in config[key], with older names; null means `default`."""
+
+    def read(config: Config, num_layers: int) -> list[str]:
+        names = config[key]
+        return [NEWER.get(name, name) for name in names or default(config, num_layers)]
+
+    return CustomPattern(read, lambda roles: {key: roles})
 
 
 def ssd_names(prefix: str) -> dict[str, Mapped]:
@@ -184,7 +192,7 @@ MAMBA2 = Family(
 )
 
 
-HYBRID = with_newer_names(Role(ONLY_RECURRENT, ssd()), Role({"recurrence.kind": "none"}))
+HYBRID = {"mamba": Role(ONLY_RECURRENT, ssd()), "attention": Role({"recurrence.kind": "none"})}
 """Layer types of Bamba and Granite 4."""
 
 
@@ -222,19 +230,34 @@ LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 ONE_BRANCH = {"attention.kind": "none", "recurrence.kind": "none"}
 
 
-def _read_types(config: Config) -> list[str]:
-    """Return the layer types of Nemotron-H, from a list or from a pattern such as "M-M*"."""
-    types, pattern = config["layers_block_type"], config.get("hybrid_override_pattern")
-    if types is None and pattern:
-        return [LETTERS.get(letter, letter) for letter in pattern]
-    return [str(name) for name in types or ("mamba", "moe", "attention", "mlp")]
+def _read_pattern(config: Config, num_layers: int = 0) -> Sequence[str]:
+    """Return the layer types of a pattern such as "M-M*"."""
+    pattern = config.get("hybrid_override_pattern")
+    if pattern is None:
+        return ("mamba", "moe", "attention", "mlp")
+    return [LETTERS.get(letter, letter) for letter in pattern]
 
+
+def _read_least(config: Config) -> Table:
+    """Return the bounds of steps: the class clamps them at the least initial step, whatever `time_step_limit` is."""
+    least = config["time_step_min"]
+    clamps = {"clamp_min": 0.0 if least <= NO_STEP else least, "clamp_max": "none"}
+    return nested("recurrence.decay", clamps)
+
+
+def _write_least(get: Get) -> dict[str, Any]:
+    return {"time_step_min": get("recurrence.decay.clamp_min") or NO_STEP}
+
+
+NO_STEP = 1e-30
+"""Least step without a clamp, of which the class takes the logarithm."""
+TYPES = typed("layers_block_type", _read_pattern)
 
 NEMOTRON_H = LLAMA.derive(
     "nemotron_h",
     "NemotronHForCausalLM",
     Computed(
-        lambda config: {"num_layers": len(_read_types(config))},
+        lambda config: {"num_layers": len(TYPES.read(config, 0))},
         lambda get: {"num_hidden_layers": get("num_layers")},
         "num_hidden_layers",
     ),
@@ -243,11 +266,9 @@ NEMOTRON_H = LLAMA.derive(
     Refuse("attention_bias", (False,)),
     groups=(
         Layers(
-            CustomPattern(
-                lambda config, n: _read_types(config), lambda roles: {"layers_block_type": roles}
-            ),
-            with_newer_names(
-                Role(
+            TYPES,
+            {
+                "mamba": Role(
                     {**ONLY_RECURRENT, "feedforward.kind": "none"},
                     (
                         *ssd(
@@ -257,10 +278,10 @@ NEMOTRON_H = LLAMA.derive(
                             expand="",
                         ),
                         Refuse("mamba_hidden_act", ("silu",)),
+                        Computed(_read_least, _write_least, "time_step_min"),
                     ),
                 ),
-                Role({"recurrence.kind": "none", "feedforward.kind": "none"}),
-                moe=Role(
+                "moe": Role(
                     {**ONE_BRANCH, "feedforward.kind": "experts"},
                     (
                         *experts(
@@ -278,8 +299,11 @@ NEMOTRON_H = LLAMA.derive(
                         Refuse("mlp_bias", (False,)),
                     ),
                 ),
-                mlp=Role(ONE_BRANCH, (Activation("mlp_hidden_act", gated=False), HIDDEN, MLP_BIAS)),
-            ),
+                "mlp": Role(
+                    ONE_BRANCH, (Activation("mlp_hidden_act", gated=False), HIDDEN, MLP_BIAS)
+                ),
+                "attention": Role({"recurrence.kind": "none", "feedforward.kind": "none"}),
+            },
         ),
     ),
     layer_keys={
