@@ -14,7 +14,7 @@ from archwright.hf.families.common import (
     experts,
 )
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.families.mamba2 import HYBRID, SWIGLU, ssd_names, typed
+from archwright.hf.families.mamba2 import HYBRID, SWIGLU, ssd_names
 from archwright.hf.layer_types import Layers, Listed, first_of, getter
 from archwright.hf.layouts import Rows, Stacked
 from archwright.hf.lenses import (
@@ -162,7 +162,7 @@ GRANITEMOEHYBRID = GRANITE.derive(
             Field("shared_intermediate_size", "feedforward.hidden_dim"),
         ),
     ),
-    groups=(Layers(typed("layer_types", lambda config, n: ["mamba"] * n), HYBRID),),
+    groups=(Layers(Listed(otherwise=lambda config, n: ["mamba"] * n), HYBRID),),
     layer_keys={
         **ssd_names("mamba"),
         **EXPERT_NAMES,

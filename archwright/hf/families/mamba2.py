@@ -1,7 +1,7 @@
 """Mamba-2, and its hybrids with attention: Bamba, Nemotron-H and Falcon-H1."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from archwright.hf.families.common import (
@@ -13,12 +13,11 @@ from archwright.hf.families.common import (
     attention_names,
     embedding_scale,
     experts,
-    flag,
     gated,
 )
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.family import Family
-from archwright.hf.layer_types import CustomPattern, Layers, Role
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
 from archwright.hf.layouts import Rows, Same, View
 from archwright.hf.lenses import (
     MISSING,
@@ -44,30 +43,16 @@ SWIGLU = Switch("hidden_act", {"silu": Set({"feedforward.kind": "swiglu"})})
 """Lens of an activation that is also the mixer's, which has silu alone."""
 
 
-MAPS = ("gate", "value", "key", "query", "decay.step")
+MAPS = ("gate", "value", "key", "query", "decay")
 """Projections in the order of checkpoints: z, x, B, C and dt."""
-
-
-NEWER = {"linear_attention": "mamba", "full_attention": "attention"}
-"""Layer types since `transformers` 5, which also reads the older ones of published files."""
-
-
-def typed(key: str, default: Callable[[Config, int], Sequence[str]]) -> CustomPattern:
-    """Return the pattern of layer types in config[key], with older names; null means `default`."""
-
-    def read(config: Config, num_layers: int) -> list[str]:
-        names = config[key]
-        return [NEWER.get(name, name) for name in names or default(config, num_layers)]
-
-    return CustomPattern(read, lambda roles: {key: roles})
 
 
 def ssd_names(prefix: str) -> dict[str, Mapped]:
     """Return the tensor names of a Mamba-2 mixer: values are x, keys B, queries C and steps dt."""
-    convs = ("value_conv", "key_conv", "query_conv")
+    maps = [f"recurrence.{name}" for name in MAPS]
     return {
-        f"{prefix}.in_proj": Fused(tuple(f"recurrence.{name}" for name in MAPS), Rows()),
-        f"{prefix}.conv1d": Fused(tuple(f"recurrence.{name}" for name in convs), Rows()),
+        f"{prefix}.in_proj": Fused((*maps[:4], "recurrence.decay.step"), Rows()),
+        f"{prefix}.conv1d": Fused(tuple(f"{name}_conv" for name in maps[1:4]), Rows()),
         f"{prefix}.A_log": "recurrence.decay.log_rate",
         f"{prefix}.dt_bias": "recurrence.decay.step_bias",
         f"{prefix}.D": "recurrence.skip",
@@ -109,13 +94,11 @@ def ssd(
         return nested("recurrence.value_head_dim", width)
 
     def write_width(get: Get) -> dict[str, Any]:
-        total = get("recurrence.num_heads") * get("recurrence.value_head_dim")
-        keys = {head_dim: get("recurrence.value_head_dim")}
-        if inner:
-            return keys | {inner: total}
-        return keys | ({expand: total // get("dim")} if expand else {})
+        width = get("recurrence.value_head_dim")
+        total = get("recurrence.num_heads") * width
+        both = {inner: total} if inner else {expand: total // get("dim")} if expand else {}
+        return {head_dim: width, **both}
 
-    same_eps = Computed(lambda config: nested("recurrence.out_norm.eps", config[eps]))
     return (
         Set({f"recurrence.{name}": value for name, value in SSD.items()}),
         Field(heads, "recurrence.num_heads"),
@@ -125,22 +108,15 @@ def ssd(
         Field(conv, "recurrence.conv_width"),
         Field(bias, "recurrence.bias"),
         Field(conv_bias, "recurrence.conv_bias"),
-        same_eps,
+        Computed(lambda config: nested("recurrence.out_norm.eps", config[eps])),
         Computed(_read_limit, _write_limit, "time_step_limit"),
     )
 
 
 SSD = {
-    "kind": "linear",
-    "decay.kind": "per_head",
-    "write": "step",
-    "qk_norm": "none",
-    "scale": "none",
-    "skip": True,
-    "gate_position": "before",
-    "out_norm.kind": "rms",
-    "out_norm.scale_in": "input_dtype",
-    "out_norm_over": "group",
+    **{"kind": "linear", "write": "step", "decay.kind": "per_head", "skip": True},
+    **{"qk_norm": "none", "scale": "none", "gate_position": "before"},
+    **{"out_norm.kind": "rms", "out_norm.scale_in": "input_dtype", "out_norm_over": "group"},
 }
 """Options of a linear recurrence that is a Mamba-2 mixer."""
 
@@ -155,10 +131,11 @@ def _read_limit(config: Config) -> Table:
 
 def _write_limit(get: Get) -> dict[str, Any]:
     least, most = (get(f"recurrence.decay.clamp_{name}") for name in ("min", "max"))
-    if not least and most == "none":
-        return {}
-    return {"time_step_limit": [least, {"__float__": "Infinity"} if most == "none" else most]}
+    limit = [least, {"__float__": "Infinity"} if most == "none" else most]
+    return {} if limit == [0, {"__float__": "Infinity"}] else {"time_step_limit": limit}
 
+
+BACKBONE = {"backbone.embeddings": "embedding", "backbone.norm_f": "norm"}
 
 MAMBA2 = Family(
     "mamba2",
@@ -182,18 +159,25 @@ MAMBA2 = Family(
     ),
     layers="backbone.layers.{i}.",
     layer_keys={"norm": "residual.norms.recurrence", **ssd_names("mixer")},
-    model_keys={
-        "backbone.embeddings": "embedding",
-        "backbone.norm_f": "norm",
-        "lm_head": "head",
-    },
+    model_keys={**BACKBONE, "lm_head": "head"},
     prefix="backbone.",
     undeclared={"max_position_embeddings": 2048},
 )
 
 
-HYBRID = {"mamba": Role(ONLY_RECURRENT, ssd()), "attention": Role({"recurrence.kind": "none"})}
+def layer_types(recurrent: Role, attention: Role) -> dict[str, Role]:
+    """Return roles by the layer types of published files, then by those since `transformers` 5."""
+    older = {"mamba": recurrent, "attention": attention}
+    return older | {"linear_attention": recurrent, "full_attention": attention}
+
+
+HYBRID = layer_types(Role(ONLY_RECURRENT, ssd()), Role({"recurrence.kind": "none"}))
 """Layer types of Bamba and Granite 4."""
+BLOCK = {
+    **ssd_names("mamba"),
+    **gated("feed_forward", "feedforward"),
+    "pre_ff_layernorm": "residual.norms.feedforward",
+}
 
 
 def _read_indices(config: Config, n: int) -> list[str]:
@@ -201,27 +185,17 @@ def _read_indices(config: Config, n: int) -> list[str]:
     return ["attention" if i in places else "mamba" for i in range(n)]
 
 
+def _write_indices(roles: list[str]) -> dict[str, Any]:
+    return {"attn_layer_indices": [i for i, role in enumerate(roles) if role == "attention"]}
+
+
 BAMBA = LLAMA.derive(
     "bamba",
     "BambaForCausalLM",
     SWIGLU,
     Rope(),
-    groups=(
-        Layers(
-            CustomPattern(
-                _read_indices,
-                lambda roles: {
-                    "attn_layer_indices": [i for i, role in enumerate(roles) if role != "mamba"]
-                },
-            ),
-            HYBRID,
-        ),
-    ),
-    layer_keys={
-        **ssd_names("mamba"),
-        **gated("feed_forward", "feedforward"),
-        "pre_ff_layernorm": "residual.norms.feedforward",
-    },
+    groups=(Layers(CustomPattern(_read_indices, _write_indices), HYBRID),),
+    layer_keys=BLOCK,
     model_keys={"model.final_layernorm": "norm"},
     undeclared={"partial_rotary_factor": 0.5},
 )
@@ -230,28 +204,19 @@ LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 ONE_BRANCH = {"attention.kind": "none", "recurrence.kind": "none"}
 
 
-def _read_pattern(config: Config, num_layers: int = 0) -> Sequence[str]:
+def _read_pattern(config: Config, num_layers: int = 0) -> list[str]:
     """Return the layer types of a pattern such as "M-M*"."""
-    pattern = config.get("hybrid_override_pattern")
-    if pattern is None:
-        return ("mamba", "moe", "attention", "mlp")
-    return [LETTERS.get(letter, letter) for letter in pattern]
+    if pattern := config.get("hybrid_override_pattern"):
+        return [LETTERS.get(letter, letter) for letter in pattern]
+    return ["linear_attention", "moe", "full_attention", "mlp"]
 
 
-def _read_least(config: Config) -> Table:
-    """Return the bounds of steps: the class clamps them at the least initial step, whatever `time_step_limit` is."""
-    least = config["time_step_min"]
-    clamps = {"clamp_min": 0.0 if least <= NO_STEP else least, "clamp_max": "none"}
-    return nested("recurrence.decay", clamps)
+TYPES = Listed("layers_block_type", _read_pattern)
 
-
-def _write_least(get: Get) -> dict[str, Any]:
-    return {"time_step_min": get("recurrence.decay.clamp_min") or NO_STEP}
-
-
-NO_STEP = 1e-30
-"""Least step without a clamp, of which the class takes the logarithm."""
-TYPES = typed("layers_block_type", _read_pattern)
+MIXER = (
+    *("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"),
+    *("use_bias", "use_conv_bias"),
+)
 
 NEMOTRON_H = LLAMA.derive(
     "nemotron_h",
@@ -268,19 +233,6 @@ NEMOTRON_H = LLAMA.derive(
         Layers(
             TYPES,
             {
-                "mamba": Role(
-                    {**ONLY_RECURRENT, "feedforward.kind": "none"},
-                    (
-                        *ssd(
-                            *("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups"),
-                            *("conv_kernel", "use_bias", "use_conv_bias"),
-                            eps="layer_norm_epsilon",
-                            expand="",
-                        ),
-                        Refuse("mamba_hidden_act", ("silu",)),
-                        Computed(_read_least, _write_least, "time_step_min"),
-                    ),
-                ),
                 "moe": Role(
                     {**ONE_BRANCH, "feedforward.kind": "experts"},
                     (
@@ -302,7 +254,19 @@ NEMOTRON_H = LLAMA.derive(
                 "mlp": Role(
                     ONE_BRANCH, (Activation("mlp_hidden_act", gated=False), HIDDEN, MLP_BIAS)
                 ),
-                "attention": Role({"recurrence.kind": "none", "feedforward.kind": "none"}),
+                **layer_types(
+                    Role(
+                        {**ONLY_RECURRENT, "feedforward.kind": "none"},
+                        (
+                            *ssd(*MIXER, eps="layer_norm_epsilon", expand=""),
+                            Refuse("mamba_hidden_act", ("silu",)),
+                            # The class bounds steps by this in place of `time_step_limit`.
+                            Field("time_step_min", "recurrence.decay.clamp_min"),
+                            Set({"recurrence.decay.clamp_max": "none"}),
+                        ),
+                    ),
+                    Role({"recurrence.kind": "none", "feedforward.kind": "none"}),
+                ),
             },
         ),
     ),
@@ -314,17 +278,14 @@ NEMOTRON_H = LLAMA.derive(
         "mixer.gate.e_score_correction_bias": "feedforward.selection_bias",
         "mixer.fc1_latent_proj": "feedforward.latent_down",
         "mixer.fc2_latent_proj": "feedforward.latent_up",
-        **{
-            f"mixer.{theirs}{name}_proj": f"feedforward.{ours}{name}"
-            for theirs, ours in (
-                ("", ""),
-                ("experts.{e}.", "experts."),
-                ("shared_experts.", "shared."),
-            )
-            for name in ("up", "down")
-        },
+        "mixer.up_proj": "feedforward.up",
+        "mixer.down_proj": "feedforward.down",
+        "mixer.experts.{e}.up_proj": "feedforward.experts.up",
+        "mixer.experts.{e}.down_proj": "feedforward.experts.down",
+        "mixer.shared_experts.up_proj": "feedforward.shared.up",
+        "mixer.shared_experts.down_proj": "feedforward.shared.down",
     },
-    model_keys={"backbone.embeddings": "embedding", "backbone.norm_f": "norm"},
+    model_keys=BACKBONE,
     prefix="backbone.",
     ignored=(r"mtp\..*",),
 )
@@ -341,47 +302,44 @@ def _read_multipliers(config: Config) -> Table:
             f"config.json: attention_bias: found True with attention_in_multiplier = {inside}; expected False"
         )
     width = width or config["hidden_size"] // config["num_attention_heads"]
-    factor = config["key_multiplier"] * inside**2
-    of_scores = {"kind": "fixed", "value": float(f"{factor * width**-0.5:.12g}")}
+    gate, down = config["mlp_multipliers"] or (1.0, 1.0)
     attention = inside * config["attention_out_multiplier"]
     recurrence = config["ssm_out_multiplier"]
-    gate, down = config["mlp_multipliers"] or (1.0, 1.0)
-    of_maps = config["ssm_multipliers"] or (1.0,) * len(MAPS)
-    return {
-        "attention": {} if factor == 1 else {"scale": of_scores},
-        "recurrence": {
-            "multipliers": {
-                name.split(".")[0]: config["ssm_in_multiplier"] * value
-                for name, value in zip(MAPS, of_maps, strict=True)
-            }
-        },
-        "feedforward": {"gate_multiplier": float(gate)},
-        "residual": {
-            "multiplier": {
-                "attention": float(attention),
-                "recurrence": "attention" if recurrence == attention else float(recurrence),
-                "feedforward": float(down),
-            }
-        },
+    values = {
+        "feedforward.gate_multiplier": gate,
+        "residual.multiplier.feedforward": down,
+        "residual.multiplier.attention": attention,
+        "residual.multiplier.recurrence": "attention" if recurrence == attention else recurrence,
     }
+    for name, value in zip(MAPS, config["ssm_multipliers"] or (1.0,) * 5, strict=True):
+        values[f"recurrence.multipliers.{name}"] = config["ssm_in_multiplier"] * value
+    if (factor := config["key_multiplier"] * inside**2) != 1:
+        # Fewer digits than are written, so that the number stays the same.
+        number = float(f"{factor * width**-0.5:.12g}")
+        values |= {"attention.scale.kind": "fixed", "attention.scale.value": number}
+    return Set(values).read(config)
 
 
 def _write_multipliers(get: Get) -> dict[str, Any]:
-    scale, attention = get("attention.scale.value"), get("residual.multiplier.attention")
-    recurrence = get("residual.multiplier.recurrence")
+    scale, gate = get("attention.scale.value"), get("feedforward.gate_multiplier")
+    attention, recurrence, down = (
+        get(f"residual.multiplier.{name}") for name in ("attention", "recurrence", "feedforward")
+    )
     factor = 1.0 if scale is MISSING else float(f"{scale * get('attention.head_dim') ** 0.5:.15g}")
     return {
         "attention_in_multiplier": 1.0,
         "key_multiplier": factor,
         "attention_out_multiplier": attention,
         "ssm_in_multiplier": 1.0,
-        "ssm_multipliers": [get(f"recurrence.multipliers.{name.split('.')[0]}") for name in MAPS],
+        "ssm_multipliers": [get(f"recurrence.multipliers.{name}") for name in MAPS],
         "ssm_out_multiplier": attention if recurrence == "attention" else recurrence,
-        "mlp_multipliers": [
-            get("feedforward.gate_multiplier"),
-            get("residual.multiplier.feedforward"),
-        ],
+        "mlp_multipliers": [gate, down],
     }
+
+
+def either(key: str, path: str, yes: str, no: str) -> Switch:
+    """Return the lens of a boolean key for one of two words."""
+    return Switch(key, {True: Set({path: yes}), False: Set({path: no})})
 
 
 FALCON_H1 = LLAMA.derive(
@@ -391,22 +349,12 @@ FALCON_H1 = LLAMA.derive(
     embedding_scale("embedding_multiplier"),
     Field("lm_head_multiplier", "head.logit_scale"),
     *ssd(inner="mamba_d_ssm"),
-    flag(
-        "mamba_rms_norm", {"recurrence.out_norm.kind": "rms"}, {"recurrence.out_norm.kind": "none"}
-    ),
-    flag(
-        "mamba_norm_before_gate",
-        {"recurrence.gate_position": "after"},
-        {"recurrence.gate_position": "before"},
-    ),
+    either("mamba_rms_norm", "recurrence.out_norm.kind", "rms", "none"),
+    either("mamba_norm_before_gate", "recurrence.gate_position", "after", "before"),
     # Multipliers and biases do not commute, and no published model has both.
     Refuse("mamba_proj_bias", (False,)),
     Refuse("projectors_bias", (False,)),
     Computed(_read_multipliers, _write_multipliers),
-    layer_keys={
-        **ssd_names("mamba"),
-        **gated("feed_forward", "feedforward"),
-        "pre_ff_layernorm": "residual.norms.feedforward",
-    },
+    layer_keys=BLOCK,
     model_keys={"model.final_layernorm": "norm"},
 )
