@@ -69,6 +69,12 @@ SMALL: Ranges = {
     "normalize_min": st.sampled_from([0.0, 0.0, 0.7]),
     "routed_scaling_factor": st.floats(0.5, 3),
     "shared_hidden_dim": st.sampled_from(["auto", 8, 12]),
+    "latent_dim": st.sampled_from(["none", "none", 6]),
+    "gate_multiplier": st.sampled_from([1.0, 1.0, 0.6]),
+    **{
+        f"Multipliers.{name}": st.sampled_from([1.0, 1.0, 0.7, 1.3])
+        for name in ("query", "key", "value", "gate", "decay")
+    },
     "PerBranch.attention": st.sampled_from([1.0, 0.3, 1.5]),
     "PerBranch.feedforward": st.sampled_from([1.0, 0.5, 2.0]),
     "offset": st.integers(0, 2),

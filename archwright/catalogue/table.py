@@ -88,6 +88,8 @@ def _joined(spec: ModelSpec, text_of: Callable[[LayerSpec], str]) -> str:
 
 def _position(layer: LayerSpec) -> str:
     position = layer.position
+    if layer.attention.is_none:
+        return ""
     if position.is_none:
         return word(layer.attention.kind) if layer.attention.knows_distances else "NoPE"
     fraction = _option(position, "fraction", 1.0)

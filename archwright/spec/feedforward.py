@@ -14,6 +14,7 @@ from archwright.spec.choice import (
     OptionalTokens,
     Probability,
     ScaleDown,
+    Width,
 )
 from archwright.spec.norms import NoNorm, Norm
 
@@ -229,9 +230,11 @@ class GeGLU(Gated):
 
 
 class SwiGLU(Gated):
-    """silu(gate) * up (Shazeer, 2020)."""
+    """silu(gate_multiplier gate) * up (Shazeer, 2020, eq. 6)."""
 
     kind: Literal["swiglu"] = "swiglu"
+    gate_multiplier: float = Field(1.0, gt=0)
+    """Factor of the gate before silu (Falcon-H1)."""
 
 
 class ClampedSwiGLU(Gated):
@@ -341,6 +344,9 @@ class Experts(FeedForward):
     added and all divided by two (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
     shared_hidden_dim: AutoWidth = Field("auto", examples=[1024])
     """Hidden width of the shared expert; auto: that of the others."""
+    latent_dim: Width | Literal["none"] = Field("none", examples=[256])
+    """Width of the tokens in the experts, between a map down and a map up; none: the model's width. Router and shared
+    expert read the model's width (Nemotron 3 Super: latent MoE)."""
     out_bias: bool = False
     """Learn an offset of the result (JetMoE)."""
     balance_loss: float = Field(0.01, ge=0)
@@ -392,12 +398,17 @@ class Experts(FeedForward):
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         """Of fewer experts a token chooses two at most, and groups of them hold two at least."""
         groups = max(1, to.num_experts // 2)
-        return super().scaled_down(to) | {
-            "num_experts": min(self.num_experts, to.num_experts),
-            "top_k": min(self.top_k, 2),
-            "num_groups": min(self.num_groups, groups),
-            "top_groups": min(self.top_groups, groups // 2 or 1),
-        }
+        latent = {} if self.latent_dim == "none" else {"latent_dim": to.width(self.latent_dim)}
+        return (
+            super().scaled_down(to)
+            | latent
+            | {
+                "num_experts": min(self.num_experts, to.num_experts),
+                "top_k": min(self.top_k, 2),
+                "num_groups": min(self.num_groups, groups),
+                "top_groups": min(self.top_groups, groups // 2 or 1),
+            }
+        )
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         width = self.expert.width(sizes.dim)
@@ -425,6 +436,9 @@ class Experts(FeedForward):
         if self.shared != "none":
             shared = self.expert.num_parameters_of(1, dim, int(self.shared_hidden_dim))
             shared += (self.shared == "gated") * dim
+        if self.latent_dim != "none":
+            router += 2 * dim * self.latent_dim
+            dim = self.latent_dim
         hidden_dim = int(self.expert.hidden_dim)
         return router + shared + self.expert.num_parameters_of(experts, dim, hidden_dim)
 

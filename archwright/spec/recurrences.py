@@ -14,6 +14,7 @@ from archwright.spec.choice import (
     ModelSizes,
     OptionalFloat,
     ScaleDown,
+    Spec,
     Width,
 )
 from archwright.spec.mixers import Recurrence
@@ -126,6 +127,21 @@ class SigmoidDecay(Decay):
         return _low_rank(dim, size, self.rank) + size
 
 
+class Multipliers(Spec):
+    """Factors of the projections of x, before convolutions and functions (Falcon-H1)."""
+
+    query: float = 1.0
+    """Factor of queries."""
+    key: float = 1.0
+    """Factor of keys."""
+    value: float = 1.0
+    """Factor of values."""
+    gate: float = 1.0
+    """Factor of the gate."""
+    decay: float = 1.0
+    """Factor of the maps of the decay."""
+
+
 class LinearRecurrence(Recurrence):
     """S = exp(g) S + k v^T, o = S^T q in heads; with the delta rule, S = exp(g) S; S = S + k (beta (v - S^T k))^T.
 
@@ -174,6 +190,8 @@ class LinearRecurrence(Recurrence):
     """Width between two matrices of the gate; none: one matrix."""
     bias: bool = False
     """Biases of all projections."""
+    multipliers: Multipliers = Multipliers()
+    """Factors of projections."""
     chunk_size: Count = 64
     """Tokens computed at once: speed and memory, not results."""
 

@@ -50,6 +50,13 @@ OTHERWISE = {
     "opt-175b": "opt",
     "phi-4": "llama",  # its class is phi3; without partial rotation it is a Llama, which comes first
     **dict.fromkeys(("longt5-large", "longt5-xl"), "longt5"),
+    "granite-4.0-micro": "granite",  # its class is granitemoehybrid; without recurrences it is a Granite
+    **dict.fromkeys(("granite-4.0-h-tiny", "granite-4.0-h-small"), "granitemoehybrid"),
+    "mamba-2-2.7b": "mamba2",  # its file is of the published code
+    # Their class bounds steps below, which the published training does not.
+    **dict.fromkeys(("nemotron-h-8b", "nemotron-h-47b", "nemotron-h-56b"), "nemotron_h"),
+    **dict.fromkeys(("nemotron-nano-2-9b", "nemotron-3-nano-30b-a3b"), "nemotron_h"),
+    "nemotron-3-super-120b-a12b": "nemotron_h",
     "switch-c": "switch_transformers",  # of whose file no config is known for sure
     "prophetnet-large": "prophetnet",
     "reformer": "reformer",

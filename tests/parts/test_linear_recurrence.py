@@ -31,6 +31,11 @@ SETTINGS = {
         *("gate_position=before", "out_norm_over=group", "conv_bias=true"),
         "decay={kind='per_head',clamp_min=0.01,clamp_max=0.5}",
     ),
+    "falcon-h1": (
+        *("write=step", "skip=true", "num_key_heads=1", "qk_norm=none", "scale=none"),
+        *("gate_position=before", "out_norm_over=group", "conv_bias=true", "decay.kind=per_head"),
+        "multipliers={query=0.7,key=1.3,value=0.8,gate=1.4,decay=0.6}",
+    ),
 }
 """Published recurrences, as settings of the choice."""
 
@@ -65,7 +70,7 @@ def formula(part: LinearRecurrence, x: Tensor) -> Tensor:
         return y / (1 + (-y).exp())
 
     def mixed(name: str) -> Tensor:
-        y = affine(name, x)
+        y = affine(name, x) * getattr(s.multipliers, name)
         if s.conv_width != "none":
             taps = p[f"{name}_conv.weight"][:, 0]  # [channels, width], the last one for the token
             z = torch.zeros_like(y)
@@ -80,7 +85,7 @@ def formula(part: LinearRecurrence, x: Tensor) -> Tensor:
     gate = None
     if s.gate != "none":
         y = affine("gate_down", x) if "gate_down.weight" in p else x
-        gate = affine("gate", y)
+        gate = affine("gate", y) * s.multipliers.gate
         gate = silu(gate) if s.gate == "silu" else 1 / (1 + (-gate).exp())
     out = torch.zeros(len(x), heads, value_width, dtype=x.dtype)
     for h in range(heads):
@@ -126,7 +131,8 @@ def _decay(part: LinearRecurrence, affine, x: Tensor, head: int):  # type: ignor
         factor = 1 - 1 / (1 + 1e-5) + 1e-5
         return math.exp(-factor * 2.0 ** (-2 * (head + 1))), None
     if d.kind == "per_head":
-        step = (1 + (affine("decay.step", x)[head] + p["step_bias"][head]).exp()).log()
+        y = affine("decay.step", x)[head] * part.spec.multipliers.decay
+        step = (1 + (y + p["step_bias"][head]).exp()).log()
         step = step.clamp(d.clamp_min, None if d.clamp_max == "none" else d.clamp_max)
         return (-p["log_rate"][head].exp() * step).exp(), step
     y = affine("decay.up", affine("decay.down", x) if "down.weight" in p else x)[own]

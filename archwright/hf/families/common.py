@@ -125,16 +125,24 @@ def layer_qk_norm(key: str, over: str, *, bias: bool = False) -> Switch:
     )
 
 
+GATED_EXPERT = Activation("hidden_act", gated=True, path="feedforward.expert")
+
+
 def experts(
-    number: str, hidden: str, top_k: str = "num_experts_per_tok", routing: str = "", **fixed: Any
+    number: str,
+    hidden: str,
+    top_k: str = "num_experts_per_tok",
+    routing: str = "",
+    act: Activation = GATED_EXPERT,
+    **fixed: Any,
 ) -> tuple[Lens, ...]:
-    """Return the lenses of a mixture. The arguments are its config keys; `fixed` sets further spec values."""
+    """Return the lenses of a mixture: names of config keys, the activation, and `fixed` spec values."""
     fixed |= {"routing.kind": routing} if routing else {}
     return (
         Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
         Field(number, "feedforward.num_experts"),
         Field(top_k, "feedforward.top_k"),
-        Activation("hidden_act", gated=True, path="feedforward.expert"),
+        act,
         Field(hidden, "feedforward.expert.hidden_dim"),
     )
 
@@ -330,15 +338,17 @@ GROUPS = Computed(
 """Lens of group-limited routing: groups are scored by their two best experts."""
 
 
+ROUTER = (
+    Field("norm_topk_prob", "feedforward.normalize_weights"),
+    Field("routed_scaling_factor", "feedforward.routed_scaling_factor"),
+    GROUPS,
+)
+"""Lenses of DeepSeek V3's router."""
+
+
 def routed(number: str, *lenses: Lens) -> tuple[Lens, ...]:
-    """Return the lenses of DeepSeek V3's router."""
-    return (
-        *experts(number, "moe_intermediate_size", **SIGMOID),
-        Field("norm_topk_prob", "feedforward.normalize_weights"),
-        Field("routed_scaling_factor", "feedforward.routed_scaling_factor"),
-        GROUPS,
-        *lenses,
-    )
+    """Return the lenses of a mixture with DeepSeek V3's router."""
+    return (*experts(number, "moe_intermediate_size", **SIGMOID), *ROUTER, *lenses)
 
 
 ROUTED = routed("n_routed_experts", shared("n_shared_experts"))

@@ -266,7 +266,14 @@ class LinearRecurrence(RecurrentMixer):
 
     def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> ScanInputs:
         spec = self.spec
-        left = [*projected[3:]]
+        factors = dict(spec.multipliers)
+        names = ["query", "key", "value"] + ["write"] * (self.write is not None)
+        names += ["gate"] * (self.gate is not None) + ["decay"] * len(self.decay.inputs)
+        projected = [
+            y if (factor := factors.get(name, 1.0)) == 1 else y * factor
+            for name, y in zip(names, projected, strict=True)
+        ]
+        left = projected[3:]
         mixed = []
         for name, y in zip(("query", "key", "value"), projected, strict=False):
             y = y if spec.conv_width == "none" else conv(f"{name}_conv", y)
