@@ -316,6 +316,8 @@ class Experts(FeedForward):
     """Divide the weights of the chosen experts by their sum."""
     normalize_power: float = Field(1.0, gt=0)
     """Divide by (sum of w^p)^(1/p) instead, with this p (DBRX)."""
+    normalize_eps: float = Field(1e-20, gt=0, examples=[1e-6])
+    """Number that is added to this sum (LFM2: 1e-6)."""
     normalize_min: float = Field(0.0, ge=0, examples=[1e-12])
     """Divide by this at least (ERNIE 4.5)."""
     routed_scaling_factor: float = Field(1.0, gt=0)

@@ -5,6 +5,7 @@ from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
 from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
+from archwright.parts.mixers.gated_conv import GatedConv as GatedConv
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
@@ -22,6 +23,7 @@ from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
+from archwright.spec import recurrences
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -39,7 +41,12 @@ ATTENTIONS = Registry(
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
-RECURRENCES = Registry(Recurrence, "(spec, dim, layer)", Mixer, {})
+RECURRENCES = Registry(
+    Recurrence,
+    "(spec, dim, layer)",
+    Mixer,
+    {recurrences.ShortConvolution: GatedConv},
+)
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
 CROSS_ATTENTIONS = Registry(
