@@ -7,6 +7,8 @@ from archwright.parts.mixers.disentangled import DisentangledAttention as Disent
 from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
 from archwright.parts.mixers.gated_conv import GatedConv as GatedConv
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
+from archwright.parts.mixers.linear import DECAYS as DECAYS
+from archwright.parts.mixers.linear import LinearRecurrence as LinearRecurrence
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
@@ -23,7 +25,7 @@ from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
-from archwright.spec import recurrences
+from archwright.spec import recurrences as recurrence_spec
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -45,7 +47,10 @@ RECURRENCES = Registry(
     Recurrence,
     "(spec, dim, layer)",
     Mixer,
-    {recurrences.ShortConvolution: GatedConv},
+    {
+        recurrence_spec.LinearRecurrence: LinearRecurrence,
+        recurrence_spec.ShortConvolution: GatedConv,
+    },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
