@@ -14,6 +14,7 @@ from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
 from archwright.parts.mixers.recurrent import RecurrentMixer as RecurrentMixer
 from archwright.parts.mixers.recurrent import StateTensor as StateTensor
+from archwright.parts.mixers.rwkv7 import RWKV7 as RWKV7
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
@@ -50,6 +51,7 @@ RECURRENCES = Registry(
     {
         recurrence_spec.LinearRecurrence: LinearRecurrence,
         recurrence_spec.ShortConvolution: GatedConv,
+        recurrence_spec.RWKV7: RWKV7,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
