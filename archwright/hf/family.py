@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property, partial
@@ -42,6 +42,7 @@ class Family:
         encoder_groups: Groups of layer types of the encoder.
         layers: Name prefix of layer `{i}`.
         layer_keys: Model tensors by a layer's checkpoint names, after the prefix; see `weight_map`.
+        older_layer_keys: Names in older files, which replace names of the same tensors if a file has one of them.
         model_keys: Model tensors by checkpoint name, for tensors outside the layers.
         encoder_layers: Name prefix of encoder layer `{i}`; empty without an encoder.
         encoder_layer_keys: Like `layer_keys`, for an encoder layer.
@@ -68,6 +69,7 @@ class Family:
     layers: str
     layer_keys: Mapping[str, Mapped]
     model_keys: Mapping[str, Mapped]
+    older_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
     encoder_layers: str = ""
     encoder_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
     masked_architecture: str = ""
@@ -233,6 +235,12 @@ class Family:
                 layer = match.groupdict().get("layer")
                 return layer is None or int(layer) >= num_layers
         return False
+
+    def as_stored(self, names: Iterable[str]) -> Family:
+        """Return the family with the older names of layer tensors, if a file has any of them."""
+        if not any(name.endswith(tuple(self.older_layer_keys)) for name in names):
+            return self
+        return replace(self, layer_keys=_replaced(self.layer_keys, self.older_layer_keys))
 
     def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:
         """Return the slot of each checkpoint tensor, by its name in files."""

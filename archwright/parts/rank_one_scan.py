@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from archwright.parts.leaves import LeafCosts, leaf
-from archwright.parts.norms import without_autocast
 
 LONGEST_CHUNK = 64
 """Most tokens of a chunk. With log decays of at least -1, exponents then stay within +-32."""
@@ -46,7 +45,7 @@ def _costs(
     times, pairs, state = batch * heads * -(-length // size), size * size, key_dim * value_dim
     flops = 9 * pairs * key_dim + 7 * pairs * value_dim + 8 * size * state
     moved = size * (5 * key_dim + 2 * value_dim) + 2 * state
-    kept = size * (16 * key_dim + 6 * value_dim) + 6 * pairs + 3 * state
+    kept = size * (19 * key_dim + 6 * value_dim) + 4 * pairs + 2 * state
     out = torch.empty(v.shape, dtype=v.dtype, device="meta")
     after = torch.empty(batch, heads, key_dim, value_dim, dtype=dtype, device="meta")
     saved = torch.empty(times * kept, dtype=dtype, device="meta")
@@ -86,7 +85,7 @@ def rank_one_scan(
         padding = ~real[..., None, None]
         g, k, b = (x.masked_fill(padding, 0) for x in (g, k, b))
     function = RANK_ONE_SCANS[kernel]
-    with without_autocast(v.device.type):
+    with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
         out, state = function(Vectors(r, g, k, v, a, b), state.to(dtype), resets, chunk_size)
     return out.to(out_dtype), state
 
@@ -123,7 +122,9 @@ def chunked(
     before, after, to_end = (c - g).exp(), c.exp(), (c[..., -1:, :] - c).exp()
     carried = after[..., -1, :, None]
     if resets is not None:
-        part = _chunks(resets.long()[..., None, None], size).cumsum(-2)  # [batch, 1, chunks, size, 1]
+        part = _chunks(resets.long()[..., None, None], size).cumsum(
+            -2
+        )  # [batch, 1, chunks, size, 1]
         seen = seen & (part == part.mT)
         # A first token still removes from nothing: its document has no token before.
         before, after = before * (part == 0), after * (part == 0)

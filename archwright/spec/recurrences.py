@@ -268,33 +268,36 @@ class RWKV7(Recurrence):
     head_dim: AutoWidth = Field("auto", examples=[64])
     """Width of a head's vectors; auto: dim / num_heads. A state has head_dim x head_dim numbers."""
     decay_rank: AutoWidth = Field("auto", examples=[64])
-    """Width between the two matrices of decays; auto: 2.5 sqrt(dim) to the nearest multiple of 32, at least 32."""
+    """Width between the two matrices of decays; auto: 1.8 sqrt(dim) to the nearest multiple of 32, at least 32."""
     rate_rank: AutoWidth = Field("auto", examples=[64])
     """Width between the two matrices of rates; auto: as for decays."""
     value_rank: AutoWidth = Field("auto", examples=[32])
-    """Width between the two matrices of the share of first values; auto: 1.7 sqrt(dim), as for decays."""
+    """Width between the two matrices of the share of first values; auto: the same of 1.3 sqrt(dim)."""
     gate_rank: AutoWidth = Field("auto", examples=[128])
-    """Width between the two matrices of the gate; auto: 5 sqrt(dim), as for decays."""
+    """Width between the two matrices of the gate; auto: the same of 0.6 dim^0.8."""
     norm_eps: float = Field(64e-5, gt=0)
     """Added to the variance of a head's output in its norm."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         heads = num_heads_of(self.num_heads, self.head_dim, sizes.dim)
-        ranks = {"decay_rank": 2.5, "rate_rank": 2.5, "value_rank": 1.7, "gate_rank": 5.0}
-        root = sizes.dim**0.5
+        widths = {"decay_rank": 1.8, "rate_rank": 1.8, "value_rank": 1.3}
+        widths = {name: factor * sizes.dim**0.5 for name, factor in widths.items()}
+        widths["gate_rank"] = 0.6 * sizes.dim**0.8
         return {
             "num_heads": heads,
             "head_dim": given_or_auto(self.head_dim, max(1, sizes.dim // heads)),
             **{
-                name: given_or_auto(getattr(self, name), max(32, 32 * round(factor * root / 32)))
-                for name, factor in ranks.items()
+                name: given_or_auto(getattr(self, name), max(32, 32 * round(width / 32)))
+                for name, width in widths.items()
             },
         }
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        ranks = ("decay_rank", "rate_rank", "value_rank", "gate_rank")
-        smaller = [_smaller(n, getattr(self, n), to) for n in ranks if getattr(self, n) != "auto"]
-        return super().scaled_down(to) | {name: x for change in smaller for name, x in change.items()}
+        changes = super().scaled_down(to)
+        for name, value in self:
+            if name.endswith("_rank") and value != "auto":
+                changes |= _smaller(name, value, to)
+        return changes
 
     @property
     def one_line(self) -> str:

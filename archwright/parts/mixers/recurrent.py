@@ -22,7 +22,7 @@ from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 
 Conv = Callable[[str, Tensor], Tensor]
-"""Function (name of a `ShortConv` or `TokenShift` of the mixer, x) -> its output, with the state of the piece before."""
+"""Function (name of a `ShortConv` or `TokenShift`, x) -> its output, with the state of the piece before."""
 
 
 class StateTensor(NamedTuple):

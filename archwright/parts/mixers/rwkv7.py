@@ -77,10 +77,11 @@ class RWKV7(RecurrentMixer):
         self.bonus = nn.Parameter(torch.empty(heads, self.head_dim))
         self.roles = {"shares": "vector", "bonus": "vector"}
         self.share, self.share_bias = None, None
+        self.first_value = f"value_of_layer_{first}"
         if layer.number == first:
-            self.provides = {"first_value": size}
+            self.provides = {self.first_value: size}
         else:
-            self.reads_from = {"first_value": first}
+            self.reads_from = {self.first_value: first}
             self.share = _low_rank(dim, int(ranks.value_rank), size, heads)
             self.share_bias = nn.Parameter(torch.empty(size))
         self.norm = _HeadNorm(spec.norm_eps, self.head_dim, heads, layer)
@@ -123,9 +124,9 @@ class RWKV7(RecurrentMixer):
 
     def exchange(self, inputs: Vectors, context: Context) -> Vectors:
         if inputs.share is None:
-            context.provide("first_value", inputs.v)
+            context.provide(self.first_value, inputs.v)
             return inputs
-        first = context.read("first_value")
+        first = context.read(self.first_value)
         return inputs._replace(v=inputs.v + (first - inputs.v) * inputs.share)
 
     def scan(
