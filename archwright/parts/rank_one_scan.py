@@ -116,20 +116,22 @@ def chunked(
     """
     length, size = vectors.v.shape[1], min(chunk_size, LONGEST_CHUNK, vectors.v.shape[1])
     r, g, k, v, a, b = (_chunks(x, size) for x in vectors)  # [batch, heads, chunks, size, width]
-    c = g.cumsum(-2)
     seen = torch.ones(size, size, dtype=torch.bool, device=v.device).tril()
-    # Decays from the state before the chunk, and to the state after it.
-    before, after, to_end = (c - g).exp(), c.exp(), (c[..., -1:, :] - c).exp()
-    carried = after[..., -1, :, None]
-    if resets is not None:
+    if resets is None:
+        c, part = g.cumsum(-2), None
+    else:
         part = _chunks(resets.long()[..., None, None], size).cumsum(
             -2
         )  # [batch, 1, chunks, size, 1]
         seen = seen & (part == part.mT)
-        # A first token still removes from nothing: its document has no token before.
+        # A sum from the last reset on: it does not even round with the tokens before.
+        c = seen.to(g.dtype) @ g
+    # Decays from the state before the chunk, and to the state after it.
+    before, after, to_end = (c - g).exp(), c.exp(), (c[..., -1:, :] - c).exp()
+    if part is not None:
         before, after = before * (part == 0), after * (part == 0)
         to_end = to_end * (part == part[..., -1:, :])
-        carried = after[..., -1, :, None]
+    carried = after[..., -1, :, None]
     # The result does not depend on m, and neither does its gradient.
     middle = c[..., size // 2, None, :].detach()
     up, down = (c - middle).exp(), (middle - c).exp()
