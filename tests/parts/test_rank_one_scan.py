@@ -62,7 +62,7 @@ def gradients(out: Tensor, state: Tensor, wanted: list[Tensor]) -> list[Tensor]:
 
 def apart(x: Tensor, y: Tensor) -> float:
     """Return the distance relative to the root mean square."""
-    return float((x - y).detach().norm() / y.detach().norm().clamp(min=1e-12))
+    return float((x - y).detach().norm() / y.detach().norm().clamp(min=1e-3))
 
 
 @pytest.mark.parametrize("kernel", ["chunked", "recurrent"])
@@ -93,18 +93,25 @@ def test_it_is_the_formula_with_all_gradients(length: int, boundaries: bool, ker
     assert all(apart(x, y) < 1e-11 for x, y in pairs)
 
 
-@pytest.mark.parametrize("most", [0.01, 1.0])
+@pytest.mark.parametrize("most", [0.01, 0.61, 1.0])
 def test_float32_is_as_near_as_token_by_token(most: float) -> None:
+    """Outputs, states and all gradients; RWKV-7 has decays of at least exp(-0.61)."""
     given = inputs(293, key_dim=64, value_dim=64, most=most)
-    state = torch.zeros(BATCH, HEADS, 64, 64)
-    exact, _ = rank_one_scan(*given.values(), state=state.double(), kernel="recurrent")
-    single = [x.float() for x in given.values()]
-    errors = [
-        apart(rank_one_scan(*single, state=state, kernel=kernel)[0].double(), exact)
-        for kernel in ("chunked", "recurrent")
-    ]
-    assert errors[0] < 2e-6
-    assert errors[0] < 4 * errors[1]
+
+    def computed(kernel: str, dtype: torch.dtype) -> list[Tensor]:
+        vectors = [x.to(dtype).requires_grad_() for x in given.values()]
+        state = torch.zeros(BATCH, HEADS, 64, 64, dtype=dtype)
+        out, last = rank_one_scan(*vectors, state=state, kernel=kernel)
+        return [out, last, *gradients(out, last, vectors)]
+
+    exact = computed("recurrent", torch.float64)
+    pairs = zip(
+        computed("chunked", torch.float32), computed("recurrent", torch.float32), exact, strict=True
+    )
+    for chunked, recurrent, expected in pairs:
+        error, usual = apart(chunked.double(), expected), apart(recurrent.double(), expected)
+        assert error < 3e-5
+        assert error < 6 * usual + 1e-6
 
 
 def test_gradients_are_finite_where_decays_are_strongest_in_a_long_chunk() -> None:
