@@ -91,7 +91,9 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         parts["embedding skip"] += number * layer.residual.num_parameters
         parts["attention"] += number * (attention.num_parameters(dim) + position)
         parts["value embeddings"] += number * attention.num_table_parameters(vocab_size)
-        parts["recurrence"] += number * layer.recurrence.num_parameters(dim)
+        recurrence = layer.recurrence
+        parts["recurrence"] += number * recurrence.num_parameters(dim)
+        parts["recurrence"] -= recurrence.num_later_parameters(dim)
         cross = layer.cross_attention.num_cross_parameters(dim, memory_dim)
         parts["cross-attention"] += number * cross
         parts["feed-forward"] += number * feedforward.num_parameters(dim)

@@ -23,6 +23,8 @@ ENTRIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "tiny_configs.json").read_text("utf-8")
 )
 """A tiny configuration for each family, and kinds of it."""
+OUTSIDE = {"rwkv7"}
+"""Families of checkpoints whose class is in another library."""
 LENGTH = 48
 """Tokens of a text, or the model's limit if that is shorter."""
 PADDING = 9
