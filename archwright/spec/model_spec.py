@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+import archwright.spec.selective  # noqa: F401  # registers recurrences
 from archwright.spec.attention import Attention, SoftmaxAttention
 from archwright.spec.choice import (
     AutoTokens,

@@ -13,6 +13,8 @@ from archwright.parts.mixers.recurrent import RecurrentMixer as RecurrentMixer
 from archwright.parts.mixers.recurrent import StateTensor as StateTensor
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
+from archwright.parts.mixers.selective import RGLRU as RGLRU
+from archwright.parts.mixers.selective import SelectiveScan as SelectiveScan
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.mixers.transient_global import (
     TransientGlobalAttention as TransientGlobalAttention,
@@ -22,6 +24,7 @@ from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
+from archwright.spec import selective as selective_spec
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -39,7 +42,12 @@ ATTENTIONS = Registry(
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
-RECURRENCES = Registry(Recurrence, "(spec, dim, layer)", Mixer, {})
+RECURRENCES = Registry(
+    Recurrence,
+    "(spec, dim, layer)",
+    Mixer,
+    {selective_spec.SelectiveScan: SelectiveScan, selective_spec.RGLRU: RGLRU},
+)
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
 CROSS_ATTENTIONS = Registry(
