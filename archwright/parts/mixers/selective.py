@@ -187,9 +187,9 @@ class RGLRU(RecurrentMixer):
         self, inputs: Gated, state: Mapping[str, Tensor], boundaries: Boundaries
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         x, log_decay, gate = inputs
-        factor = _bounded_root(-torch.expm1(2 * log_decay)).masked_fill(
-            boundaries.first[..., None], 1
-        )
+        # Not expm1: logits of published models are then those of the published code, with its rounding.
+        factor = _bounded_root(1 - (2 * log_decay).exp())
+        factor = factor.masked_fill(boundaries.first[..., None], 1)
         one = x.new_ones(1)
         y, new = diagonal_scan(
             factor * x,
