@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-import archwright.spec.selective  # noqa: F401  # registers recurrences
 from archwright.spec.attention import Attention, SoftmaxAttention
 from archwright.spec.choice import (
     AutoTokens,
@@ -29,9 +28,11 @@ from archwright.spec.merge import merge, validated
 from archwright.spec.mixers import Mixer, NoRecurrence, Recurrence
 from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.positions import Position, RoPE
+from archwright.spec.recurrences import LinearRecurrence as LinearRecurrence
 from archwright.spec.residuals import PreNorm, Residual
 from archwright.spec.rules import enforce
 from archwright.spec.scale_down import tiny
+from archwright.spec.selective import SelectiveScan as SelectiveScan
 from archwright.spec.shown import Shown
 
 DEFAULT_VOCAB_SIZE = 4096

@@ -6,6 +6,8 @@ from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossA
 from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
+from archwright.parts.mixers.linear import DECAYS as DECAYS
+from archwright.parts.mixers.linear import LinearRecurrence as LinearRecurrence
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
@@ -24,6 +26,7 @@ from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
+from archwright.spec import recurrences as recurrence_spec
 from archwright.spec import selective as selective_spec
 from archwright.spec.mixers import Recurrence
 
@@ -46,7 +49,11 @@ RECURRENCES = Registry(
     Recurrence,
     "(spec, dim, layer)",
     Mixer,
-    {selective_spec.SelectiveScan: SelectiveScan, selective_spec.RGLRU: RGLRU},
+    {
+        recurrence_spec.LinearRecurrence: LinearRecurrence,
+        selective_spec.SelectiveScan: SelectiveScan,
+        selective_spec.RGLRU: RGLRU,
+    },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
