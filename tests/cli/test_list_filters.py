@@ -76,7 +76,7 @@ def test_a_word_of_a_cell_is_a_whole_word(capsys: pytest.CaptureFixture[str]) ->
         ("year", 'quote what holds < or >: "year>=VALUE"'),
         ("year=", "year=: expected a value"),
         ("modles", 'Did you mean "models"?'),
-        ("mamba-2.8b", '"mamba-2.8b": Mamba (Gu and Dao, 2023) is a state-space model, and'),
+        ("rwkv-7b", '"rwkv-7b": RWKV (Peng et al., 2023) is a recurrent network, and'),
         ("rwkv", "one can join on the axis recurrence by --parts"),
     ],
 )
@@ -88,8 +88,8 @@ def test_what_is_not_there(word: str, part: str, capsys: pytest.CaptureFixture[s
 def test_a_system_that_is_not_there_is_named_by_show_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert error_lines(capsys, "show", "mamba") == error_lines(capsys, "list", "mamba")
-    assert "no such preset" in error_lines(capsys, "show", "mambas")[0]
+    assert error_lines(capsys, "show", "rwkv") == error_lines(capsys, "list", "rwkv")
+    assert "no such preset" in error_lines(capsys, "show", "rwkvs")[0]
 
 
 def test_models_of_each_year(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,13 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
     ("glm-4-9b", "glm4", {"max_position_embeddings"}),
     ("glm-4.5-air", "glm4_moe", {"rope_parameters", "attention_bias"}),
     ("prophetnet-large", "prophetnet", set()),
+    ("jamba-v0.1", "jamba", set()),
+    # The class has half of the published hidden width by default, and as many key heads as heads.
+    (
+        "recurrentgemma-2b",
+        "recurrent_gemma",
+        {"block_types", "intermediate_size", "num_key_value_heads"},
+    ),
 ]
 """A preset, its class, and the keys in which they differ."""
 

@@ -20,7 +20,8 @@ ORDER = (
     *("mimo_v2_flash", "ernie4_5_moe", "hunyuan_v1_moe", "cohere2_moe", "phimoe", "deepseek_v2"),
     *("deepseek_v3", "glm4_moe_lite", "t5", "mt5", "umt5", "switch_transformers", "longt5"),
     *("t5gemma", "bart", "led", "plbart", "mbart", "blenderbot", "pegasus", "bigbird_pegasus"),
-    *("marian", "m2m_100", "pegasus_x", "fsmt", "prophetnet", "reformer"),
+    *("marian", "m2m_100", "pegasus_x", "fsmt", "prophetnet", "reformer", "mamba"),
+    *("falcon_mamba", "jamba", "recurrent_gemma"),
 )
 """Model types in the order in which export tries them, usual ones first; others follow in any order."""
 
