@@ -146,7 +146,7 @@ SMALL: Ranges = {
     "RGLRU.conv_width": st.sampled_from([1, 3, 4]),
     "inner_dim": st.sampled_from(["auto", 8, 20]),
     "step_rank": st.sampled_from(["auto", 3]),
-    "state_dim": st.sampled_from([1, 4, 16]),
+    "state_dim": st.sampled_from([2, 4, 16]),
     "gate_rank": st.sampled_from(["none", "none", 3]),
     "rank": st.sampled_from(["none", 3]),
     "lower_bound": st.sampled_from(["none", -5.0]),

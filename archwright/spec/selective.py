@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from archwright.spec.attention import given_or_auto
 from archwright.spec.choice import AutoCount, AutoWidth, Count, ModelSizes, ScaleDown, Width
 from archwright.spec.mixers import Recurrence
 from archwright.spec.norms import NoNorm, Norm
@@ -36,8 +37,14 @@ class SelectiveScan(Recurrence):
     """Norm of B, of C and of the low-rank input of dt (Jamba; Falcon-Mamba without weights)."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        sizes_of_dim = {"inner_dim": 2 * sizes.dim, "step_rank": math.ceil(sizes.dim / 16)}
-        return {n: value for n, value in sizes_of_dim.items() if getattr(self, n) == "auto"}
+        return {
+            "inner_dim": given_or_auto(self.inner_dim, 2 * sizes.dim),
+            "step_rank": given_or_auto(self.step_rank, math.ceil(sizes.dim / 16)),
+        }
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        if self.state_dim == 1 and not self.scan_norm.is_none:
+            yield f'state_dim: found 1 with scan_norm.kind = "{self.scan_norm.kind}"; expected at least 2'
 
     def num_parameters(self, dim: int) -> int:
         inner, rank, entries = int(self.inner_dim), int(self.step_rank), self.state_dim
@@ -80,15 +87,10 @@ class RGLRU(Recurrence):
     """Tokens that the convolution of x reads."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        heads, width = self.num_heads, self.head_dim
-        if heads == "auto":
-            heads = max(1, sizes.dim // (256 if width == "auto" else width))
-        return {"num_heads": heads, "head_dim": sizes.dim // heads if width == "auto" else width}
-
-    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        heads = self.num_heads
-        if self.head_dim == "auto" and heads != "auto" and sizes.dim % heads:
-            yield f"num_heads: found {heads}; expected a divisor of dim = {sizes.dim}, or head_dim as well"
+        least = 256 if self.head_dim == "auto" else self.head_dim
+        heads = given_or_auto(self.num_heads, max(1, sizes.dim // least))
+        head_dim = given_or_auto(self.head_dim, max(1, sizes.dim // heads))
+        return {"num_heads": heads, "head_dim": head_dim}
 
     def num_parameters(self, dim: int) -> int:
         heads, width = int(self.num_heads), int(self.head_dim)

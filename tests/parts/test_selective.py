@@ -17,6 +17,7 @@ from archwright.scale.cuts import cut_axes, own_part, share_sizes
 from archwright.scale.tensor import computed_alike
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.scale_down import tiny
 
 BATCH, CHANNELS, ENTRIES = 2, 5, 3
 LENGTHS = (1, 63, 64, 65, 293)
@@ -366,7 +367,25 @@ def test_ranks_compute_a_selective_scan_alike() -> None:
     assert computed_alike(build(small("kind=rg_lru", "num_heads=2")), 2) == []
 
 
-def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match=r"num_heads: found 7; expected a divisor of dim = 24"):
-        build(small("kind=rg_lru", "num_heads=7"))
-    assert next(build(small("kind=rg_lru", "num_heads=7", "head_dim=4")).mixers()) is not None
+def test_a_norm_over_one_entry_is_refused() -> None:
+    """It would leave nothing of B and C but their signs."""
+    norm = "scan_norm.kind=rms"
+    with pytest.raises(
+        UserError, match=r"state_dim: found 1 with scan_norm.kind = .rms.; expected"
+    ):
+        build(small("kind=selective", "state_dim=1", norm))
+    assert build(small("kind=selective", "state_dim=2", norm))
+
+
+def test_sizes_follow_from_the_width_and_shrink_with_it() -> None:
+    spec = ModelSpec(dim=1024, num_layers=1, vocab_size=32, context_length=64)
+    alone = ("attention.kind=none", "position.kind=none")
+    selective = spec.override(*alone, "recurrence.kind=selective").resolved()
+    assert dict(selective.recurrence) | {"inner_dim": 2048, "step_rank": 64} == dict(
+        selective.recurrence
+    )
+    of_tiny = dict(tiny(selective).resolved().recurrence)
+    assert (of_tiny["inner_dim"], of_tiny["step_rank"]) == (2 * tiny(selective).dim, 4)
+    rg_lru = spec.override(*alone, "recurrence.kind=rg_lru").resolved()
+    heads = dict(rg_lru.recurrence)
+    assert (heads["num_heads"], heads["head_dim"]) == (4, 256)
