@@ -232,8 +232,8 @@ def test_the_selective_scan_is_its_formula(words: tuple[str, ...]) -> None:
     for text in x:
         u = convolved(affine("value", text), p["value_conv.weight"], p.get("value_conv.bias", 0.0))
         u, z = silu(u), affine("gate", text)
-        low = normed("step_norm", affine("step", u))
-        dt = (1 + (low @ p["step_weight"].T + p["step_bias"]).exp()).log()
+        low = normed("step_norm", affine("step_down", u))
+        dt = (1 + (low @ p["step_up.weight"].T + p["step_up.bias"]).exp()).log()
         b, c = (normed(f"{name}_norm", affine(name, u)) for name in ("write", "read"))
         state, ys = torch.zeros(40, 6, dtype=x.dtype), []
         for t in range(len(text)):
@@ -265,8 +265,8 @@ def test_the_rg_lru_is_its_formula() -> None:
             own = slice(12 * head, 12 * head + 12)
             h = torch.zeros(12, dtype=x.dtype)
             for t in range(len(text)):
-                r = sigmoid(u[t, own] @ p["decay_weight"][head] + p["decay_bias"][head])
-                i = sigmoid(u[t, own] @ p["input_weight"][head] + p["input_bias"][head])
+                r = sigmoid(u[t, own] @ p["decay_gate.weight"][head] + p["decay_gate.bias"][head])
+                i = sigmoid(u[t, own] @ p["input_gate.weight"][head] + p["input_gate.bias"][head])
                 a = (1 + p["rates"][own].exp()) ** (-8 * r)
                 h = a * h + (1 if t == 0 else (1 - a**2).sqrt()) * i * u[t, own]
                 hs[t, own] = h
@@ -291,10 +291,10 @@ def test_gradients_of_an_rg_lru_that_forgets_nothing_are_finite() -> None:
         "linear_out": "out",
         "conv_1d": "value_conv",
         "rg_lru.recurrent_param": "rates",
-        "rg_lru.input_gate_weight": "input_weight",
-        "rg_lru.input_gate_bias": "input_bias",
-        "rg_lru.recurrent_gate_weight": "decay_weight",
-        "rg_lru.recurrent_gate_bias": "decay_bias",
+        "rg_lru.input_gate_weight": "input_gate.weight",
+        "rg_lru.input_gate_bias": "input_gate.bias",
+        "rg_lru.recurrent_gate_weight": "decay_gate.weight",
+        "rg_lru.recurrent_gate_bias": "decay_gate.bias",
     }
     own = dict(part.named_parameters())
 
@@ -323,13 +323,13 @@ def test_initial_values_are_those_published() -> None:
     model = build(small("kind=selective", "inner_dim=4096"), seed=3)
     part = next(model.mixers())
     assert isinstance(part, SelectiveScan)
-    steps = torch.nn.functional.softplus(part.step_bias.detach()).log()
+    steps = torch.nn.functional.softplus(part.step_up.bias.detach()).log()
     assert math.log(0.001) <= steps.min() < math.log(0.0011)
     assert math.log(0.09) < steps.max() <= math.log(0.1) + 1e-5
     # Log-uniform: half of the steps are below 0.01.
     assert (steps < math.log(0.01)).float().mean() == pytest.approx(0.5, abs=0.03)
     assert torch.equal(part.log_rates.exp().round(), torch.arange(1.0, 17).expand(4096, -1))
-    assert float(part.step_weight.detach().abs().max()) == pytest.approx(2**-0.5, rel=1e-3)
+    assert float(part.step_up.weight.detach().abs().max()) == pytest.approx(2**-0.5, rel=1e-3)
     assert torch.equal(part.skip, torch.ones(4096))
     part = next(build(small("kind=rg_lru", "num_heads=2", "head_dim=512"), seed=3).mixers())
     assert isinstance(part, RGLRU)
@@ -337,7 +337,9 @@ def test_initial_values_are_those_published() -> None:
     assert 0.81 <= squares.min() < 0.82
     assert 0.997 < squares.max() <= 0.998002
     assert float(squares.detach().mean()) == pytest.approx((0.81 + 0.998) / 2, abs=0.005)
-    assert float(part.decay_weight.detach().std()) == pytest.approx((0.01 / 512) ** 0.5, rel=0.02)
+    assert float(part.decay_gate.weight.detach().std()) == pytest.approx(
+        (0.01 / 512) ** 0.5, rel=0.02
+    )
     assert float(part.value_conv.weight.detach().std()) == pytest.approx(
         (0.01 / 4) ** 0.5, rel=0.05
     )
@@ -363,7 +365,10 @@ def test_two_ranks_share_the_heads_of_an_rg_lru() -> None:
 
 
 def test_ranks_compute_a_selective_scan_alike() -> None:
-    assert computed_alike(build(small("kind=selective")), 2) == ["recurrence"]
+    """Plans count its weights on every device of a tensor group."""
+    selective = build(small("kind=selective"))
+    assert computed_alike(selective, 2) == ["recurrence"]
+    assert not [*cut_axes(next(selective.mixers()))]
     assert computed_alike(build(small("kind=rg_lru", "num_heads=2")), 2) == []
 
 

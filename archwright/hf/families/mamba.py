@@ -38,13 +38,12 @@ def _write_width(get: Get) -> dict[str, Any]:
 def mixer_names(prefix: str) -> dict[str, Mapped]:
     """Return the tensor names of a selective scan."""
     inputs = Fused(("recurrence.value", "recurrence.gate"), Rows())
-    steps = Fused(("recurrence.step", "recurrence.write", "recurrence.read"), Rows())
+    steps = Fused(("recurrence.step_down", "recurrence.write", "recurrence.read"), Rows())
     names = {
         "in_proj": inputs,
         "conv1d": "recurrence.value_conv",
         "x_proj": steps,
-        "dt_proj.weight": "recurrence.step_weight",
-        "dt_proj.bias": "recurrence.step_bias",
+        "dt_proj": "recurrence.step_up",
         "A_log": "recurrence.log_rates",
         "D": "recurrence.skip",
         "out_proj": "recurrence.out",

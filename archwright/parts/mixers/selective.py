@@ -42,11 +42,10 @@ class Selection(NamedTuple):
 class SelectiveScan(RecurrentMixer):
     """out(y silu(gate(x))) with y = S C + D u, S = exp(dt A) S + dt u B^T and u = silu(conv(value(x))).
 
-    dt = softplus(W norm(step(u)) + b), B = norm(write(u)), C = norm(read(u)) and A = -exp(log_rates).
+    dt = step_up(norm(step_down(u))), B = norm(write(u)), C = norm(read(u)) and A = -exp(log_rates). At first A = -(1, 2, ...)
+    and D = 1.
 
-    Initial values: A = -(1, 2, ...), D = 1, W uniform within 1 / sqrt(rank), and b with dt log-uniform in `STEPS`.
-
-    Ranks of a tensor group compute this branch in full: step, write and read are sums over all channels.
+    Ranks of a tensor group compute this branch in full: step_down, write and read are sums over all channels.
     Gu and Dao, 2023, Mamba, algorithm 2 and section 3.6.
     """
 
@@ -56,20 +55,22 @@ class SelectiveScan(RecurrentMixer):
         super().__init__()
         inner, rank = int(spec.inner_dim), int(spec.step_rank)
         self.inner_dim, self.state_dim = inner, spec.state_dim
-        self.value, self.gate = (Linear(dim, inner, bias=spec.bias) for _ in range(2))
+        self.value = Linear(dim, inner, bias=spec.bias)
+        self.gate = Linear(dim, inner, bias=spec.bias, deepnorm=False)
         self.value_conv = ShortConv(inner, spec.conv_width, bias=spec.conv_bias)
-        self.step, self.write, self.read = (
-            Linear(inner, size) for size in (rank, self.state_dim, self.state_dim)
+        self.step_down, self.write, self.read = (
+            Linear(inner, size, deepnorm=False) for size in (rank, self.state_dim, self.state_dim)
         )
         self.step_norm: nn.Module = NORMS.make(spec.scan_norm, rank)
         self.write_norm: nn.Module = NORMS.make(spec.scan_norm, self.state_dim)
         self.read_norm: nn.Module = NORMS.make(spec.scan_norm, self.state_dim)
-        self.step_weight = nn.Parameter(torch.empty(inner, rank))
-        self.step_bias = nn.Parameter(torch.empty(inner))
+        self.step_up = StepSize(rank, inner)
         self.log_rates = nn.Parameter(torch.empty(inner, self.state_dim))
         self.skip = nn.Parameter(torch.empty(inner))
         self.out = Linear(inner, dim, bias=spec.bias, is_residual_output=True)
-        self.roles = {"step_weight": "matrix", "log_rates": "vector"}
+        set_blocks(1, *self.inputs, self.step_down, self.write, self.read, self.out)
+        self.value_conv.is_split = False
+        self.roles = {"log_rates": "vector"}
 
     @property
     def inputs(self) -> list[Linear]:
@@ -81,10 +82,9 @@ class SelectiveScan(RecurrentMixer):
     def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> Selection:
         value, gate = projected
         u = F.silu(conv("value_conv", value))
-        low, writes, reads = self.step(u), self.write(u), self.read(u)
-        steps = F.linear(self.step_norm(low), self.step_weight)
-        steps = F.softplus(upcast(steps) + self.step_bias)
-        return Selection(u, steps, self.write_norm(writes), self.read_norm(reads), gate)
+        steps = self.step_up(self.step_norm(self.step_down(u)))
+        writes, reads = self.write_norm(self.write(u)), self.read_norm(self.read(u))
+        return Selection(u, steps, writes, reads, gate)
 
     def scan(
         self, inputs: Selection, state: Mapping[str, Tensor], boundaries: Boundaries
@@ -109,12 +109,26 @@ class SelectiveScan(RecurrentMixer):
         return out
 
     def reset_parameters(self) -> None:
-        nn.init.uniform_(self.step_weight, -1, 1).div_(self.step_weight.shape[1] ** 0.5)
-        least, largest = map(math.log, STEPS)
-        steps = nn.init.uniform_(self.step_bias, least, largest).exp()
-        self.step_bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # inverse of softplus
         self.log_rates.copy_(torch.arange(1, self.state_dim + 1).log().expand_as(self.log_rates))
         nn.init.ones_(self.skip)
+
+
+class StepSize(nn.Module):
+    """dt = softplus(W x + b), with W uniform within 1 / sqrt(rank) and dt log-uniform in `STEPS` at first."""
+
+    def __init__(self, rank: int, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, rank))
+        self.bias = nn.Parameter(torch.empty(channels))
+        self.roles = {"weight": "matrix"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softplus(upcast(F.linear(x, self.weight)) + self.bias)
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.weight, -1, 1).div_(self.weight.shape[1] ** 0.5)
+        steps = nn.init.uniform_(self.bias, *map(math.log, STEPS)).exp()
+        self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # inverse of softplus
 
 
 class Gated(NamedTuple):
@@ -130,11 +144,8 @@ class Gated(NamedTuple):
 class RGLRU(RecurrentMixer):
     """out(h gelu(gate(x))) with h = a h + sqrt(1 - a^2) (i u) and u = conv(value(x)).
 
-    log a = -8 softplus(rates) sigmoid(u W_r + b_r) and i = sigmoid(u W_i + b_i), with a matrix W for each head. At the
-    first token of a text the root is 1.
-
-    Initial values: exp(-softplus(rates))^2 uniform between the squares of `DECAYS`; gates and convolution of variance
-    0.01 / fan-in.
+    log a = -8 softplus(rates) decay_gate(u) and i = input_gate(u). At the first token of a text the root is 1. At first
+    exp(-softplus(rates))^2 is uniform between the squares of `DECAYS`.
     De et al., 2024, Griffin, section 2.4; google-deepmind/recurrentgemma.
     """
 
@@ -142,20 +153,15 @@ class RGLRU(RecurrentMixer):
         super().__init__()
         self.num_heads, self.head_dim = int(spec.num_heads), int(spec.head_dim)
         inner = self.num_heads * self.head_dim
-        self.value, self.gate = (Linear(dim, inner, bias=True) for _ in range(2))
+        self.value = Linear(dim, inner, bias=True)
+        self.gate = Linear(dim, inner, bias=True, deepnorm=False)
         self.value_conv = ShortConv(inner, spec.conv_width, bias=True, variance=0.01)
-        heads, width = self.num_heads, self.head_dim
-        self.input_weight = nn.Parameter(torch.empty(heads, width, width))
-        self.input_bias = nn.Parameter(torch.empty(heads, width))
-        self.decay_weight = nn.Parameter(torch.empty(heads, width, width))
-        self.decay_bias = nn.Parameter(torch.empty(heads, width))
+        self.input_gate, self.decay_gate = (
+            HeadGate(self.num_heads, self.head_dim) for _ in range(2)
+        )
         self.rates = nn.Parameter(torch.empty(inner))
         self.out = Linear(inner, dim, bias=True, is_residual_output=True)
-        set_blocks(heads, *self.inputs, self.out)
-        self.roles = {
-            **dict.fromkeys(("input_weight", "decay_weight"), "matrix"),
-            **dict.fromkeys(("input_bias", "decay_bias"), "vector"),
-        }
+        set_blocks(self.num_heads, *self.inputs, self.out)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -163,7 +169,10 @@ class RGLRU(RecurrentMixer):
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        return self.parallel_by_heads(dict.fromkeys((*self.roles, "rates"), 0))
+        gates = (
+            f"{gate}_gate.{name}" for gate in ("input", "decay") for name in ("weight", "bias")
+        )
+        return self.parallel_by_heads(dict.fromkeys((*gates, "rates"), 0))
 
     def state_tensors(self) -> dict[str, StateTensor]:
         return {"state": StateTensor((self.num_heads, self.head_dim), blocks=self.num_heads)}
@@ -171,14 +180,7 @@ class RGLRU(RecurrentMixer):
     def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> Gated:
         value, gate = projected
         u = conv("value_conv", value)
-        heads = u.unflatten(-1, (self.num_heads, -1))  # [batch, length, heads, head_dim]
-        i, r = (
-            upcast(torch.einsum("...hi,hij->...hj", heads, weight) + bias).sigmoid().flatten(-2)
-            for weight, bias in (
-                (self.input_weight, self.input_bias),
-                (self.decay_weight, self.decay_bias),
-            )
-        )  # [batch, length, heads * head_dim]
+        i, r = self.input_gate(u), self.decay_gate(u)
         return Gated(
             i * u, -8 * F.softplus(upcast(self.rates)) * r, F.gelu(gate, approximate="tanh")
         )
@@ -210,12 +212,27 @@ class RGLRU(RecurrentMixer):
         return out
 
     def reset_parameters(self) -> None:
-        for weight in (self.input_weight, self.decay_weight):
-            nn.init.normal_(weight, 0, (0.01 / self.head_dim) ** 0.5)
-        for bias in (self.input_bias, self.decay_bias):
-            nn.init.zeros_(bias)
         squares = nn.init.uniform_(self.rates, *(decay**2 for decay in DECAYS))
         self.rates.copy_(squares.rsqrt().sub(1).log())  # softplus(rates) = -log(squares) / 2
+
+
+class HeadGate(nn.Module):
+    """sigmoid(x W + b) in heads, with a matrix W for each, of variance 0.01 / width at first."""
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, width, width))
+        self.bias = nn.Parameter(torch.empty(heads, width))
+        self.roles = {"weight": "matrix", "bias": "vector"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, self.weight.shape[:2])  # [batch, length, heads, width]
+        y = torch.einsum("...hi,hij->...hj", heads, self.weight) + self.bias
+        return upcast(y).sigmoid().flatten(-2)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, 0, (0.01 / self.weight.shape[1]) ** 0.5)
+        nn.init.zeros_(self.bias)
 
 
 def _bounded_root(x: Tensor) -> Tensor:
