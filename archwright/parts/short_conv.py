@@ -70,10 +70,14 @@ class ShortConv(Taps, nn.Conv1d):
         channels: Width of x.
         width: Number of taps, the token itself included.
         bias: Whether a bias is added.
+        variance: Variance of initial weights times the width, with biases of 0; None: torch's initial values.
     """
 
     # A subclass of torch's convolution: optimizers and initial values then treat the weight as a filter.
-    def __init__(self, channels: int, width: int = 4, *, bias: bool = False) -> None:
+    def __init__(
+        self, channels: int, width: int = 4, *, bias: bool = False, variance: float | None = None
+    ) -> None:
+        self.variance = variance  # before torch's constructor, which draws initial values
         super().__init__(channels, channels, width, groups=channels, bias=bias)
         self.width = width
         self.is_split = True
@@ -90,6 +94,13 @@ class ShortConv(Taps, nn.Conv1d):
             return None
         per_head = {"weight": 0} if self.bias is None else {"weight": 0, "bias": 0}
         return TensorParallel({"out_channels": self.out_channels}, per_head)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.variance is not None:
+            nn.init.normal_(self.weight, 0, (self.variance / self.weight.shape[-1]) ** 0.5)
+            if self.bias is not None:
+                nn.init.zeros_(self.bias)
 
     def combine(self, x: Tensor, tap: Tap) -> Tensor:
         back = self.width - 1

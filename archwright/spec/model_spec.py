@@ -32,6 +32,7 @@ from archwright.spec.recurrences import LinearRecurrence as LinearRecurrence
 from archwright.spec.residuals import PreNorm, Residual
 from archwright.spec.rules import enforce
 from archwright.spec.scale_down import tiny
+from archwright.spec.selective import SelectiveScan as SelectiveScan
 from archwright.spec.shown import Shown
 
 DEFAULT_VOCAB_SIZE = 4096

@@ -48,6 +48,11 @@ OTHERWISE = {
     **dict.fromkeys(
         ("mt5-small", "mt5-base", "mt5-large", "mt5-xl", "mt5-xxl"), "t5"
     ),  # as T5 v1.1, which comes first
+    "jamba-v0.1": "jamba",
+    **dict.fromkeys(
+        ("mamba-130m", "mamba-370m", "mamba-790m", "mamba-1.4b", "mamba-2.8b"), "mamba"
+    ),
+    **dict.fromkeys(("recurrentgemma-2b", "recurrentgemma-9b"), "recurrent_gemma"),
     "nemotron-4-340b": "nemotron",
     "opt-175b": "opt",
     "phi-4": "llama",  # its class is phi3; without partial rotation it is a Llama, which comes first

@@ -363,6 +363,27 @@ def first_dense(key: str) -> CustomPattern:
 
 
 FIRST_DENSE = first_dense("first_k_dense_replace")
+
+
+def periodic(prefix: str, role: str, other: str) -> CustomPattern:
+    """Return the pattern with `role` in layers i, from 0, with i modulo the period equal to the offset.
+
+    The keys are `{prefix}_period` and `{prefix}_offset`. A period beyond the last layer stands for no layer, or one.
+    """
+    keys = f"{prefix}_period", f"{prefix}_offset"
+
+    def read(config: Config, n: int) -> list[str]:
+        period, offset = (config[key] for key in keys)
+        return [role if i % period == offset else other for i in range(n)]
+
+    def write(roles: list[str]) -> dict[str, Any]:
+        places = [i for i, name in enumerate(roles) if name == role] or [len(roles)]
+        period = places[1] - places[0] if places[1:] else len(roles) + 1
+        return dict(zip(keys, (period, places[0]), strict=True))
+
+    return CustomPattern(read, write)
+
+
 FIRST_OF_LIST = Listed(
     "mlp_layer_types", lambda config, n: ["dense" if i < 1 else "sparse" for i in range(n)]
 )

@@ -17,6 +17,8 @@ from archwright.parts.mixers.recurrent import StateTensor as StateTensor
 from archwright.parts.mixers.rwkv7 import RWKV7 as RWKV7
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
+from archwright.parts.mixers.selective import RGLRU as RGLRU
+from archwright.parts.mixers.selective import SelectiveScan as SelectiveScan
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.mixers.transient_global import (
     TransientGlobalAttention as TransientGlobalAttention,
@@ -27,6 +29,7 @@ from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
 from archwright.spec import recurrences as recurrence_spec
+from archwright.spec import selective as selective_spec
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -52,6 +55,8 @@ RECURRENCES = Registry(
         recurrence_spec.LinearRecurrence: LinearRecurrence,
         recurrence_spec.ShortConvolution: GatedConv,
         recurrence_spec.RWKV7: RWKV7,
+        selective_spec.SelectiveScan: SelectiveScan,
+        selective_spec.RGLRU: RGLRU,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

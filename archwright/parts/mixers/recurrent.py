@@ -48,6 +48,8 @@ class Boundaries(NamedTuple):
     """True for the first token of a document, whose state begins with zeros."""
     real: Bool[Tensor, "batch length"] | None
     """False for padding, which leaves the state as it is."""
+    first: Bool[Tensor, "rows length"]
+    """True for the first token of each text, also if no state has to be reset; rows is 1 or batch."""
 
 
 class RecurrentMixer(Mixer):
@@ -98,7 +100,8 @@ class RecurrentMixer(Mixer):
             boundaries: Beginnings of documents, and padding.
         """
         q, k, v, log_decay, beta, _ = inputs
-        options = {"chunk_size": self.chunk_size, "kernel": self.kernel, **boundaries._asdict()}
+        options: dict[str, Any] = {"chunk_size": self.chunk_size, "kernel": self.kernel}
+        options |= {"resets": boundaries.resets, "real": boundaries.real}
         out, new = linear_scan(q, k, v, log_decay, beta, state=state["state"], **options)
         return out, {"state": new}
 
@@ -112,18 +115,17 @@ class RecurrentMixer(Mixer):
         layout = context.layout
         new: dict[str, Tensor] = {}
         conv = partial(self._convolved, layout, state, new)
-        resets, real = None, layout.padding_mask
+        resets, real, first = None, layout.padding_mask, layout.index_or_range() == 0
         if layout.segment_ids is not None:  # [batch, length]
             # Padding may have the index of a first token.
-            resets = layout.index_or_range() == 0
-            resets = resets if real is None else resets & real
+            resets = first if real is None else first & real
         projected = project(x, self.inputs) if projected is None else projected
         inputs = self.exchange(self.project(x, projected, conv), context)
         before: dict[str, Tensor] = {}
         for name, tensor in self.state_tensors().items():
             held = None if state is None else state.get(name)
             before[name] = tensor.zeros(x) if held is None else held
-        mixed, after = self.scan(inputs, before, Boundaries(resets, real))
+        mixed, after = self.scan(inputs, before, Boundaries(resets, real, first))
         if state is not None:
             state.update(**new, **after)
         out: Tensor = self.output(mixed, inputs)
