@@ -1,6 +1,6 @@
 """Published config.json files give the presets of the same models, and models of the published sizes.
 
-`published_configs.json` was recalled, not downloaded: its keys are those that such files have, in the spelling of
+`published_configs.json` was recalled or read in public copies, not downloaded: its keys are those that such files have, in the spelling of
 their time. `parameters` are the sizes that hubs show, less what is no parameter here (selection biases, second copies
 of tied heads), and null where none was known for sure. The factors of LongRoPE of Phi-3.5-MoE are stand-ins.
 """
@@ -34,6 +34,7 @@ BLOCKED = {
     "original-transformer-big": "embedding.scale",
     "palm-540b": "head.logit_divisor",
     "phi-3-small": "norm.kind",
+    "baichuan-2-13b": "position.kind",
     "switch-xxl": "encoder.feedforward.kind",  # whose feed-forwards have gates
     "textbook": "embedding.scale",
     "transformer-xl": "embedding.scale",
@@ -41,6 +42,12 @@ BLOCKED = {
 """Presets that no class of the library can hold, and a choice that blocks the nearest one."""
 OTHERWISE = {
     "modern": "llama",
+    "baichuan-2-7b": "llama",  # its class is not in the library
+    "mimo-v2-flash": "mimo_v2_flash",
+    # The first class in the order that holds the model, which is not its own:
+    "seed-oss-36b": "qwen2",
+    "ernie-4.5-0.3b": "glm",
+    "glm-4.7-flash": "deepseek_v3",
     **dict.fromkeys(
         ("mt5-small", "mt5-base", "mt5-large", "mt5-xl", "mt5-xxl"), "t5"
     ),  # as T5 v1.1, which comes first
