@@ -1,7 +1,7 @@
 """Published config.json files give the presets of the same models, and models of the published sizes.
 
-`published_configs.json` was recalled or read in public copies, not downloaded: its keys are those that such files have, in the spelling of
-their time. `parameters` are the sizes that hubs show, less what is no parameter here (selection biases, second copies
+`published_configs.json` was recalled or read in public copies, not downloaded: its keys are those that such files have,
+in the spelling of their time. `parameters` are the sizes that hubs show, less what is no parameter here (selection biases, second copies
 of tied heads), and null where none was known for sure. The factors of LongRoPE of Phi-3.5-MoE are stand-ins.
 """
 
@@ -43,7 +43,6 @@ BLOCKED = {
 OTHERWISE = {
     "modern": "llama",
     "baichuan-2-7b": "llama",  # its class is not in the library
-    "mimo-v2-flash": "mimo_v2_flash",
     # The first class in the order that holds the model, which is not its own:
     "seed-oss-36b": "qwen2",
     "ernie-4.5-0.3b": "glm",
