@@ -71,6 +71,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
+        "layer embeddings": 0,
         "attention": 0,
         "value embeddings": 0,
         "recurrence": 0,
@@ -84,6 +85,9 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
         if spec.global_tokens and dict(layer.residual).get("global_norm") and not attention.is_none:
             norms += layer.norm.num_parameters(dim)
+        embedding = layer.residual.layer_embedding
+        norms += layer.norm.num_parameters(dim) if embedding.width != "none" else 0
+        parts["layer embeddings"] += number * embedding.num_table_parameters(dim, vocab_size)
         position = 0 if layer.position.is_shared else _position(layer, dim)
         if isinstance(attention, MaskedAttention):
             position *= 1 + attention.further_positions
@@ -103,8 +107,10 @@ def _relatives(layers: list[LayerSpec], dim: int) -> int:
     """Return the parameter count of relative positions, which attentions of equal size share."""
     counts: dict[Hashable, int] = {}
     for layer in layers:
-        attention = layer.attention
+        attention, width = layer.attention, layer.residual.layer_embedding.width
         counts.update(attention.num_shared_parameters(dim))
+        if width != "none":  # the norm of their projections
+            counts["layer_embedding", layer.norm, width] = layer.norm.num_parameters(width)
         if layer.position.is_shared and isinstance(attention, MaskedAttention):
             sizes = attention.heads(dim)["num_heads"], attention.key_dim(dim)
             counts[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)

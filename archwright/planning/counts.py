@@ -10,6 +10,8 @@ LAYER_PARTS = {
     "feedforward": "feed-forward",
     "residual": "norms",
     "embedding_skip": "embedding skip",
+    "layer_embedding": "layer embeddings",
+    "layer_embedding.norm": "norms",
     "cross_attention": "cross-attention",
     "attention.value_embedding": "value embeddings",
 }

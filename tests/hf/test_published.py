@@ -1,8 +1,9 @@
 """Published config.json files give the presets of the same models, and models of the published sizes.
 
 `published_configs.json` was recalled or read in public copies, not downloaded: its keys are those that such files have,
-in the spelling of their time. `parameters` are the sizes that hubs show, less what is no parameter here (selection biases, second copies
-of tied heads), and null where none was known for sure. The factors of LongRoPE of Phi-3.5-MoE are stand-ins.
+in the spelling of their time. `parameters` are the sizes that hubs show, less what is no parameter here (selection
+biases, second copies of tied heads), and null where none was known for sure. The factors of LongRoPE of Phi-3.5-MoE are
+stand-ins.
 """
 
 import json
