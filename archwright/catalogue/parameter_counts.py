@@ -78,6 +78,9 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         "cross-attention": 0,
         "feed-forward": 0,
     }
+    # Embeddings per layer share the norm of their projections.
+    shared = {(layer.norm, layer.residual.layer_embedding.width) for layer in layers}
+    parts["norms"] += sum(n.num_parameters(width) for n, width in shared if width != "none")
     idle = 0
     for name, number in Counter({*kinds} if spec.layers.shared else kinds).items():
         layer = spec.layers_by_kind[name]
@@ -107,10 +110,8 @@ def _relatives(layers: list[LayerSpec], dim: int) -> int:
     """Return the parameter count of relative positions, which attentions of equal size share."""
     counts: dict[Hashable, int] = {}
     for layer in layers:
-        attention, width = layer.attention, layer.residual.layer_embedding.width
+        attention = layer.attention
         counts.update(attention.num_shared_parameters(dim))
-        if width != "none":  # the norm of their projections
-            counts["layer_embedding", layer.norm, width] = layer.norm.num_parameters(width)
         if layer.position.is_shared and isinstance(attention, MaskedAttention):
             sizes = attention.heads(dim)["num_heads"], attention.key_dim(dim)
             counts[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)

@@ -204,7 +204,7 @@ def keys_are_shared(spec: "ModelSpec") -> Iterator[str]:
                 f"{at}attention.shares_kv: found true; expected an earlier layer with keys and values of its own, and "
                 "with the same mask, position, num_kv_heads, head_dim and value_head_dim"
             )
-        elif spec.layers.shared and getattr(spec.layers_by_kind[name].attention, "shares_kv", 0):
+        elif spec.layers.shared and source != spec.layer_order.index(name) + 1:
             yield (
                 f"{at}attention.shares_kv: found true with layers.shared = true, whose layers have the same maps; "
                 "expected false"
