@@ -197,14 +197,14 @@ def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("A layer that shares keys and values follows one that has them.")
 def keys_are_shared(spec: "ModelSpec") -> Iterator[str]:
-    for name, source in zip(spec.layer_order, spec.kv_sources, strict=True):
+    for number, (name, source) in enumerate(zip(spec.layer_order, spec.kv_sources, strict=True), 1):
         at = "" if name == "default" else f"layer_kinds.{name}."
         if source == 0:
             yield (
                 f"{at}attention.shares_kv: found true; expected an earlier layer with keys and values of its own, and "
                 "with the same mask, position, num_kv_heads, head_dim and value_head_dim"
             )
-        elif spec.layers.shared and source != spec.layer_order.index(name) + 1:
+        elif spec.layers.shared and source != number:
             yield (
                 f"{at}attention.shares_kv: found true with layers.shared = true, whose layers have the same maps; "
                 "expected false"
