@@ -222,6 +222,10 @@ class Attention(Mixer):
     knows_distances: ClassVar[bool] = False
     """Whether its scores depend on distances by themselves, without a position encoding."""
 
+    def kv_sizes(self, dim: int) -> tuple[int, ...]:
+        """Return the sizes of keys and values that layers may share; empty if they cannot."""
+        return ()
+
 
 class NoAttention(Attention):
     """No attention branch: the layer is a feed-forward alone."""
@@ -347,8 +351,7 @@ class SoftmaxAttention(MaskedAttention):
                 'those of another layer; expected "none"'
             )
 
-    def kv_sizes(self, dim: int) -> tuple[int, int, int]:
-        """Return the number of key-value heads and the widths of their keys and values."""
+    def kv_sizes(self, dim: int) -> tuple[int, ...]:
         sizes = self.heads(dim)
         return sizes["num_kv_heads"], sizes["head_dim"], sizes["value_head_dim"]
 

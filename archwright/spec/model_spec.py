@@ -347,9 +347,10 @@ class ModelSpec(StackSpec, Shown):
         sources = []
         for number, name in enumerate(self.layer_order, 1):
             layer, source = self.layers_by_kind.get(name, LayerSpec()), number  # rules check names
-            if isinstance(attention := layer.attention, SoftmaxAttention):
-                key = (layer.position, attention.mask, attention.kv_sizes(self.dim))
-                source = nearest.get(key, 0) if attention.shares_kv else number
+            if sizes := layer.attention.kv_sizes(self.dim):
+                options = dict(layer.attention)
+                key = (layer.position, options["mask"], sizes)
+                source = nearest.get(key, 0) if options["shares_kv"] else number
                 nearest[key] = source
             sources.append(source)
         return tuple(sources)

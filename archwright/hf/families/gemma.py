@@ -129,10 +129,10 @@ class _KeySharing(Layers):
             dict(layer.attention).get("shares_kv"): dict(layer.feedforward).get("hidden_dim")
             for layer in map(spec.layer, range(spec.num_layers))
         }
-        own = widths.get(False)
+        width = widths.get(False)
         return super().write(spec) | {
-            "intermediate_size": own,
-            "use_double_wide_mlp": widths.get(True, own) != own,
+            "intermediate_size": width,
+            "use_double_wide_mlp": widths.get(True, width) != width,
         }
 
 
