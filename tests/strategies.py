@@ -13,7 +13,7 @@ from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
 from archwright.spec.embeddings import NoSequenceHead
 from archwright.spec.masks import Longformer, Mask
-from archwright.spec.mixers import NoRecurrence
+from archwright.spec.mixers import NoRecurrence, Recurrence
 from archwright.spec.model_spec import (
     Arrangement,
     EncoderStack,
@@ -139,8 +139,33 @@ SMALL: Ranges = {
     "ModelSpec.cross_attention": st.just(NoCrossAttention()),
     "EncoderStack.cross_attention": st.just(NoCrossAttention()),
     "PerBranch.cross_attention": st.sampled_from(["attention", 0.5]),
+    "LayerSpec.recurrence": st.deferred(lambda: _recurrences()),
+    "ModelSpec.recurrence": st.deferred(lambda: _recurrences()),
+    "EncoderStack.recurrence": st.deferred(lambda: _recurrences()),
+    "num_key_heads": st.sampled_from(["auto", "auto", 1, 2]),
+    "conv_width": st.sampled_from(["none", 1, 3, 4]),
+    "gate_rank": st.sampled_from(["none", "none", 3]),
+    "rank": st.sampled_from(["none", 3]),
+    "lower_bound": st.sampled_from(["none", -5.0]),
+    "beta_max": st.sampled_from([1, 1, 1, 2]),
+    "least_step": st.floats(0.001, 0.1),
+    "most_step": st.floats(0.1, 1),
+    "least_rate": st.floats(0.01, 1),
+    "most_rate": st.floats(1, 16),
+    "clamp_min": st.sampled_from([0.0, 0.0, 0.01]),
+    "clamp_max": st.sampled_from(["none", "none", 0.5]),
 }
 """Values that make models of a size for tests, some of them illegal together."""
+
+
+def _recurrences() -> st.SearchStrategy[Any]:
+    """Draw a recurrence in one layer of three, each kind equally often."""
+    kinds = [specs(cls, SMALL) for kind, cls in Recurrence.choices().items() if kind != "none"]
+    drawn = st.one_of(kinds)
+    return st.sampled_from([False, False, True]).flatmap(
+        lambda there: drawn if there else st.just(NoRecurrence())
+    )
+
 
 NAMES = ("default", "local", "far out")
 

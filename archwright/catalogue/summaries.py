@@ -79,14 +79,18 @@ ALWAYS = {
     "num_global",
     "num_random",
     "block_size",
+    "write",
+    "decay",
 }
-"""Numbers that are shown even at their default."""
+"""Options that are shown even at their default."""
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")
+KEY_HEADS = ("num_heads", "num_key_heads", "head_dim")
 OWN_HEADS = ("num_heads", "head_dim")
 EXPERTS = ("num_experts", "top_k")
 TOGETHER = {
     HEADS: "{num_heads}/{num_kv_heads} heads of {head_dim}",
+    KEY_HEADS: "{num_heads}/{num_key_heads} heads of {head_dim}",
     OWN_HEADS: "{num_heads} heads of {head_dim}",
     EXPERTS: "{top_k} of {num_experts}",
 }
@@ -263,11 +267,11 @@ def _choices(name: str, old: Any, new: Any) -> Iterator[Difference]:
 def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
     """Resolve only the widths of a layer."""
     update: dict[str, Any] = {}
-    for axis in ("attention", "cross_attention", "feedforward"):
+    for axis in ("attention", "recurrence", "cross_attention", "feedforward"):
         choice, full = getattr(layer, axis), getattr(resolved, axis)
         widths = {
             f: getattr(full, f)
-            for f in (*HEADS, "hidden_dim", "ratio", "expert")
+            for f in (*HEADS, "num_key_heads", "hidden_dim", "ratio", "expert")
             if hasattr(full, f)
         }
         update[axis] = choice.model_copy(update=widths)

@@ -159,7 +159,8 @@ def _biases(spec: ModelSpec) -> str:
 
 def _bias_switches(layer: LayerSpec) -> Iterator[tuple[str, bool]]:
     for mixer in layer.mixers.values():
-        bias = dict(_option(mixer, "bias", {}))
+        bias = _option(mixer, "bias", {})
+        bias = {"all": bias} if isinstance(bias, bool) else dict(bias)
         if "query" in bias:
             yield "QKV", bias["query"]
             yield f"{mixer.axis} out", bias["out"]

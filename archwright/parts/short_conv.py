@@ -21,10 +21,14 @@ class ShortConv(nn.Conv1d):
     def __init__(self, channels: int, width: int = 4, *, bias: bool = False) -> None:
         super().__init__(channels, channels, width, groups=channels, bias=bias)
         self.width = width
+        self.is_split = True
+        """Whether a branch that is split by heads splits its channels."""
 
     @property
-    def tensor_parallel(self) -> TensorParallel:
+    def tensor_parallel(self) -> TensorParallel | None:
         """Split of the channels, for a branch that is split by heads."""
+        if not self.is_split:
+            return None
         per_head = {"weight": 0} if self.bias is None else {"weight": 0, "bias": 0}
         return TensorParallel({"out_channels": self.out_channels}, per_head)
 

@@ -426,6 +426,8 @@ class LatentAttention(MaskedAttention):
     """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
+    gate: Literal["none", "value", "head"] = "none"
+    """Multiply the heads' results by sigmoid(gate(x)): a gate for each value, or for each head (Ling 3.0)."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
     """Which keys a query may see."""
     dropout: Probability = 0.0
@@ -475,7 +477,9 @@ class LatentAttention(MaskedAttention):
         latent = (dim + self.bias.latent) * rank + self.norm.num_parameters(rank)
         keys = (dim + self.bias.rope_key) * rope + rank * heads * nope
         values = rank * heads * value
-        return queries + latent + keys + values + (heads * value + self.bias.out) * dim
+        gate = dim * {"none": 0, "head": heads, "value": heads * value}[self.gate]
+        out = (heads * value + self.bias.out) * dim
+        return queries + latent + keys + values + gate + out
 
 
 class EqualHeads(MaskedAttention):

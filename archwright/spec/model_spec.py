@@ -28,6 +28,7 @@ from archwright.spec.merge import merge, validated
 from archwright.spec.mixers import Mixer, NoRecurrence, Recurrence
 from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.positions import Position, RoPE
+from archwright.spec.recurrences import LinearRecurrence as LinearRecurrence
 from archwright.spec.residuals import PreNorm, Residual
 from archwright.spec.rules import enforce
 from archwright.spec.scale_down import tiny

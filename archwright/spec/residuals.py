@@ -55,6 +55,9 @@ class PerBranch(Uniform):
             return {"attention": float(value), "feedforward": float(value)}
         if not isinstance(value, (dict, cls)):
             raise PydanticCustomError("per_branch", "expected a number or a table")
+        if isinstance(value, dict):  # equal numbers compare as equal, however they are written
+            followed, others = value.get("attention", 1.0), ("recurrence", "cross_attention")
+            value = {k: v for k, v in value.items() if k not in others or v != followed}
         return value
 
 

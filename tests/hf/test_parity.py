@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from archwright import hf
 from archwright.hf.configs import read_config
 from archwright.hf.family import Family
-from archwright.hf.loading import tensors_of
+from archwright.hf.loading import _aliases, tensors_of
 from archwright.hf.weight_map import Fixed
 from archwright.hf.weights_reader import opened
 from archwright.model.decoder import Decoder
@@ -152,11 +152,12 @@ def gradients(pair: Pair, folder: Path) -> dict[str, Tensor]:
     family = hf.FAMILIES[pair.ours.family]
     buffers = {name for name, _ in theirs.named_buffers()}  # which have no gradients
     with opened(folder) as store:
+        stored = dict(_aliases(family, store))
         for name, slot in family.slots(pair.ours.spec, mine).items():
             if name in buffers:
                 mine = {ours: tensor for ours, tensor in mine.items() if ours not in slot.ours}
             elif not isinstance(slot, Fixed):
-                slot.read(store.read(name), mine)
+                slot.read(store.read(stored[name]), mine)
     parameters = dict(pair.ours.model.named_parameters())
     return {name: tensor for name, tensor in mine.items() if name in parameters}
 

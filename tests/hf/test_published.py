@@ -31,6 +31,7 @@ BLOCKED = {
     "gopher-280b": "position.kind",
     "gpt-3-175b": "attention.mask.kind",
     "lamda-137b": "position.kind",
+    "minimax-text-01": "position.fraction",  # whose class rotates whole heads
     "original-transformer": "embedding.scale",
     "original-transformer-big": "embedding.scale",
     "palm-540b": "head.logit_divisor",
@@ -43,6 +44,7 @@ BLOCKED = {
 """Presets that no class of the library can hold, and a choice that blocks the nearest one."""
 OTHERWISE = {
     "modern": "llama",
+    "ling-3.0-flash": "bailing_hybrid",  # whose file has limits of activations
     "baichuan-2-7b": "llama",  # its class is not in the library
     # The first class in the order that holds the model, which is not its own:
     "seed-oss-36b": "qwen2",

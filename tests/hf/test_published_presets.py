@@ -35,6 +35,8 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
     ("glm-4-9b", "glm4", {"max_position_embeddings"}),
     ("glm-4.5-air", "glm4_moe", {"rope_parameters", "attention_bias"}),
     ("prophetnet-large", "prophetnet", set()),
+    ("kimi-linear-48b-a3b", "kimi_linear", {"layer_types"}),  # of the class, one layer later
+    ("ling-3.0-flash", "bailing_hybrid", {"head_dim"}),  # the class overwrites its default
 ]
 """A preset, its class, and the keys in which they differ."""
 

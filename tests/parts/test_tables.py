@@ -72,6 +72,8 @@ def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
     words = [f"{PATHS[axis]}.kind={kind}"]
     if axis == "routing":
         words.append("feedforward.kind=experts")
+    if axis == "decay":
+        words.append("recurrence.kind=linear")
     if axis == "mask" and "size" in choice.model_fields:
         words.append("attention.mask.size=3")
     if axis == "mask" and "radius" in choice.model_fields:

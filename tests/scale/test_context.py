@@ -123,6 +123,10 @@ OTHERWISE = "by which tokens depend on others otherwise than through keys and va
         (("electra-small",), "model.generator: found one, whose texts processes do not share"),
         (("bert-base",), 'model.sequence_head.kind: found "pooled", which reads rows as a whole'),
         (("modern", "model.global_tokens=8"), "model.global_tokens: found 8, which reads rows"),
+        (
+            ("hybrid-3-1",),
+            f'model.layer_kinds.recurrent.recurrence.kind: found "linear", {OTHERWISE}',
+        ),
         (("longformer-base",), f'model.attention.kind: found "longformer", {OTHERWISE}'),
         (
             ("mixtral-8x7b", "model.feedforward.capacity=9"),

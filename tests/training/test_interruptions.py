@@ -88,6 +88,21 @@ def test_an_interrupted_run_goes_on_as_if_nothing_was(
     assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
 
 
+def test_a_hybrid_goes_on_in_the_middle_of_a_document(longer: RunSpec, tmp_path: Path) -> None:
+    hybrid = longer.override(
+        *("data.packing=document_mask", "model.num_layers=2", "model.layers.cycle=['r','default']"),
+        "model.layer_kinds={r={attention={kind='none'},position={kind='none'},recurrence={kind='linear'}}}",
+    )
+    plain = train(hybrid, tmp_path / "plain")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 6, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Stopped):
+            train(hybrid, tmp_path / "run")
+    folder = train(hybrid, tmp_path / "run")
+    assert timeless(folder) == timeless(plain)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
 def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "start_saving", lambda self: signal.raise_signal(signal.SIGINT))

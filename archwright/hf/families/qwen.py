@@ -78,8 +78,6 @@ QWEN3_MOE = LLAMA.derive(
         ),
     ),
     layer_keys={**common.EXPERTS},
-    # Files use num_experts, the class num_local_experts.
-    further_aliases={"num_local_experts": "num_experts"},
 )
 
 

@@ -6,6 +6,8 @@ from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossA
 from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
+from archwright.parts.mixers.linear import DECAYS as DECAYS
+from archwright.parts.mixers.linear import LinearRecurrence as LinearRecurrence
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
@@ -22,6 +24,7 @@ from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
+from archwright.spec import recurrences as recurrence_spec
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -39,7 +42,12 @@ ATTENTIONS = Registry(
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
-RECURRENCES = Registry(Recurrence, "(spec, dim, layer)", Mixer, {})
+RECURRENCES = Registry(
+    Recurrence,
+    "(spec, dim, layer)",
+    Mixer,
+    {recurrence_spec.LinearRecurrence: LinearRecurrence},
+)
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 
 CROSS_ATTENTIONS = Registry(

@@ -1,0 +1,248 @@
+"""Recurrences: mixers whose state has one size for texts of any length."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from archwright.spec.attention import given_or_auto, num_heads_of
+from archwright.spec.choice import (
+    AutoCount,
+    AutoWidth,
+    Choice,
+    Count,
+    ModelSizes,
+    OptionalFloat,
+    ScaleDown,
+    Width,
+)
+from archwright.spec.mixers import Recurrence
+from archwright.spec.norms import Norm, RMSNorm
+
+
+class Decay(Choice):
+    """The axis of the factor exp(g) by which a token multiplies the state before it writes, g <= 0."""
+
+    axis: ClassVar[str] = "decay"
+    has_step: ClassVar[bool] = False
+    """True if a step size of each token and head comes with the decay, for write = "step"."""
+    per_channel: ClassVar[bool] = False
+    """True if each key channel has a decay of its own."""
+
+    def num_parameters(self, dim: int, num_heads: int, key_dim: int, *, bias: bool) -> int:
+        """Return the number of parameters, of resolved values."""
+        return 0
+
+
+class NoDecay(Decay):
+    """No decay: g = 0 (Yang et al., 2024, DeltaNet)."""
+
+    kind: Literal["none"] = "none"
+
+
+class FixedDecay(Decay):
+    """A fixed decay for each of H heads, h from 1 (Sun et al., 2023, RetNet, eq. 8; Qin et al., 2024, Lightning
+    Attention-2, section 3)."""
+
+    kind: Literal["fixed"] = "fixed"
+    rates: Literal["retention", "slopes"] = "retention"
+    """exp(g) = 1 - 2^(-4 - h), or g = -2^(-8 h / H) as the slopes of ALiBi."""
+    slower_with_depth: bool = False
+    """Multiply g by 1 - layer / (num_layers - 1), layer from 0 (MiniMax-01)."""
+
+
+class _Steps(Decay):
+    """Initial step sizes: log-uniform from least to most, as the softplus of a bias."""
+
+    least_step: float = Field(0.001, gt=0)
+    """Least initial step."""
+    most_step: float = Field(0.1, gt=0)
+    """Largest initial step."""
+    least_rate: float = Field(1.0, gt=0)
+    """Least initial rate; rates are uniform."""
+    most_rate: float = Field(16.0, gt=0)
+    """Largest initial rate."""
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        for name in ("step", "rate"):
+            least, most = getattr(self, f"least_{name}"), getattr(self, f"most_{name}")
+            if least > most:
+                yield f"least_{name}: found {least}; expected at most most_{name} = {most}"
+
+
+class HeadDecay(_Steps):
+    """g = -rate step, with step = softplus(W x + b) and a learned rate > 0 of each head (Dao and Gu, 2024, Mamba-2)."""
+
+    kind: Literal["per_head"] = "per_head"
+    has_step: ClassVar[bool] = True
+    clamp_min: float = Field(0.0, ge=0)
+    """Least step (time_step_limit of Mamba-2)."""
+    clamp_max: OptionalFloat = Field("none", examples=[0.5])
+    """Largest step."""
+
+    def num_parameters(self, dim: int, num_heads: int, key_dim: int, *, bias: bool) -> int:
+        return num_heads * (dim + bias + 2)
+
+
+class ChannelDecay(_Steps):
+    """g = -rate softplus(f(x) + b) per key channel, with a learned rate of each head (Kimi Team, 2025, Kimi Linear)."""
+
+    kind: Literal["per_channel"] = "per_channel"
+    per_channel: ClassVar[bool] = True
+    rank: Width | Literal["none"] = Field("none", examples=[16])
+    """f(x) = W_2 W_1 x through so many values; none: W x."""
+    lower_bound: float | Literal["none"] = Field("none", examples=[-5.0])
+    """g = lower_bound sigmoid(rate (f(x) + b)) with this negative bound (Ling 2.5); none: no bound."""
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        yield from super().contradictions(sizes)
+        if self.lower_bound != "none" and self.lower_bound >= 0:
+            yield f'lower_bound: found {self.lower_bound}; expected a negative number or "none"'
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        return super().scaled_down(to) | _smaller("rank", self.rank, to)
+
+    def num_parameters(self, dim: int, num_heads: int, key_dim: int, *, bias: bool) -> int:
+        size = num_heads * key_dim
+        return _low_rank(dim, size, self.rank) + bias * size + size + num_heads
+
+
+class SigmoidDecay(Decay):
+    """g = log sigmoid(W_2 W_1 x + b) / divisor per key channel (Yang et al., 2024, Gated Linear Attention, section
+    4.3)."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+    per_channel: ClassVar[bool] = True
+    rank: Width | Literal["none"] = 16
+    """Width between W_1 and W_2; none: one matrix."""
+    divisor: float = Field(16.0, gt=0)
+    """Divisor of the log of the decay, so that decays begin near 1."""
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        return super().scaled_down(to) | _smaller("rank", self.rank, to)
+
+    def num_parameters(self, dim: int, num_heads: int, key_dim: int, *, bias: bool) -> int:
+        size = num_heads * key_dim
+        return _low_rank(dim, size, self.rank) + size
+
+
+class LinearRecurrence(Recurrence):
+    """S = exp(g) S + k v^T, o = S^T q in heads; with the delta rule, S = exp(g) S; S = S + k (beta (v - S^T k))^T.
+
+    Linear attention (Katharopoulos et al., 2020), RetNet, GLA, SSD (Mamba-2), DeltaNet, gated DeltaNet and KDA are
+    settings of it.
+    """
+
+    kind: Literal["linear"] = "linear"
+    takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
+    not_results: ClassVar[frozenset[str]] = frozenset({"chunk_size"})
+    num_heads: AutoCount = Field("auto", examples=[8])
+    """Heads of values, each with a state; auto: dim / head_dim, of at least 64 where head_dim is auto too."""
+    num_key_heads: AutoCount = Field("auto", examples=[2])
+    """Heads of queries and keys, shared by groups of value heads; auto: num_heads."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a query and key; auto: dim / num_heads."""
+    value_head_dim: AutoWidth = Field("auto", examples=[32])
+    """Width of a value; auto: head_dim. A state has head_dim x value_head_dim numbers."""
+    decay: Decay = Field(HeadDecay(), examples=[{"kind": "per_channel"}])
+    """Factor of the state before each write."""
+    write: Literal["added", "step", "delta"] = "delta"
+    """Add k v^T, or k (step v)^T with the decay's step (SSD), or replace the value of k (delta rule)."""
+    beta_max: Literal[1, 2] = 1
+    """Largest strength beta of the delta rule; 2 allows negative eigenvalues (Grazzi et al., 2024)."""
+    conv_width: Count | Literal["none"] = 4
+    """Tokens read by the convolutions of queries, keys and values."""
+    conv_bias: bool = False
+    """Biases of the convolutions."""
+    activation: Literal["none", "silu"] = "silu"
+    """Function of queries, keys and values, after the convolutions."""
+    qk_norm: Literal["none", "l2"] = "l2"
+    """Length of queries and keys: as they are, or 1."""
+    scale: Literal["none", "sqrt"] = "sqrt"
+    """Divide queries by sqrt(head_dim)."""
+    skip: bool = False
+    """Add D v to the output, with a learned number D of each head (Mamba-2)."""
+    out_norm: Norm = Field(RMSNorm(eps=1e-5), examples=[{"kind": "layer"}])
+    """Norm over the output."""
+    out_norm_over: Literal["head", "group", "all"] = "head"
+    """Over a head, over the heads that share a key (Mamba-2), or over all heads (MiniMax-01)."""
+    gate: Literal["none", "silu", "sigmoid"] = "silu"
+    """Multiply the output by this function of a map of x."""
+    gate_position: Literal["before", "after"] = "after"
+    """Before the norm (Mamba-2) or after it."""
+    gate_rank: Width | Literal["none"] = Field("none", examples=[16])
+    """Width between two matrices of the gate; none: one matrix."""
+    bias: bool = False
+    """Biases of all projections."""
+    chunk_size: Count = 64
+    """Tokens computed at once: speed and memory, not results."""
+
+    def heads(self, dim: int) -> dict[str, int]:
+        """Return the numbers of heads and their widths, by the names of their fields."""
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        head_dim = given_or_auto(self.head_dim, max(1, dim // num_heads))
+        return {
+            "num_heads": num_heads,
+            "num_key_heads": given_or_auto(self.num_key_heads, num_heads),
+            "head_dim": head_dim,
+            "value_head_dim": given_or_auto(self.value_head_dim, head_dim),
+        }
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return self.heads(sizes.dim)
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        heads = self.heads(sizes.dim)
+        if heads["num_heads"] % heads["num_key_heads"]:
+            yield (
+                f"num_key_heads: found {heads['num_key_heads']}; expected a divisor of num_heads = "
+                f"{heads['num_heads']}"
+            )
+        if self.write == "step" and not self.decay.has_step:
+            yield f'write: found "step" with decay.kind = "{self.decay.kind}"; expected decay.kind = "per_head"'
+        if self.beta_max != 1 and self.write != "delta":
+            yield f'beta_max: found {self.beta_max} with write = "{self.write}"; expected 1, or write = "delta"'
+        if self.gate_rank != "none" and self.gate == "none":
+            yield f'gate_rank: found {self.gate_rank} with gate = "none"; expected "none"'
+        if self.conv_bias and self.conv_width == "none":
+            yield 'conv_bias: found true with conv_width = "none"; expected false'
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        return super().scaled_down(to) | _smaller("gate_rank", self.gate_rank, to)
+
+    @property
+    def one_line(self) -> str:
+        rule = {"added": "linear", "step": "state space", "delta": "delta"}[self.write]
+        decay = "" if self.decay.is_none else f", {self.decay.kind} decay"
+        return (
+            f"{rule} recurrence in {self.num_heads}/{self.num_key_heads} heads, states of "
+            f"{self.head_dim} x {self.value_head_dim}{decay}"
+        )
+
+    def num_parameters(self, dim: int) -> int:
+        heads, key_dim, value_dim = (
+            int(self.num_heads),
+            int(self.head_dim),
+            int(self.value_head_dim),
+        )
+        keys, values = int(self.num_key_heads) * key_dim, heads * value_dim
+        total = dim * (2 * keys + 2 * values) + self.bias * (2 * keys + values + dim)
+        if self.gate != "none":
+            total += _low_rank(dim, values, self.gate_rank) + self.bias * values
+        if self.conv_width != "none":
+            total += (2 * keys + values) * (self.conv_width + self.conv_bias)
+        if self.write == "delta":
+            total += heads * (dim + self.bias)
+        total += self.decay.num_parameters(dim, heads, key_dim, bias=self.bias)
+        normed = value_dim if self.out_norm_over == "head" else values
+        return total + self.skip * heads + self.out_norm.num_parameters(normed)
+
+
+def _low_rank(d_in: int, d_out: int, rank: int | Literal["none"]) -> int:
+    """Return the numbers in one matrix, or in two with `rank` values between them."""
+    return d_in * d_out if rank == "none" else rank * (d_in + d_out)
+
+
+def _smaller(name: str, rank: int | Literal["none"], to: ScaleDown) -> dict[str, Any]:
+    """Return the change of a rank that keeps its ratio to the model's width."""
+    return {} if rank == "none" else {name: max(2, rank * to.dim // to.old.dim)}
