@@ -72,6 +72,7 @@ VISUAL = ("visual",)
 
 WRAPPERS: dict[str, Wrapper] = {
     "gemma3": LLAVA,
+    "gemma4": Wrapper(("vision_tower", "embed_vision", "audio_tower", "embed_audio")),
     "llama4": Wrapper(("vision_model", "multi_modal_projector")),
     "llava": LLAVA,
     "mistral3": LLAVA,

@@ -40,7 +40,6 @@ from tests.hf.library import (
 REFUSED = {
     "gemma3n": "four parallel streams are not here",
     "gemma3n_kv_shared": "four parallel streams are not here",
-    "gemma4": "embeddings for each layer are not here",
     "jetmoe": "mixtures of attention heads are not here",
     "diffllama": "differential attention is not here",
     "longcat_flash": "experts that skip a pair of layers are not here",

@@ -1,9 +1,9 @@
 """Published config.json files give the presets of the same models, and models of the published sizes.
 
-`published_configs.json` was recalled, not downloaded, but for those of Liquid AI and fla-hub, which were read: its keys
-are those that such files have, in the spelling of their time. `parameters` are the sizes that hubs show, less what is
-no parameter here (selection biases, second copies of tied heads), and null where none was known for sure. The factors
-of LongRoPE of Phi-3.5-MoE are stand-ins.
+`published_configs.json` was recalled or read in public copies, not downloaded: its keys are those that such files have,
+in the spelling of their time. `parameters` are the sizes that hubs show, less what is no parameter here (selection
+biases, second copies of tied heads), and null where none was known for sure. The factors of LongRoPE of Phi-3.5-MoE are
+stand-ins.
 """
 
 import json
@@ -37,6 +37,7 @@ BLOCKED = {
     "original-transformer-big": "embedding.scale",
     "palm-540b": "head.logit_divisor",
     "phi-3-small": "norm.kind",
+    "baichuan-2-13b": "position.kind",
     "switch-xxl": "encoder.feedforward.kind",  # whose feed-forwards have gates
     "textbook": "embedding.scale",
     "transformer-xl": "embedding.scale",
@@ -45,6 +46,11 @@ BLOCKED = {
 OTHERWISE = {
     "modern": "llama",
     "ling-3.0-flash": "bailing_hybrid",  # whose file has limits of activations
+    "baichuan-2-7b": "llama",  # its class is not in the library
+    # The first class in the order that holds the model, which is not its own:
+    "seed-oss-36b": "qwen2",
+    "ernie-4.5-0.3b": "glm",
+    "glm-4.7-flash": "deepseek_v3",
     **dict.fromkeys(
         ("mt5-small", "mt5-base", "mt5-large", "mt5-xl", "mt5-xxl"), "t5"
     ),  # as T5 v1.1, which comes first
