@@ -58,7 +58,7 @@ SMALL: Ranges = {
     "theta": st.floats(10, 1e6),
     "ShortConvolution.width": st.integers(1, 5),
     "shares_kv": st.sampled_from([False] * 7 + [True]),
-    "LayerEmbedding.width": st.sampled_from(["none"] * 5 + [4, 8]),
+    "layer_embedding": st.sampled_from(["none"] * 5 + [4, 8]),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),
     "eps": st.floats(1e-8, 1e-2),
     "num_experts": st.sampled_from([4, 4, 6, 8]),

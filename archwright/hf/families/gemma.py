@@ -181,23 +181,18 @@ RECURRENT_GEMMA = GEMMA.derive(
     },
 )
 
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu", "relu": "relu"}
-"""Activations of embeddings per layer, by their name in configs."""
-
 
 def _read_layer_embedding(config: Config) -> Table:
-    width, name = config["hidden_size_per_layer_input"] or "none", config["hidden_activation"]
-    if width == "none":
-        return nested("residual.layer_embedding.width", width)
-    if (rows := config["vocab_size_per_layer_input"]) != config["vocab_size"]:
-        raise UserError(refused("vocab_size_per_layer_input", rows, (config["vocab_size"],)))
-    if name not in ACTIVATIONS:
-        raise UserError(refused("hidden_activation", name, ACTIVATIONS))
-    return nested("residual.layer_embedding", {"width": width, "activation": ACTIVATIONS[name]})
+    width, rows = config["hidden_size_per_layer_input"] or "none", config["vocab_size"]
+    needed = {"vocab_size_per_layer_input": rows, "hidden_activation": "gelu_pytorch_tanh"}
+    for key, value in needed.items() if width != "none" else ():
+        if config[key] != value:
+            raise UserError(refused(key, config[key], (value,)))
+    return nested("residual.layer_embedding", width)
 
 
 def _write_layer_embedding(get: Get) -> dict[str, Any]:
-    width = get("residual.layer_embedding.width")
+    width = get("residual.layer_embedding")
     keys = {"hidden_size_per_layer_input": 0 if width == "none" else width}
     return keys | {"vocab_size_per_layer_input": get("vocab_size")}
 
