@@ -150,7 +150,8 @@ class RWKV7(RecurrentMixer):
 
     def _split(self, x: Tensor) -> Tensor:
         # [batch, length, heads * head_dim] -> [batch, length, heads, head_dim]
-        return x.unflatten(-1, (self.num_heads, self.head_dim))
+        y: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
+        return y
 
     def kernels(self) -> Sequence[str]:
         return list(RANK_ONE_SCANS)
