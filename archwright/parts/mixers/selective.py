@@ -238,7 +238,7 @@ class HeadGate(nn.Module):
 
 
 def _bounded_root(x: Tensor) -> Tensor:
-    """Return sqrt(x), whose gradient is at most 1,000: decays near 1 would give infinite ones."""
+    """Return sqrt(x) with gradients of at most 1,000; decays near 1 would give infinite ones."""
     constant = x.detach()
     slope = 0.5 * constant.clamp(min=STEEPEST).rsqrt()
     return constant.sqrt() + (x - constant) * slope
