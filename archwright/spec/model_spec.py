@@ -342,6 +342,21 @@ class ModelSpec(StackSpec, Shown):
         """Sizes from which open numbers of choices follow."""
         return ModelSizes(self.dim, self.num_layers, self.context_length)
 
+    @cached_property
+    def kv_sources(self) -> tuple[int, ...]:
+        """Number, from 1, of the layer whose keys and values each layer reads: often its own; 0 if there is none."""
+        nearest: dict[Any, int] = {}
+        sources = []
+        for number, name in enumerate(self.layer_order, 1):
+            layer, source = self.layers_by_kind.get(name, LayerSpec()), number  # rules check names
+            if sizes := layer.attention.kv_sizes(self.dim):
+                options = dict(layer.attention)
+                key = (layer.position, options["mask"], sizes)
+                source = nearest.get(key, 0) if options["shares_kv"] else number
+                nearest[key] = source
+            sources.append(source)
+        return tuple(sources)
+
     @property
     def is_bidirectional(self) -> bool:
         """Whether tokens of some layer see what follows them, as those of BERT do."""

@@ -22,6 +22,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "cross_attention": ("cross_attention", "mixers"),
     "feedforward": ("feedforward", "routing", "experts", "activations"),
     "masks": ("masks", "attention_mask"),
+    "recurrences": ("mixers",),
+    "selective": ("mixers",),
 }
 """Files or folders in parts/ of axes that are not called as their file in spec/ is."""
 TRAINED = ("run_spec", "optimizers", "schedules")

@@ -48,7 +48,7 @@ ROWS = {
         *("mixtral-8x7b", "model.feedforward.balance_loss=1", "model.feedforward.shared=gated"),
         "model.feedforward.router_z_loss=0.1",
     ),
-    "latents": ("deepseek-v2-lite",),
+    "latents behind gates": ("deepseek-v2-lite", "model.attention.gate=head"),
     "two stacks": MODELS["t5-small, GELU"],
     "norms on both sides": ("gemma-2-2b",),
     "shared layers": ("albert-base",),
@@ -82,7 +82,10 @@ def test_gradients_are_those_of_one_process(
 def test_tensor_groups_in_a_context_group_have_the_gradients_of_one_process(
     rows: dict[str, Case], tmp_path: Path
 ) -> None:
-    few = {name: rows[name] for name in ("norms on both sides", "latents", "shared experts")}
+    few = {
+        name: rows[name]
+        for name in ("norms on both sides", "latents behind gates", "shared experts")
+    }
     grid: Grid = (1, 1, 2, True, 2)
     together = of_group(4, few, (grid,), tmp_path / "found")
     for name, case in few.items():

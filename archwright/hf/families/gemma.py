@@ -13,6 +13,7 @@ from archwright.hf.families.common import (
 )
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every, every_by
+from archwright.hf.layouts import Rows, Stacked
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -22,10 +23,15 @@ from archwright.hf.lenses import (
     Get,
     Refuse,
     Set,
+    Table,
     converted,
     nested,
+    refused,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
 
 TANH = {"kind": "geglu", "approximate": "tanh"}
 NORM = {"norm.weight": "unit_offset", "norm.scale_in": "float32"}
@@ -172,5 +178,128 @@ RECURRENT_GEMMA = GEMMA.derive(
         "max_position_embeddings": 8192,  # of training: configs have no length
         "partial_rotary_factor": 0.5,
         "rope_theta": 10_000.0,
+    },
+)
+
+ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu", "relu": "relu"}
+"""Activations of embeddings per layer, by their name in configs."""
+
+
+def _read_layer_embedding(config: Config) -> Table:
+    width, name = config["hidden_size_per_layer_input"] or "none", config["hidden_activation"]
+    if width == "none":
+        return nested("residual.layer_embedding.width", width)
+    if (rows := config["vocab_size_per_layer_input"]) != config["vocab_size"]:
+        raise UserError(refused("vocab_size_per_layer_input", rows, (config["vocab_size"],)))
+    if name not in ACTIVATIONS:
+        raise UserError(refused("hidden_activation", name, ACTIVATIONS))
+    return nested("residual.layer_embedding", {"width": width, "activation": ACTIVATIONS[name]})
+
+
+def _write_layer_embedding(get: Get) -> dict[str, Any]:
+    width = get("residual.layer_embedding.width")
+    keys = {"hidden_size_per_layer_input": 0 if width == "none" else width}
+    return keys | {"vocab_size_per_layer_input": get("vocab_size")}
+
+
+def _read_full_heads(config: Config) -> Table:
+    """Read the sizes of heads in full layers, from their own keys or from a table per layer."""
+    heads = {"head_dim": config["global_head_dim"]}
+    for index, override in (config["per_layer_config"] or {}).items():
+        if config["layer_types"][int(index)] == "full_attention":
+            heads = dict(override)
+    number = heads.get("num_key_value_heads") or config["num_key_value_heads"]
+    return nested("attention", {"head_dim": heads["head_dim"], "num_kv_heads": number})
+
+
+class _KeySharing(Layers):
+    """Last layers that share keys and values; their feed-forwards may be twice as wide."""
+
+    def write(self, spec: ModelSpec) -> dict[str, Any]:
+        widths = {
+            dict(layer.attention).get("shares_kv"): dict(layer.feedforward).get("hidden_dim")
+            for layer in map(spec.layer, range(spec.num_layers))
+        }
+        width = widths.get(False)
+        return super().write(spec) | {
+            "intermediate_size": width,
+            "use_double_wide_mlp": widths.get(True, width) != width,
+        }
+
+
+def _read_hidden(config: Config) -> Table:
+    times = 2 if config["use_double_wide_mlp"] else 1
+    return nested("feedforward.hidden_dim", config["intermediate_size"] * times)
+
+
+KEY_SHARING = CustomPattern(
+    lambda config, n: [
+        "shared" if i >= n - config["num_kv_shared_layers"] else "own" for i in range(n)
+    ],
+    lambda roles: {"num_kv_shared_layers": roles.count("shared")},
+)
+
+GEMMA4 = GEMMA2.derive(
+    "gemma4_text",
+    "Gemma4ForCausalLM",
+    *qk_norm(scale_in="float32"),
+    Set({"norm.weight": "plain", "attention.scale.kind": "none", "residual.layer_scalar": True}),
+    Set({"attention.v_norm": {"kind": "rms", "weight": "none", "scale_in": "float32"}}),
+    Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "attention.v_norm.eps")),
+    Computed(_read_layer_embedding, _write_layer_embedding),
+    Refuse("enable_moe_block", (False,)),
+    Refuse("attention_k_eq_v", (False,)),
+    groups=(
+        Layers(
+            Listed(otherwise=every(6)),
+            by_type(
+                (
+                    Rope(layer_type="full_attention", scaled=False),
+                    Computed(
+                        _read_full_heads, lambda get: {"global_head_dim": get("attention.head_dim")}
+                    ),
+                ),
+                (
+                    Rope(layer_type="sliding_attention", scaled=False),
+                    Field("head_dim", "attention.head_dim"),
+                    Field("num_key_value_heads", "attention.num_kv_heads"),
+                ),
+            ),
+        ),
+        _KeySharing(
+            KEY_SHARING,
+            {
+                "own": Role(
+                    {"attention.shares_kv": False},
+                    (Field("intermediate_size", "feedforward.hidden_dim"),),
+                ),
+                "shared": Role({"attention.shares_kv": True}, (Computed(_read_hidden),)),
+            },
+        ),
+    ),
+    layer_keys={
+        "per_layer_input_gate": "layer_embedding.gate",
+        "per_layer_projection": "layer_embedding.out",
+        "post_per_layer_input_norm": "layer_embedding.norm",
+        "layer_scalar": "layer_scalar.value",
+    },
+    model_keys={
+        "model.embed_tokens_per_layer": Fused(("layers.{i}.layer_embedding.table",), Stacked()),
+        "model.per_layer_model_projection": Fused(("layers.{i}.layer_embedding.project",), Rows()),
+        "model.per_layer_projection_norm": "relatives.layer_embedding_0",
+    },
+    # Files have unused maps of layers that share keys and values.
+    ignored=(*LLAMA.ignored, r"model\.layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight"),
+    undeclared={
+        "global_head_dim": 512,
+        "per_layer_config": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
+        },
     },
 )

@@ -5,6 +5,7 @@ from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
 from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
+from archwright.parts.mixers.gated_conv import GatedConv as GatedConv
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.linear import DECAYS as DECAYS
 from archwright.parts.mixers.linear import LinearRecurrence as LinearRecurrence
@@ -13,6 +14,7 @@ from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
 from archwright.parts.mixers.recurrent import RecurrentMixer as RecurrentMixer
 from archwright.parts.mixers.recurrent import StateTensor as StateTensor
+from archwright.parts.mixers.rwkv7 import RWKV7 as RWKV7
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.selective import RGLRU as RGLRU
@@ -51,6 +53,8 @@ RECURRENCES = Registry(
     Mixer,
     {
         recurrence_spec.LinearRecurrence: LinearRecurrence,
+        recurrence_spec.ShortConvolution: GatedConv,
+        recurrence_spec.RWKV7: RWKV7,
         selective_spec.SelectiveScan: SelectiveScan,
         selective_spec.RGLRU: RGLRU,
     },

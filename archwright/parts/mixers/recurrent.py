@@ -15,14 +15,14 @@ from archwright.parts.context import Context
 from archwright.parts.linear import project
 from archwright.parts.mixers.base import Mixer
 from archwright.parts.scans import SCANS, linear_scan
-from archwright.parts.short_conv import ShortConv
+from archwright.parts.short_conv import Taps
 from archwright.parts.states import RecurrentState
 from archwright.parts.tensor_parallel import TensorParallel
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 
 Conv = Callable[[str, Tensor], Tensor]
-"""Function (name of a `ShortConv` of the mixer, x) -> its output, with the state of the piece before."""
+"""Function (name of a `ShortConv` or `TokenShift`, x) -> its output, with the state of the piece before."""
 
 
 class StateTensor(NamedTuple):
@@ -81,6 +81,10 @@ class RecurrentMixer(Mixer):
             conv: Applies a convolution by its name, as in `conv("query_conv", q)`.
         """
 
+    def exchange(self, inputs: Any, context: Context) -> Any:
+        """Return the inputs of the scan after an exchange of values with other layers; default: no exchange."""
+        return inputs
+
     @abstractmethod
     def output(self, mixed: Tensor, inputs: Any) -> Float[Tensor, "batch length dim"]:
         """Return the result of the mixer from the output of the scan and from its inputs."""
@@ -115,7 +119,8 @@ class RecurrentMixer(Mixer):
         if layout.segment_ids is not None:  # [batch, length]
             # Padding may have the index of a first token.
             resets = first if real is None else first & real
-        inputs = self.project(x, project(x, self.inputs) if projected is None else projected, conv)
+        projected = project(x, self.inputs) if projected is None else projected
+        inputs = self.exchange(self.project(x, projected, conv), context)
         before: dict[str, Tensor] = {}
         for name, tensor in self.state_tensors().items():
             held = None if state is None else state.get(name)
@@ -144,8 +149,8 @@ class RecurrentMixer(Mixer):
 
     def state_bytes(self, length: int, itemsize: int) -> int:
         wide = max(4, itemsize)
-        convs = (m for m in self.modules() if isinstance(m, ShortConv))
-        return itemsize * sum((conv.width - 1) * len(conv.weight) for conv in convs) + sum(
+        convs = (m for m in self.modules() if isinstance(m, Taps))
+        return itemsize * sum((conv.width - 1) * conv.channels for conv in convs) + sum(
             math.prod(tensor.shape) * (wide if tensor.dtype == "float32" else itemsize)
             for tensor in self.state_tensors().values()
         )

@@ -42,8 +42,8 @@ class Selection(NamedTuple):
 class SelectiveScan(RecurrentMixer):
     """out(y silu(gate(x))) with y = S C + D u, S = exp(dt A) S + dt u B^T and u = silu(conv(value(x))).
 
-    dt = step_up(norm(step_down(u))), B = norm(write(u)), C = norm(read(u)) and A = -exp(log_rates). At first
-    A = -(1, 2, ...) and D = 1.
+    dt = step_up(norm(step_down(u))), B = norm(write(u)), C = norm(read(u)) and A = -exp(log_rates). At first D = 1 and
+    A = -(1, 2, ...).
 
     Ranks of a tensor group compute this branch in full: step_down, write and read are sums over all channels.
     Gu and Dao, 2023, Mamba, algorithm 2 and section 3.6.
