@@ -95,7 +95,8 @@ def test_a_tiny_model_is_tiny_and_its_heads_share_keys_alike(name: str) -> None:
     for kind, layer in tiny.layers_by_kind.items():
         few, many = layer.attention, model.layers_by_kind[kind].attention
         if isinstance(few, LatentAttention) and isinstance(many, LatentAttention):
-            assert shape(few) == pytest.approx(shape(many))
+            rounded = 1 / int(few.nope_head_dim)  # widths are even
+            assert shape(few) == pytest.approx(shape(many), abs=rounded)
             continue
         if "num_kv_heads" not in type(few).model_fields:  # each head has its own keys
             continue

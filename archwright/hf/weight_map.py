@@ -67,7 +67,8 @@ Mapped = str | Fused | When | Constant | tuple[str | When, ...]
 """Contents of a checkpoint module or tensor: a name in the model, several fused names, a constant, or alternatives.
 
 A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each matrix of a stack. In names
-of the model, `{mixer}` is "attention" or "recurrence", the branch that gives a layer's first norm its name.
+of the model, `{mixer}` is "attention" or "recurrence", the branch that gives a layer's first norm its name. A fused
+name with `{i}`, outside the layers, is repeated for each layer.
 """
 
 
@@ -203,7 +204,11 @@ def _slots(
     if isinstance(held, str):
         held = Fused((held,), Same())
     mixer = next(iter(layer.groups), "")
-    names = [name.replace("{mixer}", mixer) for name in held.ours]
+    names = [
+        name.replace("{mixer}", mixer).replace("{i}", str(i))
+        for name in held.ours
+        for i in range(len(spec.distinct_layers) if "{i}" in name else 1)
+    ]
     for suffix in _suffixes([prefix + name for name in names], tensors):
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:

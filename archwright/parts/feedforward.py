@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
+from archwright.parts.channel_mix import ChannelMix
 from archwright.parts.leaves import is_watched
 from archwright.parts.linear import GroupedLinear, Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.norms import NORMS, upcast, without_autocast
@@ -471,6 +472,11 @@ FEEDFORWARDS = Registry(
     spec.FeedForward,
     "(spec, dim) or, of a spec that is a Mixer, (spec, dim, layer)",
     Branch,
-    {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
+    {
+        spec.Plain: Plain,
+        spec.Gated: Gated,
+        spec.Experts: Experts,
+        spec.ChannelMix: ChannelMix,
+    },
 )
 """Subclasses of `Branch`: y = f(x), independently for each token."""

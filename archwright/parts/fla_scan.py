@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from archwright.parts.scans import SCANS, ScanInputs
+from archwright.parts.scans import SCANS, ScanInputs, one_key_per_head
 
 # Kernels by (delta rule, decay per key channel): modules and functions of fla.ops.
 FUNCTIONS = {
@@ -24,7 +24,7 @@ def fla(
 
     Matmuls use bfloat16. With resets, documents become separate sequences (`cu_seqlens`).
     """
-    q, k, v, log_decay, beta, _ = scan
+    q, k, v, log_decay, beta, _ = one_key_per_head(scan)
     batch, length = v.shape[:2]
     per_channel = log_decay is not None and log_decay.ndim == 4
     module, name = FUNCTIONS[beta is not None, per_channel]

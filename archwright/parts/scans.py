@@ -8,20 +8,24 @@ A state S [key_dim, value_dim] of each head maps keys to values. A token multipl
     o = S^T q
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from archwright.parts.leaves import LeafCosts, leaf
 from archwright.spec.errors import UserError
 
 LEAST_LOG_DECAY = -64.0
 """Log of the strongest decay. exp(-64) = 2e-28 is below the rounding of float64, and -inf would give inf - inf."""
+LOG2_E = math.log2(math.e)
+LEAST_SOLVED = 8
+"""Size of blocks inverted by substitution, which is slower than products for larger ones."""
 
 
 class ScanInputs(NamedTuple):
@@ -33,6 +37,16 @@ class ScanInputs(NamedTuple):
     log_decay: Tensor | None = None
     beta: Float[Tensor, "batch length heads"] | None = None
     gate: Any = None
+
+
+DecayKind = Literal["none", "fixed", "per_head", "per_channel"]
+
+
+def _decay_kind(log_decay: Tensor | None) -> DecayKind:
+    if log_decay is None:
+        return "none"
+    kinds: dict[int, DecayKind] = {1: "fixed", 3: "per_head", 4: "per_channel"}
+    return kinds[log_decay.ndim]
 
 
 def _costs(
@@ -55,7 +69,8 @@ def _costs(
         value_dim,
         chunk_size=chunk_size,
         delta=beta is not None,
-        per_channel=log_decay is not None and log_decay.ndim == 4,
+        decay=_decay_kind(log_decay),
+        key_heads=q.shape[2],
         itemsize=dtype.itemsize,
     )
     out = torch.empty(v.shape, dtype=v.dtype, device="meta")
@@ -101,8 +116,6 @@ def linear_scan(
     batch, length, heads, value_dim = v.shape
     dtype = torch.promote_types(v.dtype, torch.float32)
     values, beta = v.to(dtype), None if beta is None else beta.to(dtype)
-    # [batch, length, heads, key_dim]
-    queries, keys = (x.to(dtype).repeat_interleave(heads // x.shape[2], 2) for x in (q, k))
     if log_decay is not None:
         log_decay = log_decay.to(dtype).clamp(min=LEAST_LOG_DECAY)
         if log_decay.ndim == 1:
@@ -118,17 +131,23 @@ def linear_scan(
             beta = beta.masked_fill(padding, 0)
     if state is None:
         state = values.new_zeros(batch, heads, k.shape[-1], value_dim)
-    inputs = ScanInputs(queries, keys, values, log_decay, beta)
+    inputs = ScanInputs(q.to(dtype), k.to(dtype), values, log_decay, beta)
     with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
         out, state = SCANS[kernel](inputs, state.to(dtype), resets, chunk_size)
     return out.to(v.dtype), state
+
+
+def one_key_per_head(scan: ScanInputs) -> ScanInputs:
+    """Repeat queries and keys that several heads share."""
+    q, k = (x.repeat_interleave(scan.v.shape[2] // x.shape[2], 2) for x in scan[:2])
+    return scan._replace(q=q, k=k)
 
 
 def recurrent(
     scan: ScanInputs, state: Tensor, resets: Tensor | None, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
     """Compute a scan token by token: the formula, and the reference of all kernels."""
-    q, k, v, log_decay, beta, _ = scan
+    q, k, v, log_decay, beta, _ = one_key_per_head(scan)
     outs = []
     for t in range(v.shape[1]):
         if log_decay is not None:
@@ -150,96 +169,176 @@ def chunked(
 ) -> tuple[Tensor, Tensor]:
     """Compute a scan in chunks by matrix products; only states go from chunk to chunk.
 
-    With c the sum of g within a chunk and D_ij = exp(c_i - c_j), j <= i, the values that a chunk writes are
-    U - W S for the delta rule, where (I + tril(A, -1)) [U, W] = [beta v, beta exp(c) k], A = beta k k^T * D, and v
-    otherwise. Every exponent is at most 0, so that strong decays cannot overflow.
+    With D_ij the product of the decays of tokens j + 1 to i in a chunk, and F_i that of its tokens up to i, the values
+    that a chunk writes are U - W S for the delta rule, where (I + tril(A, -1)) [U, W] = [beta v, beta F k],
+    A = beta k k^T * D, and v otherwise. Decays are multiplied, never divided: strong ones cannot overflow, sums of
+    logs cannot cancel, and a reset is a decay of 0.
 
     Source: Dao and Gu (2024), section 6; Yang et al. (2024), Parallelizing linear transformers with the delta rule.
     """
-    length, key_dim = scan.q.shape[1], scan.q.shape[-1]
+    length, heads = scan.v.shape[1:3]
+    size = _chunk_length(chunk_size, length)
     per_channel = scan.log_decay is not None and scan.log_decay.ndim == 4
-    size = _chunk_length(chunk_size, length, per_channel)
-    q, k, v = (_chunks(x, size) for x in scan[:3])
-    if scan.log_decay is None:
-        g = q.new_zeros(1, 1, q.shape[2], size, 1)
-    else:  # [batch, heads, chunks, size, key_dim or 1]
-        g = _chunks(scan.log_decay if per_channel else scan.log_decay[..., None], size)
-    seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    if resets is None:
-        c = g.cumsum(-2)
-        from_state, to_state = c.exp(), (c[..., -1:, :] - c).exp()
+    q, k, v = (_chunks(x, size) for x in (one_key_per_head(scan) if per_channel else scan)[:3])
+    if scan.log_decay is None:  # [chunks, batch, heads, size, key_dim or 1]
+        decay = q.new_ones(1, 1, heads, size, 1)
     else:
-        part = _chunks(resets.long()[..., None], size).cumsum(-1)  # [batch, 1, chunks, size]
-        seen = seen & (part[..., :, None] == part[..., None, :])
-        # A sum from the last reset on: it does not even round with the tokens before.
-        c = seen.to(g.dtype) @ g
-        from_state = c.exp() * (part == 0)[..., None]
-        to_state = (c[..., -1:, :] - c).clamp(max=0).exp() * (part == part[..., -1:])[..., None]
-    # Masked before exp: above the diagonal exponents are positive.
-    decay = None if per_channel else (c - c.mT).masked_fill(~seen, -torch.inf).exp()
-    products = partial(_products, c=c, seen=seen, decay=decay)
-    weights = products(q, k)
-    writes, carried = (k * to_state).mT, from_state[..., -1, :, None]
-    if scan.beta is None:
-        values, reads = v, None
+        # On a CPU torch's exp2 is 4 times as fast as its exp, and 50 times where results are denormal.
+        log_decay = scan.log_decay if per_channel else scan.log_decay[..., None]
+        decay = (_chunks(log_decay, size) * LOG2_E).exp2()
+    if resets is not None:
+        decay = decay.masked_fill(_chunks(resets[..., None, None], size), 0)
+    readers = (q,) if scan.beta is None else (q, k)
+    if per_channel:
+        products, from_start, to_end = _decayed_products(readers, k, decay)
     else:
-        beta = _chunks(scan.beta, size)[..., None]
-        erased = beta * k
-        solved = torch.linalg.solve_triangular(
-            products(erased, k),
-            torch.cat((beta * v, erased * from_state), -1),
-            upper=False,
-            unitriangular=True,
-        )
-        values, reads = solved.split((v.shape[-1], key_dim), -1)
-    states, written = [], []
-    for i in range(q.shape[2]):
-        value = values[:, :, i]
-        if reads is not None:
-            value = value - reads[:, :, i] @ state
-        states.append(state)
-        written.append(value)
-        # [batch, heads, key_dim, value_dim]
-        state = carried[:, :, i] * state + writes[:, :, i] @ value
-    out = (q * from_state) @ torch.stack(states, 2) + weights @ torch.stack(written, 2)
-    # [batch, heads, chunks, size, value_dim] -> [batch, length, heads, value_dim]
-    return out.movedim(1, 3).flatten(1, 2)[:, :length], state
+        one = torch.ones_like(decay)
+        (pairs,), from_start, to_end = _decayed_products((one,), one, decay)
+        products = [_per_head(x @ k.mT, pairs) for x in readers]
+    values, reads = v, None
+    if scan.beta is not None:
+        beta = _chunks(scan.beta[..., None], size)
+        right = torch.cat((beta * v, _per_head(k, beta * from_start)), -1)
+        solved = _Solve.apply(beta * products[1], right)
+        values, reads = solved.split((v.shape[-1], k.shape[-1]), -1)
+    carried = from_start[..., -1, :, None].expand(len(q), -1, -1, -1, -1)
+    states, written, last = _States.apply(values, reads, _per_head(k, to_end), carried, state)
+    out = torch.baddbmm(
+        *(x.flatten(0, 2) for x in (products[0] @ written, _per_head(q, from_start), states))
+    ).view_as(v)
+    # [chunks, batch, heads, size, value_dim] -> [batch, length, heads, value_dim]
+    return out.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length], last
+
+
+def _per_head(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply [chunks, batch, key_heads, ...] by a factor of each head [..., heads, ...]."""
+    # A key head and its heads: [chunks, batch, key_heads, heads of a key, ...]
+    return (x[:, :, :, None] * factor.unflatten(2, (x.shape[2], -1))).flatten(2, 3)
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
-    """Return [batch, heads, chunks, size, ...] of [batch, length, heads, ...]; zeros fill the last chunk."""
+    """Return [chunks, batch, heads, size, width] of [batch, length, heads, width]; zeros fill the last chunk."""
     if x.shape[1] % size:
-        x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, -x.shape[1] % size])
-    # [batch, chunks, size, heads, ...] -> [batch, heads, chunks, size, ...]
-    return torch.movedim(x.unflatten(1, (-1, size)), 3, 1).contiguous()
+        x = F.pad(x, [0, 0, 0, 0, 0, -x.shape[1] % size])
+    # [batch, chunks, size, heads, width] -> [chunks, batch, heads, size, width]
+    return x.unflatten(1, (-1, size)).permute(1, 0, 3, 2, 4).contiguous()
 
 
-def _products(a: Tensor, b: Tensor, c: Tensor, seen: Tensor, decay: Tensor | None) -> Tensor:
-    """Return a_i^T diag(D_ij) b_j if i sees j, else 0: [batch, heads, chunks, size, size]."""
-    if decay is not None:
-        return (a @ b.mT) * decay
-    return _halved_products(a, b, c, seen.ndim > 2).masked_fill(~seen, 0)
+def _decayed_products(
+    readers: Sequence[Tensor], keys: Tensor, decay: Tensor
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return sum_d a_id D_ijd k_jd of each reader a for j <= i, else 0, and the decays of whole chunks.
 
+    Segments are joined in pairs, from single tokens to the chunk. Between two of them D_ij is the decay from j to the
+    end of the first, times that from the start of the second to i.
+    Shapes: a, k and decay [..., size, width or 1], size a power of 2.
 
-def _halved_products(a: Tensor, b: Tensor, c: Tensor, has_resets: bool) -> Tensor:
-    """Return sum_d a_id b_jd exp(c_id - c_jd) for j <= i, else 0, without a tensor of [size, size, key_dim].
-
-    Between the halves of a chunk, c at the end of the first half splits the exponent into two that are at most 0.
-    Shapes: a, b and c [..., size, key_dim], size a power of 2.
+    Returns:
+        The products [..., size, size]; decays from the start up to each token; decays from each token to the end.
     """
-    if a.shape[-2] == 1:
-        return (a * b).sum(-1, keepdim=True)
-    half = a.shape[-2] // 2
-    middle = c[..., half - 1 : half, :]
-    after, before = c[..., half:, :] - middle, middle - c[..., :half, :]
-    if has_resets:  # positive only across a reset, of which the result is masked
-        after, before = after.clamp(max=0), before.clamp(max=0)
-    below = (a[..., half:, :] * after.exp()) @ (b[..., :half, :] * before.exp()).mT
-    # Both halves at once: [..., 2, half, key_dim] -> [..., 2, half, half]
-    a, b, c = (x.unflatten(-2, (2, half)) for x in (a, b, c))
-    first, second = _halved_products(a, b, c, has_resets).unbind(-3)
-    above = torch.cat((first, torch.zeros_like(first)), -1)
-    return torch.cat((above, torch.cat((below, second), -1)), -2)
+    starts, ends = decay[..., None, :], torch.ones_like(decay)[..., None, :]
+    # [..., segments, length of a segment, the same]
+    products = [(a * keys).sum(-1)[..., None, None] for a in readers]
+    while (half := starts.shape[-2]) < keys.shape[-2]:
+        (start_1, start_2), (end_1, end_2) = _pairs(starts), _pairs(ends)
+        decayed = (keys.unflatten(-2, (-1, 2, half)).select(-3, 0) * end_1).mT
+        for n, a in enumerate(readers):
+            first, second = _pairs(products[n])
+            rows = a.unflatten(-2, (-1, 2, half)).select(-3, 1) * start_2
+            below = rows * decayed if rows.shape[-1] == 1 else rows @ decayed
+            above = torch.cat((first, torch.zeros_like(first)), -1)
+            products[n] = torch.cat((above, torch.cat((below, second), -1)), -2)
+        starts = torch.cat((start_1, start_2 * start_1[..., -1:, :]), -2)
+        ends = torch.cat((end_1 * start_2[..., -1:, :], end_2), -2)
+    return [x.squeeze(-3) for x in products], starts.squeeze(-3), ends.squeeze(-3)
+
+
+def _pairs(x: Tensor) -> tuple[Tensor, ...]:
+    """Return even and odd segments [..., segments / 2, length, width] of [..., segments, length, width]."""
+    return x.unflatten(-3, (-1, 2)).unbind(-3)
+
+
+class _Solve(torch.autograd.Function):
+    """Solve (I + tril(a, -1)) x = right by the inverse, as products are faster than substitution."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, right: Tensor) -> Tensor:
+        inverse = _inverse(a)
+        x = inverse @ right
+        ctx.save_for_backward(inverse, x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        inverse, x = ctx.saved_tensors
+        right = inverse.mT @ grad
+        return (right @ x.mT).neg_().tril_(-1), right
+
+
+def _inverse(a: Tensor) -> Tensor:
+    """Return the inverse of I + tril(a, -1), by halves: that below the diagonal is -T_2 a_21 T_1."""
+    size = a.shape[-1]
+    if size <= LEAST_SOLVED:
+        eye = torch.eye(size, dtype=a.dtype, device=a.device).expand_as(a)
+        return torch.linalg.solve_triangular(a, eye, upper=False, unitriangular=True)
+    half = size // 2
+    first, second = _inverse(torch.stack((a[..., :half, :half], a[..., half:, half:])))
+    inverse = a.new_zeros(a.shape)
+    inverse[..., :half, :half], inverse[..., half:, half:] = first, second
+    inverse[..., half:, :half] = (second @ a[..., half:, :half] @ first).neg_()
+    return inverse
+
+
+class _States(torch.autograd.Function):
+    """S_(i+1) = carried_i S_i + keys_i^T X_i with X_i = values_i - reads_i S_i, or values_i without reads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        reads: Tensor | None,
+        keys: Tensor,
+        carried: Tensor,
+        state: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the states before the chunks, X, and the last state."""
+        states = values.new_empty(len(values) + 1, *state.shape)
+        states[0] = state
+        # Without reads all products at once: fewer and larger calls.
+        written, added = (
+            (values, keys.mT @ values) if reads is None else (torch.empty_like(values), None)
+        )
+        for i in range(len(values)):
+            if added is None:
+                torch.sub(values[i], reads[i] @ states[i], out=written[i])
+            new = keys[i].mT @ written[i] if added is None else added[i]
+            torch.addcmul(new, carried[i], states[i], out=states[i + 1])
+        ctx.save_for_backward(reads, keys, carried, states, written)
+        return states[:-1], written, states[-1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_states: Tensor, grad_written: Tensor, grad_last: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        reads, keys, carried, states, written = ctx.saved_tensors
+        grads, grad_values = torch.empty_like(states), torch.empty_like(written)
+        grads[-1] = grad_last
+        for i in reversed(range(len(keys))):
+            torch.addcmul(grad_states[i], carried[i], grads[i + 1], out=grads[i])
+            if reads is not None:
+                torch.add(grad_written[i], keys[i] @ grads[i + 1], out=grad_values[i])
+                grads[i] -= reads[i].mT @ grad_values[i]
+        if reads is None:
+            grad_values = grad_written + keys @ grads[1:]
+        return (
+            grad_values,
+            None if reads is None else (grad_values @ states[:-1].mT).neg_(),
+            written @ grads[1:].mT,
+            (grads[1:] * states[:-1]).sum(-1, keepdim=True).sum_to_size(carried.shape),
+            grads[0],
+        )
 
 
 class ScanCosts(NamedTuple):
@@ -260,38 +359,49 @@ def linear_scan_costs(
     *,
     chunk_size: int = 64,
     delta: bool = False,
-    per_channel: bool = False,
+    decay: DecayKind = "per_head",
+    key_heads: int | None = None,
     itemsize: int = 4,
 ) -> ScanCosts:
     """Return the costs of `chunked`; a multiplication and an addition count as two FLOPs."""
-    size = _chunk_length(chunk_size, length, per_channel)
+    size = _chunk_length(chunk_size, length)
     number, pairs, state = -(-length // size), size * size, key_dim * value_dim
-    # Per channel, halves of halves multiply only the blocks below the diagonal, and keep both factors of each.
-    product = (pairs - size) * key_dim if per_channel else 2 * pairs * key_dim
-    inside = 2 * size * key_dim * (size.bit_length() - 1) if per_channel else pairs
+    # Per channel, joined segments multiply only the blocks below the diagonal.
+    per_channel, has_gradient = decay == "per_channel", decay in ("per_head", "per_channel")
+    shared = 1.0 if key_heads is None or per_channel else key_heads / heads
+    product = (pairs - size) * key_dim if per_channel else shared * 2 * pairs * key_dim
     widths, gate = key_dim + value_dim, key_dim if per_channel else 1
     flops = product + 2 * pairs * value_dim + 4 * size * state
+    levels = (size.bit_length() - 1) * (3 + delta * per_channel / 2)  # factors between segments
+    levels *= has_gradient
+    # Per head the decays of pairs, and what they multiply if they have a gradient; the weights; A and its inverse.
+    matrices = (
+        (decay in ("fixed", "per_head"))
+        + (decay == "per_head") * (1 + delta) * shared
+        + 1
+        + 2 * delta
+    )
     kept = (
-        inside
-        + pairs * (2 - per_channel)
-        + size * (2 * key_dim + 2 * widths + 2 * gate)
-        + 2 * state
+        pairs * matrices
+        + size
+        * (gate * levels + key_dim * (7 + delta if per_channel else 2 + 2 * shared) + value_dim + 4)
+        + state * (1 + 1 / number)
     )
     if delta:
-        flops += product + pairs * widths + 2 * size * state
-        kept += inside + pairs + size * (2 * widths + 1)
+        flops += product + 2 * pairs * widths + 2 * size * state
+        flops += 2 * size * max(0, pairs - LEAST_SOLVED**2) // 3  # inverses of halves
+        kept += size * (widths + value_dim)
     moved = size * (2 * widths + gate + delta) + 2 * state
     times = heads * number
     return ScanCosts(times * flops, float(times * itemsize * moved), times * kept)
 
 
-def _chunk_length(chunk_size: int, length: int, per_channel: bool) -> int:
-    size = min(chunk_size, length)
-    # `_decayed_products` halves a chunk down to single tokens.
-    return 1 << (size - 1).bit_length() if per_channel else size
+def _chunk_length(chunk_size: int, length: int) -> int:
+    """Return a power of 2: segments of a chunk are joined in pairs."""
+    return 1 << (min(chunk_size, length) - 1).bit_length()
 
 
 ScanKernel = Callable[[ScanInputs, Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
-"""(inputs in float32 or wider with equal numbers of heads, state, resets, chunk size) -> outputs, final state."""
+"""(inputs in float32 or wider, state, resets, chunk size) -> outputs, final state."""
 SCANS: dict[str, ScanKernel] = {"recurrent": recurrent, "chunked": chunked}
 """Kernels by name."""

@@ -16,6 +16,7 @@ from archwright.spec.choice import (
     ScaleDown,
     Width,
 )
+from archwright.spec.mixers import Mixer
 from archwright.spec.norms import NoNorm, Norm
 
 MOST_WIDTHS = 16
@@ -255,6 +256,28 @@ class GEGELU(Gated):
     """Largest gate, and largest size of up."""
 
 
+class ChannelMix(FeedForward, Mixer):
+    """V relu(K k)^2, k = x + m (x' - x), with x' the token before: RWKV's feed-forward (Peng et al., 2025, RWKV-7,
+    section 4.3)."""
+
+    kind: Literal["channel_mix"] = "channel_mix"
+    takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
+    hidden_dim: AutoWidth = Field("auto", examples=[2048])
+    """Width of the hidden layer; auto: 4 dim."""
+    receptance: bool = False
+    """Multiply by sigmoid(R r), r = x + m_r (x' - x) (Peng et al., 2023, RWKV, eq. 17 to 19)."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {"hidden_dim": 4 * sizes.dim if self.hidden_dim == "auto" else self.hidden_dim}
+
+    @property
+    def one_line(self) -> str:
+        return f"channel mix {self.hidden_dim}"
+
+    def num_parameters(self, dim: int) -> int:
+        return 2 * dim * int(self.hidden_dim) + dim + self.receptance * (dim + 1) * dim
+
+
 class Routing(Choice):
     """The axis of what a router's numbers, in float32, are made into: which experts a token goes through, and with
     what weights."""
@@ -319,6 +342,8 @@ class Experts(FeedForward):
     """Divide the weights of the chosen experts by their sum."""
     normalize_power: float = Field(1.0, gt=0)
     """Divide by (sum of w^p)^(1/p) instead, with this p (DBRX)."""
+    normalize_eps: float = Field(1e-20, gt=0, examples=[1e-6])
+    """Number that is added to this sum (LFM2: 1e-6)."""
     normalize_min: float = Field(0.0, ge=0, examples=[1e-12])
     """Divide by this at least (ERNIE 4.5)."""
     routed_scaling_factor: float = Field(1.0, gt=0)

@@ -1,12 +1,21 @@
 """Residual wiring: how branches join the stream that runs through the layers."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from archwright.spec.choice import AutoFloat, Choice, ModelSizes, Probability, Uniform
+from archwright.spec.choice import (
+    AutoFloat,
+    Choice,
+    ModelSizes,
+    Probability,
+    ScaleDown,
+    Spec,
+    Uniform,
+    Width,
+)
 
 Groups = Mapping[str, Collection[str]]
 """Names of branches, in groups that read the same normed stream."""
@@ -52,6 +61,20 @@ class PerBranch(Uniform):
         return value
 
 
+class LayerEmbedding(Spec):
+    """x + norm(out(f(gate(x)) * e)) at the end of a layer, with a vector e per token and layer: the sum of a row of the
+    layer's table and of a normed projection of the embedding (Gemma 3n, Gemma 4)."""
+
+    width: Width | Literal["none"] = Field("none", examples=[256])
+    """Width of e; "none" leaves it out."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
+    """The function f."""
+
+    def num_table_parameters(self, dim: int, vocab_size: int) -> int:
+        """Return the number of parameters in a layer of width `dim`, without norms."""
+        return 0 if self.width == "none" else self.width * (vocab_size + 3 * dim)
+
+
 class Residual(Choice):
     """The axis of residual wirings: how branches join the stream that runs through the layers. Each is
     stated for one branch f; a layer applies it per branch. Branches side by side, attention and a recurrence, read
@@ -78,8 +101,27 @@ class Residual(Choice):
     """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
     numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
 
+    layer_embedding: LayerEmbedding = Field(LayerEmbedding(), examples=[{"width": 256}])
+    """Embedding of tokens for this layer alone, which is added at its end."""
+    layer_scalar: bool = False
+    """End each layer with x = s x, where s is a number of a checkpoint that is not trained, 1 at first (Gemma 4)."""
+
     is_reversible: ClassVar[bool] = False
     """Whether the input of a layer follows from its output, so that the backward pass computes it again."""
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        has_embedding = self.layer_embedding.width != "none"
+        if self.streams > 1 and (has_embedding or self.layer_scalar):
+            option = "layer_embedding.width" if has_embedding else "layer_scalar"
+            value = self.layer_embedding.width if has_embedding else "true"
+            expected = '"none"' if has_embedding else "false"
+            yield f"{option}: found {value} with {self.streams} streams; expected {expected}"
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        changes = super().scaled_down(to)
+        if self.layer_embedding.width != "none":
+            changes["layer_embedding"] = {"width": to.width(self.layer_embedding.width)}
+        return changes
 
     @property
     def streams(self) -> int:

@@ -36,6 +36,8 @@ def _few_layers(spec: "ModelSpec") -> int:
     """
     layers = spec.layers
     fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
+    if fixed > 2 * TINY_LAYERS:  # `scaled_down` then keeps each kind of the ends once
+        fixed = sum(len({*end}) for end in (layers.prefix, layers.suffix))
     whole_cycles = fixed + cycle * max(1, math.ceil((TINY_LAYERS - fixed) / cycle))
     if whole_cycles > MOST_TINY_LAYERS:
         names = layers.names(spec.num_layers)

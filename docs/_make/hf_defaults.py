@@ -17,7 +17,8 @@ def generate(model_types: Iterable[str]) -> dict[str, Any]:
     """Return the table of the file, from the installed release of `transformers`."""
     import transformers
 
-    classes = {name: transformers.CONFIG_MAPPING[name] for name in model_types}
+    known = transformers.CONFIG_MAPPING  # without the classes of other libraries
+    classes = {name: known[name] for name in model_types if name in known}
     defaults = {name: _declared(config_class) for name, config_class in classes.items()}
     aliases = {
         # Files have the key to which a class maps a key that it declares itself, as Qwen3MoeConfig does.

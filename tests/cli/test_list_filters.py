@@ -77,7 +77,7 @@ def test_a_word_of_a_cell_is_a_whole_word(capsys: pytest.CaptureFixture[str]) ->
         ("year=", "year=: expected a value"),
         ("modles", 'Did you mean "models"?'),
         ("hyena-7b", '"hyena-7b": Hyena (Poli et al., 2023) has long convolutions'),
-        ("rwkv", "one can join on the axis recurrence by --parts"),
+        ("rwkv-4-169m", "rwkv-7-0.1b is RWKV-7"),
     ],
 )
 def test_what_is_not_there(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:

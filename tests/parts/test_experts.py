@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sparsemixer of three": {"routing": {"kind": "sparsemixer"}, "jitter": 0.4, "top_k": 3},
     "dbrx": {"normalize_power": 2.0, "top_k": 4},
     "ernie 4.5": {"selection_bias": True, "normalize_min": 0.6},
+    "lfm2": {"routing": {"kind": "sigmoid"}, "selection_bias": True, "normalize_eps": 0.2},
     "command a+": {"routing": {"kind": "sigmoid"}, "shared": "averaged", "shared_hidden_dim": 12},
     "jetmoe": {"routing": {"kind": "softmax_of_chosen"}, "out_bias": True},
     "normed": {
@@ -118,7 +119,7 @@ def by_hand(part: Experts, x: Tensor) -> Tensor:
         chosen, weights = chosen_by_hand(part, logits)
     if s.normalize_weights:
         size = sum(w**s.normalize_power for w in weights) ** (1 / s.normalize_power)
-        weights = [w / max(size, s.normalize_min) for w in weights]
+        weights = [w / max(size + s.normalize_eps, s.normalize_min) for w in weights]
     out = torch.zeros_like(x)
     down, up = (
         torch.eye(DIM).double() if s.latent_dim == "none" else state[f"latent_{name}.weight"]

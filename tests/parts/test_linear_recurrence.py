@@ -13,6 +13,7 @@ from archwright.parts.context import Context
 from archwright.parts.mixers import LinearRecurrence
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
 
 SETTINGS = {
     "delta net": ("decay.kind=none",),
@@ -180,6 +181,24 @@ def test_initial_steps_and_rates_are_those_of_the_spec() -> None:
     assert steps.max() <= 0.1
     assert rates.min() >= 1.0
     assert rates.max() <= 4.0
+
+
+def test_a_rate_of_0_has_a_finite_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OLMo Hybrid draws rates from 0 on."""
+    model = build(spec("decay={kind='per_head',least_rate=0.0}"), seed=0)
+    decay = next(iter(model.stack)).recurrence.decay
+    monkeypatch.setattr(Tensor, "uniform_", lambda x, least, most: x.fill_(least))
+    decay.reset_parameters()
+    assert decay.log_rate.isfinite().all()
+
+
+def test_a_bias_of_1_is_the_inverse_of_its_step() -> None:
+    """The published class of Qwen3-Next begins with this bias."""
+    decay = load("qwen-3-next-80b-a3b").layer(0).recurrence.decay
+    step = f"least_step={decay.least_step},most_step={decay.most_step}"
+    model = build(spec(f"decay={{kind='per_head',{step}}}"), seed=0)
+    bias = next(iter(model.stack)).recurrence.decay.step_bias
+    torch.testing.assert_close(bias, torch.ones_like(bias))
 
 
 @pytest.mark.parametrize(

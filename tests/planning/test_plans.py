@@ -53,6 +53,7 @@ def planned(name: str, *changes: str, **asked: object) -> Plan:
 def test_listed_costs_are_those_of_plans(name: str) -> None:
     costs, found = published_costs()[name], planned(name, devices=1)
     assert costs["cache_per_token"] == found.record()["kv_cache_bytes_per_token"]
+    assert costs.get("state_per_sequence") == (found.record()["state_bytes_per_text"] or None)
     assert costs["flops_per_token"] == pytest.approx(found.flops_per_token, rel=1e-9)
     memory = found.smallest.memory
     assert costs["training_memory"] == memory.weights + memory.gradients + memory.optimizer
@@ -76,6 +77,24 @@ def test_which_models_write() -> None:
         assert writes(model, run.objective) == planned(name, devices=1).writes == expected, name
         cache = model_costs(run.model, run.objective).cache_per_token
         assert (cache is not None) == expected, name
+
+
+def test_states_of_recurrences() -> None:
+    """Eight layers of eight states of 64 x 64 in float32, and three tokens before a convolution of 3 x 512 channels."""
+    layer = 8 * 64 * 64 * 4 + 3 * (3 * 512) * 2
+    per_token = 2 * 2 * 128 * 2  # two layers of keys and values in two heads of 64
+    for name, state, growth in (
+        ("modern", 0, 4 * per_token),
+        ("gated-deltanet", 8 * layer, 0),
+        ("hybrid-3-1", 6 * layer, per_token),
+    ):
+        for context in (1024, 2**20):
+            record = planned(name, context=context, devices=1).record()
+            assert record["state_bytes_per_text"] == state, name
+            assert record["kv_cache_bytes_per_token"] == growth, name
+            assert record["cache_bytes_per_text"] == state + context * growth, name
+        costs = model_costs(load(name), load_run(name).objective)
+        assert (costs.state_per_sequence, costs.cache_per_token) == (state or None, growth), name
 
 
 def test_gpt_3() -> None:

@@ -105,7 +105,8 @@ class _Steps(Decay):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         spec = self.spec
-        self.log_rate.uniform_(spec.least_rate, spec.most_rate).log_()
+        rate = self.log_rate.uniform_(spec.least_rate, spec.most_rate)
+        rate.clamp_(min=torch.finfo(rate.dtype).tiny).log_()  # a rate of 0 has no log
         step = self.step_bias.uniform_(math.log(spec.least_step), math.log(spec.most_step)).exp()
         self.step_bias.copy_(step + torch.log(-torch.expm1(-step)))
 
