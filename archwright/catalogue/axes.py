@@ -44,6 +44,7 @@ ORDER = (
     "model.attention.distance_scores",
     "model.attention.value_embedding",
     "model.recurrence",
+    "model.recurrence.decay",
     "model.cross_attention",
     "model.feedforward",
     "model.feedforward.routing",

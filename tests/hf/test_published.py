@@ -29,8 +29,10 @@ SIZED = [name for name, entry in PUBLISHED.items() if entry["parameters"]]
 BLOCKED = {
     "bigbird-base": "attention.mask.kind",  # which draws no random blocks at inference
     "chinchilla-70b": "position.kind",
+    "gated-deltanet": "norm.weight",  # the class with plain norms needs layers with attention, too
     "gopher-280b": "position.kind",
     "gpt-3-175b": "attention.mask.kind",
+    "hybrid-3-1": "position.kind",
     "lamda-137b": "position.kind",
     "minimax-text-01": "position.fraction",  # whose class rotates whole heads
     "original-transformer": "embedding.scale",

@@ -3,7 +3,7 @@
 from archwright.hf.families import common
 from archwright.hf.families.common import EXPERTS, balance, by_type, experts, qk_norm
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.layer_types import Layers, Listed, Role, every
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every
 from archwright.hf.layouts import Chunk
 from archwright.hf.lenses import (
     Computed,
@@ -18,6 +18,7 @@ from archwright.hf.lenses import (
 )
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused, Mapped, When
+from archwright.spec.errors import UserError
 
 OUTPUT_NORM_NAMES: dict[str, Mapped] = {
     "post_attention_layernorm": "residual.norms.{mixer}",
@@ -79,6 +80,22 @@ OLMO3 = OLMO2.derive(
 )
 
 
+def _types(config: Config, n: int) -> list[str]:
+    """Return the mixer types; the class needs both.
+
+    Raises:
+        UserError: All layers are of one type.
+    """
+    types = Listed(otherwise=every(4, "linear_attention")).read(config, n)
+    if config["layer_types"] is None and "full_attention" not in types:
+        types[-1] = "full_attention"
+    if len(set(types)) == 1:
+        raise UserError(
+            f"config.json: layer_types: found only {types[0]}; expected linear_attention and full_attention"
+        )
+    return types
+
+
 def _head_dims(config: Config) -> Table:
     """Return the widths of heads, with the defaults of the class."""
     heads = config["linear_num_key_heads"] or config["num_attention_heads"]
@@ -124,7 +141,7 @@ OLMO_HYBRID = OLMO2.derive(
     ),
     groups=(
         Layers(
-            Listed(otherwise=every(4, "linear_attention")),
+            CustomPattern(_types, Listed().write),
             {
                 "full_attention": Role({"recurrence.kind": "none", "residual.kind": "output"}),
                 "linear_attention": common.gated_delta(

@@ -139,7 +139,8 @@ class RWKV7(RecurrentMixer):
             state=state["state"],
             chunk_size=self.chunk_size,
             kernel=self.kernel if self.kernel in RANK_ONE_SCANS else "chunked",
-            **boundaries._asdict(),
+            resets=boundaries.resets,
+            real=boundaries.real,
         )
         return out, {"state": new}
 
