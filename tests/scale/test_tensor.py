@@ -46,7 +46,7 @@ ROWS = {
     ),
     "shared experts": (
         *("mixtral-8x7b", "model.feedforward.balance_loss=1", "model.feedforward.shared=gated"),
-        "model.feedforward.router_z_loss=0.1",
+        *("model.feedforward.router_z_loss=0.1", "model.feedforward.latent_dim=24"),
     ),
     "latents behind gates": ("deepseek-v2-lite", "model.attention.gate=head"),
     "two stacks": MODELS["t5-small, GELU"],
