@@ -57,6 +57,7 @@ SMALL: Ranges = {
     "size": st.integers(1, 12),
     "theta": st.floats(10, 1e6),
     "ShortConvolution.width": st.integers(1, 5),
+    "keys_as_values": st.sampled_from([False] * 7 + [True]),
     "shares_kv": st.sampled_from([False] * 7 + [True]),
     "layer_embedding": st.sampled_from(["none"] * 5 + [4, 8]),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),

@@ -120,6 +120,16 @@ def test_layers_that_share_keep_nothing() -> None:
     assert model.layers[4].attention.state_bytes(24, 4) == 0
 
 
+def test_keys_may_be_the_values() -> None:
+    """As values from a map of their own, with equal weights."""
+    ours, plain = model_of("attention.keys_as_values=true"), model_of()
+    weights = ours.state_dict()
+    weights |= {n.replace(".key.", ".value."): w for n, w in weights.items() if ".key." in n}
+    plain.load_state_dict(weights)
+    torch.testing.assert_close(ours(TOKENS).logits, plain(TOKENS).logits, rtol=1e-12, atol=1e-12)
+    assert cache_bytes(ours, 24) == cache_bytes(plain, 24)
+
+
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])
 def test_recomputed_layers_have_the_same_gradients(checkpointing: str) -> None:
     found = []
@@ -150,6 +160,10 @@ def test_stages_of_a_pipeline_do_not_read_each_other() -> None:
     [
         (["layer_kinds.late.attention.num_kv_heads=1"], "layer_kinds.late.attention.shares_kv"),
         (["layer_kinds.late.position.theta=500.0"], "layer_kinds.late.attention.shares_kv"),
+        (
+            ["attention.keys_as_values=true", "attention.value_head_dim=4"],
+            "attention.value_head_dim: found 4 with keys_as_values = true; expected head_dim = 8",
+        ),
         (["layers.shared=true"], "layers.shared = true, whose layers have the same maps"),
         (["global_tokens=2"], "residual.layer_embedding: found 8 beside 2 vectors"),
         (

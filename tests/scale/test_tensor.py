@@ -52,6 +52,7 @@ ROWS = {
     "two stacks": MODELS["t5-small, GELU"],
     "norms on both sides": ("gemma-2-2b",),
     "shared layers": ("albert-base",),
+    "keys of other layers": ("gemma-4-e2b",),
 }
 """What a tensor group shares, what it computes alike, and what stands between."""
 TWO: tuple[Grid, ...] = ((1, 1, 2, False), (1, 1, 2, True))
@@ -163,5 +164,5 @@ def test_what_is_computed_alike_has_names() -> None:
 
 def test_tokens_are_shared_where_all_between_branches_looks_at_each_by_itself() -> None:
     assert shares_tokens(build(load("gemma-2-2b").tiny(), device="meta"))
-    for name in ("albert-base", "reformer"):
+    for name in ("albert-base", "reformer", "gemma-4-e2b"):
         assert not shares_tokens(build(load(name).tiny(), device="meta").stacks[0]), name
