@@ -35,19 +35,17 @@ RECURRENT = (
 )
 """A hybrid of a recurrence and attention, one layer each."""
 KINDS = {
-    "delta": ("recurrence={kind='linear',num_heads=4,num_key_heads=2}",),
-    "conv": ("recurrence={kind='short_conv',bias=true}",),
+    "linear": ("recurrence={kind='linear',num_heads=4,num_key_heads=2}",),
+    "selective": ("recurrence={kind='selective',inner_dim=24,scan_norm={kind='rms'}}",),
+    "rg_lru": ("recurrence={kind='rg_lru',num_heads=4,head_dim=6}",),
+    "short_conv": ("recurrence={kind='short_conv',bias=true}",),
     "rwkv7": ("recurrence={kind='rwkv7',num_heads=4}", "feedforward.kind=channel_mix"),
 }
+SPLITS = [("linear", "pipeline"), *((kind, axis) for kind in KINDS for axis in ("shard", "tensor"))]
+"""Recurrences, and what processes share. Stages treat all of them alike."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "axis"),
-    [
-        *(("delta", axis) for axis in ("shard", "tensor", "pipeline")),
-        *((kind, axis) for kind in ("conv", "rwkv7") for axis in ("shard", "tensor")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "axis"), SPLITS)
 def test_a_hybrid_is_split_by_weights_heads_and_layers(
     kind: str, axis: str, tmp_path: Path
 ) -> None:
