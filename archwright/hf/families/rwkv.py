@@ -1,4 +1,8 @@
-"""RWKV-7 in the format of flash-linear-attention, with its config.json and safetensors."""
+"""RWKV-7 in the format of flash-linear-attention.
+
+Folders with its config.json and safetensors (or .bin files) are read, such as those of fla-hub, with the six shares of
+a layer in one tensor or apart. A .pth file of BlinkDL is converted by that library's `utils/convert_from_rwkv7.py`.
+"""
 
 from functools import partial
 from operator import itemgetter
