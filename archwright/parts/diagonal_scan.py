@@ -97,6 +97,7 @@ def recurrent(
 
 def _chunk(first: int, stop: int, *tensors: Tensor) -> list[Tensor]:
     """Return tokens first, [size, batch, ...], of tensors [batch, length, ...]."""
+    # [batch, size, ...] -> [size, batch, ...]
     return [t[:, first:stop].transpose(0, 1) for t in tensors]
 
 
@@ -134,6 +135,7 @@ def _states(
 
 def _over_entries(a: Tensor, states: Tensor) -> Tensor:
     """Return sum_n a_n S_n for each token, [size, batch, channels]."""
+    # Products [1, entries] x [entries, channels] of all tokens: [size * batch, 1, channels] -> [size, batch, channels]
     return torch.bmm(a.flatten(0, 1)[:, None], states.flatten(0, 1)).view(*a.shape[:2], -1)
 
 

@@ -49,6 +49,17 @@ ENTRIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
         {**VISION, "model_type": "siglip_vision_model"},
     ),
+    "gemma4": (
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 160,
+        },
+        {"model_type": "gemma4_vision"} | VISION,
+    ),
     "llama4": (
         {"intermediate_size_mlp": 80, "num_local_experts": 4, "attention_chunk_size": 8},
         {**VISION, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
