@@ -348,7 +348,9 @@ def test_costs_of_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_wide_list_has_costs(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "models", "--wide").splitlines()
-    assert re.search(r"context +cache per token +state per sequence +flops per token +training memory$", text[0])
+    assert re.search(
+        r"context +cache per token +state per sequence +flops per token +training memory$", text[0]
+    )
     row = next(line for line in text if line.startswith("llama-3-8b "))
     assert row.split()[-6:] == ["131", "kB", "none", "5.15e10", "128", "GB"]
     written = out(capsys, "list", "--format", "csv")
