@@ -60,12 +60,14 @@ check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(PEERS)/.installed  ## time training beside transformers, litgpt and others (15 minutes)
+bench: $(PEERS)/.installed  ## time training and recurrent layers beside transformers, litgpt and others (20 minutes)
 	$(PEERS)/bin/python bench/train_speed.py
+	$(PEERS)/bin/python bench/mixers.py --parts layers
 
 bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (three quarters of an hour)
 	$(PEERS)/bin/python bench/train_speed.py --blocks 31 --minutes 40
 	$(PEERS)/bin/python bench/masks.py
+	$(PEERS)/bin/python bench/mixers.py
 	$(PEERS)/bin/python bench/cold_start.py
 	$(PEERS)/bin/python bench/optimizers.py
 	$(PEERS)/bin/python bench/generate.py

@@ -22,8 +22,8 @@ def diagram(layer: LayerSpec, norm: str) -> list[str]:
     at_once = residual.at_once and len(groups) > 1
     drawn = _side_by_side if at_once else _one_after_another
     last = []
-    if residual.layer_embedding.width != "none":
-        last += ["then x = x + norm(out(f(gate(x)) * e)), with an embedding e of the layer"]
+    if residual.layer_embedding != "none":
+        last += ["then x = x + norm(out(GELU(gate(x)) * e)), with an embedding e of the layer"]
     if residual.layer_scalar:
         last += ["then x = s x"]
     return [*first, *drawn(residual, groups, norm), *last]

@@ -79,7 +79,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         "feed-forward": 0,
     }
     # Embeddings per layer share the norm of their projections.
-    shared = {(layer.norm, layer.residual.layer_embedding.width) for layer in layers}
+    shared = {(layer.norm, layer.residual.layer_embedding) for layer in layers}
     parts["norms"] += sum(n.num_parameters(width) for n, width in shared if width != "none")
     idle = 0
     for name, number in Counter({*kinds} if spec.layers.shared else kinds).items():
@@ -88,9 +88,9 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
         if spec.global_tokens and dict(layer.residual).get("global_norm") and not attention.is_none:
             norms += layer.norm.num_parameters(dim)
-        embedding = layer.residual.layer_embedding
-        norms += layer.norm.num_parameters(dim) if embedding.width != "none" else 0
-        parts["layer embeddings"] += number * embedding.num_table_parameters(dim, vocab_size)
+        if (width := layer.residual.layer_embedding) != "none":
+            norms += layer.norm.num_parameters(dim)
+            parts["layer embeddings"] += number * width * (vocab_size + 3 * dim)
         position = 0 if layer.position.is_shared else _position(layer, dim)
         if isinstance(attention, MaskedAttention):
             position *= 1 + attention.further_positions

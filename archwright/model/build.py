@@ -308,7 +308,7 @@ def _layer(
     embedding_skip = WeightedSum(1.0, 0.0) if layer.residual.embedding_skip else None
     ends = layer.residual
     embedding = None
-    if ends.layer_embedding.width != "none":
+    if ends.layer_embedding != "none":
         embedding = LayerEmbedding(ends.layer_embedding, dim, info)
     scalar = LayerScalar() if ends.layer_scalar else None
     return Layer(residual, branches, layer.groups, takes, embedding_skip, embedding, scalar)

@@ -64,7 +64,7 @@ class ChannelMix(Mixer):
     def state_bytes(self, length: int, itemsize: int) -> int:
         return self.shift.channels * itemsize
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        place = torch.arange(self.shares.shape[-1], device=self.shares.device)
-        nn.init.zeros_(self.shares)
-        self.shares += 1 - (place / len(place)) ** self.power
+        place = torch.arange(self.shares.shape[-1]) / self.shares.shape[-1]
+        self.shares.copy_((1 - place**self.power).expand_as(self.shares))

@@ -1,4 +1,4 @@
-"""Recurrences whose state has independent entries: Mamba's selective scan, and the RG-LRU with one entry per channel.
+"""Recurrences with independent entries of the state: Mamba's selective scan, and the RG-LRU with one per channel.
 
 The state S [channels, entries] of a text has a decay for each entry:
 

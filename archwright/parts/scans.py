@@ -177,6 +177,8 @@ def chunked(
     Source: Dao and Gu (2024), section 6; Yang et al. (2024), Parallelizing linear transformers with the delta rule.
     """
     length, heads = scan.v.shape[1:3]
+    if length == 1 and not torch.is_grad_enabled():  # decoding: a quarter of the operations
+        return recurrent(scan, state, resets, chunk_size)
     size = _chunk_length(chunk_size, length)
     per_channel = scan.log_decay is not None and scan.log_decay.ndim == 4
     q, k, v = (_chunks(x, size) for x in (one_key_per_head(scan) if per_channel else scan)[:3])
@@ -199,10 +201,12 @@ def chunked(
     if scan.beta is not None:
         beta = _chunks(scan.beta[..., None], size)
         right = torch.cat((beta * v, _per_head(k, beta * from_start)), -1)
-        solved = _Solve.apply(beta * products[1], right)
+        solved = _Solve.apply(beta * products[1], right)  # type: ignore[no-untyped-call]
         values, reads = solved.split((v.shape[-1], k.shape[-1]), -1)
     carried = from_start[..., -1, :, None].expand(len(q), -1, -1, -1, -1)
-    states, written, last = _States.apply(values, reads, _per_head(k, to_end), carried, state)
+    states, written, last = _States.apply(  # type: ignore[no-untyped-call]
+        values, reads, _per_head(k, to_end), carried, state
+    )
     out = torch.baddbmm(
         *(x.flatten(0, 2) for x in (products[0] @ written, _per_head(q, from_start), states))
     ).view_as(v)
@@ -213,7 +217,8 @@ def chunked(
 def _per_head(x: Tensor, factor: Tensor) -> Tensor:
     """Multiply [chunks, batch, key_heads, ...] by a factor of each head [..., heads, ...]."""
     # A key head and its heads: [chunks, batch, key_heads, heads of a key, ...]
-    return (x[:, :, :, None] * factor.unflatten(2, (x.shape[2], -1))).flatten(2, 3)
+    y: Tensor = (x[:, :, :, None] * factor.unflatten(2, (x.shape[2], -1))).flatten(2, 3)
+    return y
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
@@ -221,7 +226,8 @@ def _chunks(x: Tensor, size: int) -> Tensor:
     if x.shape[1] % size:
         x = F.pad(x, [0, 0, 0, 0, 0, -x.shape[1] % size])
     # [batch, chunks, size, heads, width] -> [chunks, batch, heads, size, width]
-    return x.unflatten(1, (-1, size)).permute(1, 0, 3, 2, 4).contiguous()
+    y: Tensor = x.unflatten(1, (-1, size)).permute(1, 0, 3, 2, 4).contiguous()
+    return y
 
 
 def _decayed_products(
@@ -255,7 +261,8 @@ def _decayed_products(
 
 def _pairs(x: Tensor) -> tuple[Tensor, ...]:
     """Return even and odd segments [..., segments / 2, length, width] of [..., segments, length, width]."""
-    return x.unflatten(-3, (-1, 2)).unbind(-3)
+    pairs: tuple[Tensor, ...] = x.unflatten(-3, (-1, 2)).unbind(-3)
+    return pairs
 
 
 class _Solve(torch.autograd.Function):
@@ -281,7 +288,8 @@ def _inverse(a: Tensor) -> Tensor:
     size = a.shape[-1]
     if size <= LEAST_SOLVED:
         eye = torch.eye(size, dtype=a.dtype, device=a.device).expand_as(a)
-        return torch.linalg.solve_triangular(a, eye, upper=False, unitriangular=True)
+        block: Tensor = torch.linalg.solve_triangular(a, eye, upper=False, unitriangular=True)
+        return block
     half = size // 2
     first, second = _inverse(torch.stack((a[..., :half, :half], a[..., half:, half:])))
     inverse = a.new_zeros(a.shape)
@@ -306,14 +314,13 @@ class _States(torch.autograd.Function):
         states = values.new_empty(len(values) + 1, *state.shape)
         states[0] = state
         # Without reads all products at once: fewer and larger calls.
-        written, added = (
-            (values, keys.mT @ values) if reads is None else (torch.empty_like(values), None)
-        )
+        written = values if reads is None else torch.empty_like(values)
+        added = keys.mT @ values if reads is None else torch.empty_like(states[1:])
         for i in range(len(values)):
-            if added is None:
+            if reads is not None:
                 torch.sub(values[i], reads[i] @ states[i], out=written[i])
-            new = keys[i].mT @ written[i] if added is None else added[i]
-            torch.addcmul(new, carried[i], states[i], out=states[i + 1])
+                torch.matmul(keys[i].mT, written[i], out=added[i])
+            torch.addcmul(added[i], carried[i], states[i], out=states[i + 1])
         ctx.save_for_backward(reads, keys, carried, states, written)
         return states[:-1], written, states[-1].clone()
 

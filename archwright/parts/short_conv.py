@@ -63,7 +63,7 @@ class Taps:
         return rows_at(y, place).to(x.dtype), rows_at(joined, last)
 
 
-class ShortConv(Taps, nn.Conv1d):
+class ShortConv(Taps, nn.Conv1d):  # type: ignore[misc]  # forward has other arguments
     """y_t = sum_j w_j x_(t-j) + b in each channel, over the real tokens j < width back in the same document.
 
     Args:

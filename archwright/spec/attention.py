@@ -308,6 +308,8 @@ class SoftmaxAttention(MaskedAttention):
     """Norm over each head's value (Gemma 3n)."""
     value_scale: float = Field(1.0, gt=0, examples=[0.5])
     """Multiplies values (MiMo-V2)."""
+    keys_as_values: bool = False
+    """Values are the projection of keys, before its norm and rotation, without maps of their own (Gemma 4)."""
     shares_kv: bool = False
     """Read the keys and values of the nearest layer before that has some, with the same mask, position and sizes of
     keys and values, instead of projecting x (Brandon et al., 2024, Cross-Layer Attention; Gemma 3n, Gemma 4)."""
@@ -345,6 +347,9 @@ class SoftmaxAttention(MaskedAttention):
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         yield from unequal_heads(self, sizes.dim)
+        _, key, value = self.kv_sizes(sizes.dim)
+        if self.keys_as_values and key != value:
+            yield f"value_head_dim: found {value} with keys_as_values = true; expected head_dim = {key}"
         if self.shares_kv and not self.value_embedding.is_none:
             yield (
                 f'value_embedding.kind: found "{self.value_embedding.kind}" with shares_kv = true, whose values are '
@@ -368,6 +373,7 @@ class SoftmaxAttention(MaskedAttention):
         own_heads = 0 if self.shares_kv else kv_heads
         queries, keys = heads * head, own_heads * head
         values, mixed = own_heads * value, heads * value
+        values = 0 if self.keys_as_values else values
         maps = dim * (queries + keys + values + mixed)
         biases = self.bias.query * queries + self.bias.key * keys
         biases += self.bias.value * values + self.bias.out * dim

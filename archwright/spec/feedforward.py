@@ -262,7 +262,7 @@ class ChannelMix(FeedForward, Mixer):
 
     kind: Literal["channel_mix"] = "channel_mix"
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
-    hidden_dim: AutoWidth = Field("auto", examples=[2048])
+    hidden_dim: AutoWidth = Field("auto", examples=[1024])
     """Width of the hidden layer; auto: 4 dim."""
     receptance: bool = False
     """Multiply by sigmoid(R r), r = x + m_r (x' - x) (Peng et al., 2023, RWKV, eq. 17 to 19)."""

@@ -18,7 +18,7 @@ from archwright.spec.choice import (
     Width,
 )
 from archwright.spec.mixers import Recurrence
-from archwright.spec.norms import Norm, RMSNorm
+from archwright.spec.norms import LayerNorm, Norm, RMSNorm
 
 
 class Decay(Choice):
@@ -283,7 +283,7 @@ class RWKV7(Recurrence):
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
     num_heads: AutoCount = Field("auto", examples=[12])
     """Heads, each with a state; auto: dim / head_dim, of at least 64 where head_dim is auto too."""
-    head_dim: AutoWidth = Field("auto", examples=[64])
+    head_dim: AutoWidth = Field("auto", examples=[32])
     """Width of a head's vectors; auto: dim / num_heads. A state has head_dim x head_dim numbers."""
     decay_rank: AutoWidth = Field("auto", examples=[64])
     """Width between the two matrices of decays; auto: 1.8 sqrt(dim) to the nearest multiple of 32, at least 32."""
@@ -295,6 +295,11 @@ class RWKV7(Recurrence):
     """Width between the two matrices of the gate; auto: the same of 0.6 dim^0.8."""
     norm_eps: float = Field(64e-5, gt=0)
     """Added to the variance of a head's output in its norm."""
+
+    @property
+    def head_norm(self) -> Norm:
+        """Norm of each head's output."""
+        return LayerNorm(eps=self.norm_eps)
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         heads = num_heads_of(self.num_heads, self.head_dim, sizes.dim)

@@ -12,7 +12,6 @@ from archwright.spec.choice import (
     ModelSizes,
     Probability,
     ScaleDown,
-    Spec,
     Uniform,
     Width,
 )
@@ -61,20 +60,6 @@ class PerBranch(Uniform):
         return value
 
 
-class LayerEmbedding(Spec):
-    """x + norm(out(f(gate(x)) * e)) at the end of a layer, with a vector e per token and layer: the sum of a row of the
-    layer's table and of a normed projection of the embedding (Gemma 3n, Gemma 4)."""
-
-    width: Width | Literal["none"] = Field("none", examples=[256])
-    """Width of e; "none" leaves it out."""
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
-    """The function f."""
-
-    def num_table_parameters(self, dim: int, vocab_size: int) -> int:
-        """Return the number of parameters in a layer of width `dim`, without norms."""
-        return 0 if self.width == "none" else self.width * (vocab_size + 3 * dim)
-
-
 class Residual(Choice):
     """The axis of residual wirings: how branches join the stream that runs through the layers. Each is
     stated for one branch f; a layer applies it per branch. Branches side by side, attention and a recurrence, read
@@ -101,8 +86,9 @@ class Residual(Choice):
     """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
     numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
 
-    layer_embedding: LayerEmbedding = Field(LayerEmbedding(), examples=[{"width": 256}])
-    """Embedding of tokens for this layer alone, which is added at its end."""
+    layer_embedding: Width | Literal["none"] = Field("none", examples=[256])
+    """Width of a vector e for each token and layer, a row of the layer's table plus a normed projection of the
+    embedding. A layer ends with x + norm(out(GELU(gate(x)) * e)) (Gemma 3n, Gemma 4). "none": no such vectors."""
     layer_scalar: bool = False
     """End each layer with x = s x, where s is a number of a checkpoint that is not trained, 1 at first (Gemma 4)."""
 
@@ -110,17 +96,15 @@ class Residual(Choice):
     """Whether the input of a layer follows from its output, so that the backward pass computes it again."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        has_embedding = self.layer_embedding.width != "none"
-        if self.streams > 1 and (has_embedding or self.layer_scalar):
-            option = "layer_embedding.width" if has_embedding else "layer_scalar"
-            value = self.layer_embedding.width if has_embedding else "true"
-            expected = '"none"' if has_embedding else "false"
-            yield f"{option}: found {value} with {self.streams} streams; expected {expected}"
+        if self.streams > 1 and self.layer_embedding != "none":
+            yield f'layer_embedding: found {self.layer_embedding} with {self.streams} streams; expected "none"'
+        if self.streams > 1 and self.layer_scalar:
+            yield f"layer_scalar: found true with {self.streams} streams; expected false"
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         changes = super().scaled_down(to)
-        if self.layer_embedding.width != "none":
-            changes["layer_embedding"] = {"width": to.width(self.layer_embedding.width)}
+        if self.layer_embedding != "none":
+            changes["layer_embedding"] = to.width(self.layer_embedding)
         return changes
 
     @property

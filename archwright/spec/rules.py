@@ -188,9 +188,9 @@ def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
             )
     number = max(spec.global_tokens, spec.predicting_streams)
     for at, layer in _layers(spec):
-        if number and (width := layer.residual.layer_embedding.width) != "none":
+        if number and (width := layer.residual.layer_embedding) != "none":
             yield (
-                f"{at}residual.layer_embedding.width: found {width} beside {number} vectors that are no tokens and "
+                f"{at}residual.layer_embedding: found {width} beside {number} vectors that are no tokens and "
                 'have no row in its table; expected "none"'
             )
 

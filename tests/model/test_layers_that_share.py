@@ -24,7 +24,7 @@ SPEC = ModelSpec(dim=32, num_layers=6, vocab_size=64, context_length=24).overrid
     "layer_kinds.late.feedforward.hidden_dim=48",
     'layer_kinds.late_local.attention={mask={kind="window",size=5},shares_kv=true}',
     'layers.cycle=["local","default","local","late_local","late","late_local"]',
-    "residual.layer_embedding.width=8",
+    "residual.layer_embedding=8",
     "residual.layer_scalar=true",
 )
 TOKENS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -120,6 +120,16 @@ def test_layers_that_share_keep_nothing() -> None:
     assert model.layers[4].attention.state_bytes(24, 4) == 0
 
 
+def test_keys_may_be_the_values() -> None:
+    """As values from a map of their own, with equal weights."""
+    ours, plain = model_of("attention.keys_as_values=true"), model_of()
+    weights = ours.state_dict()
+    weights |= {n.replace(".key.", ".value."): w for n, w in weights.items() if ".key." in n}
+    plain.load_state_dict(weights)
+    torch.testing.assert_close(ours(TOKENS).logits, plain(TOKENS).logits, rtol=1e-12, atol=1e-12)
+    assert cache_bytes(ours, 24) == cache_bytes(plain, 24)
+
+
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])
 def test_recomputed_layers_have_the_same_gradients(checkpointing: str) -> None:
     found = []
@@ -135,9 +145,7 @@ def test_recomputed_layers_have_the_same_gradients(checkpointing: str) -> None:
 
 def test_stages_of_a_pipeline_do_not_read_each_other() -> None:
     lines = [
-        *refusals(
-            build(SPEC.override("residual.layer_embedding.width=none")), Layout(2, pipeline=2)
-        )
+        *refusals(build(SPEC.override("residual.layer_embedding=none")), Layout(2, pipeline=2))
     ]
     assert (
         'model.layer_kinds.late: reads "keys_2" of layer 2, in another stage; expected another, or '
@@ -152,11 +160,15 @@ def test_stages_of_a_pipeline_do_not_read_each_other() -> None:
     [
         (["layer_kinds.late.attention.num_kv_heads=1"], "layer_kinds.late.attention.shares_kv"),
         (["layer_kinds.late.position.theta=500.0"], "layer_kinds.late.attention.shares_kv"),
-        (["layers.shared=true"], "layers.shared = true, whose layers have the same maps"),
-        (["global_tokens=2"], "residual.layer_embedding.width: found 8 beside 2 vectors"),
         (
-            ['residual={kind="reversible",layer_embedding={width=8}}'],
-            "layer_embedding.width: found 8 with 2 streams",
+            ["attention.keys_as_values=true", "attention.value_head_dim=4"],
+            "attention.value_head_dim: found 4 with keys_as_values = true; expected head_dim = 8",
+        ),
+        (["layers.shared=true"], "layers.shared = true, whose layers have the same maps"),
+        (["global_tokens=2"], "residual.layer_embedding: found 8 beside 2 vectors"),
+        (
+            ['residual={kind="reversible",layer_embedding=8}'],
+            "layer_embedding: found 8 with 2 streams",
         ),
         (
             ["layer_kinds.late.attention.value_embedding.kind=scaled"],

@@ -139,7 +139,7 @@ def test_states_are_wide_and_outputs_have_the_dtype_of_inputs() -> None:
 
 @pytest.mark.parametrize("length", [1, 50, 64])
 def test_costs_are_those_of_the_operations(length: int) -> None:
-    """What stays until the backward pass are inputs and the states before chunks, not those of all tokens."""
+    """The backward pass needs inputs and the states before chunks, not the states of all tokens."""
     given = {name: t.float().requires_grad_() for name, t in drawn(length).items()}
     kept: dict[int, int] = {}
 
@@ -347,7 +347,7 @@ def test_initial_values_are_those_published() -> None:
 
 
 def test_two_ranks_share_the_heads_of_an_rg_lru() -> None:
-    """The sum of their results is that of the mixer, also of a text in two pieces."""
+    """The results of ranks add up to the result of the mixer, also for a text in two pieces."""
     part, x = mixer("kind=rg_lru", "num_heads=4", "head_dim=6"), tokens(20)
     pieces, total = (x[:, :13], x[:, 13:]), torch.zeros_like(x)
     contexts = [Context.alone(piece) for piece in pieces]

@@ -181,35 +181,42 @@ RECURRENT_GEMMA = GEMMA.derive(
     },
 )
 
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu", "relu": "relu"}
-"""Activations of embeddings per layer, by their name in configs."""
-
 
 def _read_layer_embedding(config: Config) -> Table:
-    width, name = config["hidden_size_per_layer_input"] or "none", config["hidden_activation"]
-    if width == "none":
-        return nested("residual.layer_embedding.width", width)
-    if (rows := config["vocab_size_per_layer_input"]) != config["vocab_size"]:
-        raise UserError(refused("vocab_size_per_layer_input", rows, (config["vocab_size"],)))
-    if name not in ACTIVATIONS:
-        raise UserError(refused("hidden_activation", name, ACTIVATIONS))
-    return nested("residual.layer_embedding", {"width": width, "activation": ACTIVATIONS[name]})
+    width, rows = config["hidden_size_per_layer_input"] or "none", config["vocab_size"]
+    needed = {"vocab_size_per_layer_input": rows, "hidden_activation": "gelu_pytorch_tanh"}
+    for key, value in needed.items() if width != "none" else ():
+        if config[key] != value:
+            raise UserError(refused(key, config[key], (value,)))
+    return nested("residual.layer_embedding", width)
 
 
 def _write_layer_embedding(get: Get) -> dict[str, Any]:
-    width = get("residual.layer_embedding.width")
+    width = get("residual.layer_embedding")
     keys = {"hidden_size_per_layer_input": 0 if width == "none" else width}
     return keys | {"vocab_size_per_layer_input": get("vocab_size")}
 
 
 def _read_full_heads(config: Config) -> Table:
-    """Read the sizes of heads in full layers, from their own keys or from a table per layer."""
+    """Read the heads of full layers, from their own keys or from a table per layer."""
+    shares = config["attention_k_eq_v"]
     heads = {"head_dim": config["global_head_dim"]}
+    heads["num_key_value_heads"] = config["num_global_key_value_heads"] if shares else None
     for index, override in (config["per_layer_config"] or {}).items():
         if config["layer_types"][int(index)] == "full_attention":
             heads = dict(override)
     number = heads.get("num_key_value_heads") or config["num_key_value_heads"]
-    return nested("attention", {"head_dim": heads["head_dim"], "num_kv_heads": number})
+    sizes = {"head_dim": heads["head_dim"], "num_kv_heads": number}
+    return nested("attention", {**sizes, "keys_as_values": shares})
+
+
+def _write_full_heads(get: Get) -> dict[str, Any]:
+    shares, number = get("attention.keys_as_values"), get("attention.num_kv_heads")
+    return {
+        "attention_k_eq_v": shares,
+        "global_head_dim": get("attention.head_dim"),
+        "num_global_key_value_heads": number if shares else None,
+    }
 
 
 class _KeySharing(Layers):
@@ -248,21 +255,20 @@ GEMMA4 = GEMMA2.derive(
     Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "attention.v_norm.eps")),
     Computed(_read_layer_embedding, _write_layer_embedding),
     Refuse("enable_moe_block", (False,)),
-    Refuse("attention_k_eq_v", (False,)),
+    Refuse("use_bidirectional_attention", (None, False, "vision")),  # text has no vision tokens
     groups=(
         Layers(
             Listed(otherwise=every(6)),
             by_type(
                 (
                     Rope(layer_type="full_attention", scaled=False),
-                    Computed(
-                        _read_full_heads, lambda get: {"global_head_dim": get("attention.head_dim")}
-                    ),
+                    Computed(_read_full_heads, _write_full_heads),
                 ),
                 (
                     Rope(layer_type="sliding_attention", scaled=False),
                     Field("head_dim", "attention.head_dim"),
                     Field("num_key_value_heads", "attention.num_kv_heads"),
+                    Set({"attention.keys_as_values": False}),
                 ),
             ),
         ),
@@ -292,6 +298,7 @@ GEMMA4 = GEMMA2.derive(
     ignored=(*LLAMA.ignored, r"model\.layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight"),
     undeclared={
         "global_head_dim": 512,
+        "num_global_key_value_heads": None,
         "per_layer_config": None,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},

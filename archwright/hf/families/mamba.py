@@ -39,7 +39,7 @@ def mixer_names(prefix: str) -> dict[str, Mapped]:
     """Return the tensor names of a selective scan."""
     inputs = Fused(("recurrence.value", "recurrence.gate"), Rows())
     steps = Fused(("recurrence.step_down", "recurrence.write", "recurrence.read"), Rows())
-    names = {
+    names: dict[str, Mapped] = {
         "in_proj": inputs,
         "conv1d": "recurrence.value_conv",
         "x_proj": steps,

@@ -40,7 +40,7 @@ from archwright.spec.errors import UserError
 WITHOUT_ATTENTION = {"attention.kind": "none", "position.kind": "none"}
 ONLY_RECURRENT = {**WITHOUT_ATTENTION, "recurrence.kind": "linear"}
 SWIGLU = Switch("hidden_act", {"silu": Set({"feedforward.kind": "swiglu"})})
-"""Lens of an activation that is also the mixer's, which has silu alone."""
+"""Lens of the activation of mixers and feed-forwards; mixers accept only silu."""
 
 
 MAPS = ("gate", "value", "key", "query", "decay")
@@ -166,7 +166,7 @@ MAMBA2 = Family(
 
 
 def layer_types(recurrent: Role, attention: Role) -> dict[str, Role]:
-    """Return roles by the layer types of published files, then by those since `transformers` 5."""
+    """Return roles by layer type, in the names of published files and of `transformers` 5."""
     older = {"mamba": recurrent, "attention": attention}
     return older | {"linear_attention": recurrent, "full_attention": attention}
 
@@ -292,9 +292,10 @@ NEMOTRON_H = LLAMA.derive(
 
 
 def _read_multipliers(config: Config) -> Table:
-    """Return the multipliers of Falcon-H1 where they have the same effect on weights without biases.
+    """Return the multipliers of Falcon-H1.
 
-    Those of attention's input and of keys are in the scale of scores, that of the mixer's input in its projections.
+    The scale of scores includes the multipliers of keys and of attention's input, and the factors of the mixer's
+    projections include the multiplier of its input.
     """
     inside, width = config["attention_in_multiplier"], config["head_dim"]
     if inside != 1 and config["attention_bias"]:

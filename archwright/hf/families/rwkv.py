@@ -1,5 +1,6 @@
 """RWKV-7 in the format of flash-linear-attention, with its config.json and safetensors."""
 
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -44,7 +45,13 @@ def _write_sizes(get: Get) -> dict[str, Any]:
 
 
 def _flat(t: Any) -> Any:
+    """Return the weight of a norm of heads, [heads, head_dim], as a vector."""
     return t.flatten()
+
+
+def _row(i: int, t: Any) -> Any:
+    """Return a row [dim] of a matrix as [1, 1, dim]."""
+    return t[i][None, None]
 
 
 def _low_ranks() -> dict[str, Any]:
@@ -96,7 +103,7 @@ RWKV7 = Family(
         "attn_norm": "residual.norms.{mixer}",
         "ffn_norm": "residual.norms.feedforward",
         **{
-            f"attn.x_{part}": Fused(("recurrence.shares",), View(lambda t, i=i: t[i][None, None]))
+            f"attn.x_{part}": Fused(("recurrence.shares",), View(partial(_row, i)))
             for i, part in enumerate("rwkvag")
         },
         **_low_ranks(),

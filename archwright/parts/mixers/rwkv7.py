@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,6 @@ from archwright.parts.rank_one_scan import RANK_ONE_SCANS, rank_one_scan
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.short_conv import TokenShift
 from archwright.parts.tensor_parallel import TensorParallel
-from archwright.spec import norms
 from archwright.spec import recurrences as spec
 
 STRONGEST = math.exp(-0.5)
@@ -59,7 +58,7 @@ class RWKV7(RecurrentMixer):
 
     def __init__(self, spec: spec.RWKV7, dim: int, layer: LayerInfo) -> None:
         super().__init__()
-        heads, self.head_dim, ranks = int(spec.num_heads), int(spec.head_dim), spec
+        heads, self.head_dim = int(spec.num_heads), int(spec.head_dim)
         self.num_heads, size = heads, heads * self.head_dim
         self.layer, first = layer, layer.alike[0]
         self.shift = TokenShift(dim)
@@ -67,9 +66,9 @@ class RWKV7(RecurrentMixer):
         self.receptance, self.key = (Linear(dim, size, deepnorm=False) for _ in range(2))
         self.value = Linear(dim, size)
         self.key.init_gain = 0.1
-        self.decay = _low_rank(dim, int(ranks.decay_rank), size, heads)
-        self.rate = _low_rank(dim, int(ranks.rate_rank), size, heads)
-        self.gate = _low_rank(dim, int(ranks.gate_rank), size, heads)
+        self.decay = _low_rank(dim, int(spec.decay_rank), size, heads)
+        self.rate = _low_rank(dim, int(spec.rate_rank), size, heads)
+        self.gate = _low_rank(dim, int(spec.gate_rank), size, heads)
         # [heads * head_dim] each, and [heads, head_dim]
         self.decay_bias, self.rate_bias, self.key_scale, self.key_rate = (
             nn.Parameter(torch.empty(size)) for _ in range(4)
@@ -82,9 +81,9 @@ class RWKV7(RecurrentMixer):
             self.provides = {self.first_value: size}
         else:
             self.reads_from = {self.first_value: first}
-            self.share = _low_rank(dim, int(ranks.value_rank), size, heads)
+            self.share = _low_rank(dim, int(spec.value_rank), size, heads)
             self.share_bias = nn.Parameter(torch.empty(size))
-        self.norm = _HeadNorm(spec.norm_eps, self.head_dim, heads, layer)
+        self.norm = _HeadNorm(spec.head_norm, self.head_dim, heads, layer)
         self.out = Linear(size, dim, is_residual_output=True)
         set_blocks(heads, self.receptance, self.key, self.value, self.out)
 
@@ -151,8 +150,9 @@ class RWKV7(RecurrentMixer):
         return out
 
     def _split(self, x: Tensor) -> Tensor:
-        """Return [..., heads, head_dim] of [..., heads * head_dim]."""
-        return x.unflatten(-1, (self.num_heads, self.head_dim))
+        # [batch, length, heads * head_dim] -> [batch, length, heads, head_dim]
+        y: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
+        return y
 
     def kernels(self) -> Sequence[str]:
         return list(RANK_ONE_SCANS)
@@ -182,9 +182,9 @@ class RWKV7(RecurrentMixer):
 class _HeadNorm(LayerNorm):
     """LayerNorm of each head, with weights that start from (layer / num_layers)^0.7."""
 
-    def __init__(self, eps: float, head_dim: int, heads: int, layer: LayerInfo) -> None:
+    def __init__(self, spec: Any, head_dim: int, heads: int, layer: LayerInfo) -> None:
         self.first_weight = (layer.number / layer.num_layers) ** 0.7
-        super().__init__(norms.LayerNorm(eps=eps), head_dim, heads)
+        super().__init__(spec, head_dim, heads)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -127,7 +127,8 @@ class StepSize(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.weight, -1, 1).div_(self.weight.shape[1] ** 0.5)
-        steps = nn.init.uniform_(self.bias, *map(math.log, STEPS)).exp()
+        least, largest = map(math.log, STEPS)
+        steps = nn.init.uniform_(self.bias, least, largest).exp()
         self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # inverse of softplus
 
 
@@ -212,7 +213,8 @@ class RGLRU(RecurrentMixer):
         return out
 
     def reset_parameters(self) -> None:
-        squares = nn.init.uniform_(self.rates, *(decay**2 for decay in DECAYS))
+        least, largest = (decay**2 for decay in DECAYS)
+        squares = nn.init.uniform_(self.rates, least, largest)
         self.rates.copy_(squares.rsqrt().sub(1).log())  # softplus(rates) = -log(squares) / 2
 
 
@@ -236,7 +238,7 @@ class HeadGate(nn.Module):
 
 
 def _bounded_root(x: Tensor) -> Tensor:
-    """Return sqrt(x), whose gradient is at most 1,000: decays near 1 would give infinite ones."""
+    """Return sqrt(x) with gradients of at most 1,000; decays near 1 would give infinite ones."""
     constant = x.detach()
     slope = 0.5 * constant.clamp(min=STEEPEST).rsqrt()
     return constant.sqrt() + (x - constant) * slope

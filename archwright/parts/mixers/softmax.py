@@ -60,7 +60,8 @@ class SoftmaxAttention(AttentionMixer):
             self.reads_from = dict.fromkeys(names, layer.kv_source)
         else:
             self.key = Linear(dim, widths[0], bias=spec.bias.key, deepnorm=False)
-            self.value = Linear(dim, widths[1], bias=spec.bias.value)
+            if not spec.keys_as_values:
+                self.value = Linear(dim, widths[1], bias=spec.bias.value)
         if layer.kv_sources.count(layer.number) > 1:
             self.provides = dict(zip(names, widths, strict=True))
         self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
@@ -98,7 +99,7 @@ class SoftmaxAttention(AttentionMixer):
 
     @property
     def kept_per_token(self) -> int:
-        return sum(m.d_out for m in (self.key, self.value) if m is not None)
+        return 0 if self.key is None else self.num_kv_heads * (self.head_dim + self.value_dim)
 
     @property
     def kept_blocks(self) -> int:
@@ -188,7 +189,8 @@ class SoftmaxAttention(AttentionMixer):
         state: KVCache | None,
     ) -> tuple[Heads, Heads, Heads]:
         """Return queries of x, and keys and values of all tokens, normed and rotated."""
-        q, k, v = projected[:3]
+        q, k = projected[:2]
+        v = k if self.value is None else projected[2]
         if (limit := self.spec.qkv_clip) != "none":
             q, k, v = (p.clamp(-limit, limit) for p in (q, k, v))
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [batch, length, heads, head_dim]
