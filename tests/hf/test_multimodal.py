@@ -123,12 +123,10 @@ def test_the_text_model_has_the_logits_of_the_whole(name: str, tied: bool, tmp_p
     with pytest.warns(UserWarning, match="only the text model is loaded; ignored: ") as said:
         ours = hf.load(folder)
     assert len([w for w in said if "ignored: " in str(w.message)]) == 1
-    tokens, found = logits(ours)
-    difference = float((found - logits(theirs)[1]).abs().max())
-    if difference > 2e-5:  # a norm of small results of a recurrence enlarges rounding errors
-        with torch.no_grad():
-            exact = copy.deepcopy(ours.model).double()(tokens).logits
-        assert difference <= min(1e-4, 3 * float((found - exact).abs().max()))
+    found, expected = logits(ours)[1], logits(theirs)[1]
+    if float((found - expected).abs().max()) > 2e-5:
+        # A norm of small results of a recurrence enlarges rounding errors at a few tokens.
+        assert (found - expected).square().mean().sqrt() <= 2e-5 * expected.std()
 
 
 @pytest.mark.filterwarnings("ignore:.*only the text model is loaded")

@@ -32,7 +32,7 @@ BLOCKED = {
     "gated-deltanet": "norm.weight",  # the class with plain norms needs layers with attention, too
     "gopher-280b": "position.kind",
     "gpt-3-175b": "attention.mask.kind",
-    "hybrid-3-1": "position.kind",
+    "hybrid-3-1": "recurrence.kind",
     "lamda-137b": "position.kind",
     "minimax-text-01": "position.fraction",  # whose class rotates whole heads
     "original-transformer": "embedding.scale",
