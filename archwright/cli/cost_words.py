@@ -10,7 +10,11 @@ from archwright.spec.read import load
 
 COSTS = {
     "cache per token": ("cache_per_token", fmt.size, "in 16 bits"),
-    "state": ("state_per_sequence", fmt.size, "of a sequence of any length, recurrences in 32 bits"),
+    "state": (
+        "state_per_sequence",
+        fmt.size,
+        "of a sequence of any length, recurrences in 32 bits",
+    ),
     "FLOPs per token": ("flops_per_token", fmt.flops, "in training on sequences of the context"),
     "training memory": ("training_memory", fmt.size, "weights, gradients and AdamW's moments"),
 }
