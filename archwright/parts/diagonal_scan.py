@@ -167,16 +167,8 @@ def chunked(
 
 
 @chunked.register_fake
-def _shapes(
-    x: Tensor,
-    steps: Tensor,
-    rates: Tensor,
-    writes: Tensor,
-    reads: Tensor,
-    state: Tensor,
-    keep: Tensor | None,
-    chunk_size: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, *_, state, _, chunk_size = inputs
     number = -(-x.shape[1] // chunk_size)
     return torch.empty_like(x), torch.empty_like(state), state.new_empty(number, *state.shape)
 

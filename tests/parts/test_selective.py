@@ -217,7 +217,8 @@ def silu(x: Tensor) -> Tensor:
 def test_the_selective_scan_is_its_formula(words: tuple[str, ...]) -> None:
     """Algorithm 2 of the paper for one text, token by token."""
     part, x = mixer(*SELECTIVE, *words), tokens()
-    p, s = dict(part.named_parameters()), small(*SELECTIVE, *words).recurrence
+    p: dict[str, Tensor] = dict(part.named_parameters())
+    s = small(*SELECTIVE, *words).recurrence
 
     def affine(name: str, y: Tensor) -> Tensor:
         return y @ p[f"{name}.weight"].T + p.get(f"{name}.bias", 0)
@@ -228,7 +229,7 @@ def test_the_selective_scan_is_its_formula(words: tuple[str, ...]) -> None:
         root = (y.square().mean(-1, keepdim=True) + s.scan_norm.eps).sqrt()  # type: ignore[attr-defined]
         return y / root * p.get(f"{name}.weight", 1)
 
-    expected = []
+    expected: list[Tensor] = []
     for text in x:
         u = convolved(affine("value", text), p["value_conv.weight"], p.get("value_conv.bias", 0.0))
         u, z = silu(u), affine("gate", text)
@@ -296,7 +297,7 @@ def test_gradients_of_an_rg_lru_that_forgets_nothing_are_finite() -> None:
         "rg_lru.recurrent_gate_weight": "decay_gate.weight",
         "rg_lru.recurrent_gate_bias": "decay_gate.bias",
     }
-    own = dict(part.named_parameters())
+    own: dict[str, nn.Parameter] = dict(part.named_parameters())
 
     def of(name: str) -> nn.Parameter:
         prefix = next(p for p in names if name == p or name.startswith(p + "."))
