@@ -230,6 +230,7 @@ class HeadGate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, self.weight.shape[:2])  # [batch, length, heads, width]
         y = torch.einsum("...hi,hij->...hj", heads, self.weight) + self.bias
+        # [batch, length, heads, width] -> [batch, length, channels]
         return upcast(y).sigmoid().flatten(-2)
 
     def reset_parameters(self) -> None:
