@@ -152,7 +152,7 @@ class LinearRecurrence(Recurrence):
     kind: Literal["linear"] = "linear"
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
     not_results: ClassVar[frozenset[str]] = frozenset({"chunk_size"})
-    num_heads: AutoCount = Field("auto", examples=[8])
+    num_heads: AutoCount = Field("auto", examples=[4])
     """Heads of values, each with a state; auto: dim / head_dim, of at least 64 where head_dim is auto too."""
     num_key_heads: AutoCount = Field("auto", examples=[2])
     """Heads of queries and keys, shared by groups of value heads; auto: num_heads."""

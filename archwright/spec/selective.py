@@ -81,7 +81,7 @@ class RGLRU(Recurrence):
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
     num_heads: AutoCount = Field("auto", examples=[10])
     """Blocks of the gates' matrices; auto: one for 256 channels."""
-    head_dim: AutoWidth = Field("auto", examples=[256])
+    head_dim: AutoWidth = Field("auto", examples=[128])
     """Channels of a head; auto: dim / num_heads."""
     conv_width: Count = 4
     """Tokens that the convolution of x reads."""

@@ -18,8 +18,9 @@ from archwright.cli.listings import published_costs
 from archwright.model import build
 from archwright.model.language_model import LanguageModel
 from archwright.optim.groups import build_optimizers
+from archwright.parts.leaves import Formula, watched
 from archwright.parts.masks import pairs
-from archwright.parts.mixers import AttentionMixer, LinearRecurrence
+from archwright.parts.mixers import AttentionMixer
 from archwright.planning.activations import CHECKPOINTING, LayerActivations
 from archwright.planning.advice import advice
 from archwright.planning.cost import (
@@ -184,7 +185,7 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     spec = load(name).tiny().override("vocab_size=256", f"context_length={length}")
     model = build(spec).double().use_kernel("eager").eval()
     tokens = torch.randint(0, 256, (1, length))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), watched(without_scans):
         model(*(tokens,) * (1 if spec.encoder.is_none else 2))
     by_part = forward_flops(model, length)
     streams, decoder = spec.predicting_streams, {*model.stack}
@@ -203,15 +204,17 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
         for mixer in layer.mixers().values()
         if isinstance(mixer, AttentionMixer)
     )
-    # The delta rule solves a system of equations in each head, of which torch counts nothing.
-    solved = sum(
-        length * mixer.num_heads * (mixer.key_dim + mixer.value_dim)
-        for layer in model.all_layers
-        for mixer in layer.mixers().values()
-        if isinstance(mixer, LinearRecurrence) and mixer.write is not None
-    )
     found = counter.get_total_flops() / tokens.numel()
-    assert found == pytest.approx(sum(by_part.values()) + hidden - solved, rel=0.01)
+    by_part.pop("layers.recurrence", None)  # scans
+    assert found == pytest.approx(sum(by_part.values()) + hidden, rel=0.01)
+
+
+def without_scans(leaf: Any, formula: Formula, args: Any, kwargs: Any) -> Any:
+    """Return zeros in place of a scan, which does more than products; other leaves are called."""
+    if not leaf.__name__.endswith("_scan"):
+        return leaf(*args, **kwargs)
+    results = formula(*args, **kwargs).results
+    return tuple(torch.zeros(x.shape, dtype=x.dtype) for x in results)
 
 
 @pytest.mark.parametrize("name", ["llama-3-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-20b"])
