@@ -44,6 +44,7 @@ ORDER = (
     "model.attention.distance_scores",
     "model.attention.value_embedding",
     "model.recurrence",
+    "model.recurrence.decay",
     "model.cross_attention",
     "model.feedforward",
     "model.feedforward.routing",
@@ -73,6 +74,14 @@ COMPANIONS: dict[str, type[Choice]] = {
     "model.position": Position,
 }
 """Axes with choices that may require other axes' choices, by path."""
+
+OF_SOME_LAYERS = {
+    "model.attention.shares_kv": (
+        "model.layer_kinds.shared.attention.shares_kv=true",
+        'model.layers.cycle=["default", "shared"]',
+    )
+}
+"""Example assignments of options that not all layers can have, by path."""
 
 FELLOWS = (
     "objective.kind=replaced_tokens",
@@ -340,6 +349,9 @@ def _options(
 
 def _asks(path: str, field: FieldInfo) -> Iterator[str]:
     """Yield example assignments: the field's example, another literal, or the default."""
+    if path in OF_SOME_LAYERS:
+        yield from OF_SOME_LAYERS[path]
+        return
     default, inner = field.get_default(call_default_factory=True), field.annotation
     example: Any = "VALUE" if default is PydanticUndefined else default
     if field.examples:

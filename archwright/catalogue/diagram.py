@@ -21,7 +21,12 @@ def diagram(layer: LayerSpec, norm: str) -> list[str]:
     first = ["x = a x + b x0, with x0 the embedding; then"] if residual.embedding_skip else []
     at_once = residual.at_once and len(groups) > 1
     drawn = _side_by_side if at_once else _one_after_another
-    return [*first, *drawn(residual, groups, norm)]
+    last = []
+    if residual.layer_embedding != "none":
+        last += ["then x = x + norm(out(GELU(gate(x)) * e)), with an embedding e of the layer"]
+    if residual.layer_scalar:
+        last += ["then x = s x"]
+    return [*first, *drawn(residual, groups, norm), *last]
 
 
 def _one_after_another(residual: Residual, groups: Groups, norm: str) -> list[str]:

@@ -71,12 +71,16 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
+        "layer embeddings": 0,
         "attention": 0,
         "value embeddings": 0,
         "recurrence": 0,
         "cross-attention": 0,
         "feed-forward": 0,
     }
+    # Embeddings per layer share the norm of their projections.
+    shared = {(layer.norm, layer.residual.layer_embedding) for layer in layers}
+    parts["norms"] += sum(n.num_parameters(width) for n, width in shared if width != "none")
     idle = 0
     for name, number in Counter({*kinds} if spec.layers.shared else kinds).items():
         layer = spec.layers_by_kind[name]
@@ -84,6 +88,9 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
         if spec.global_tokens and dict(layer.residual).get("global_norm") and not attention.is_none:
             norms += layer.norm.num_parameters(dim)
+        if (width := layer.residual.layer_embedding) != "none":
+            norms += layer.norm.num_parameters(dim)
+            parts["layer embeddings"] += number * width * (vocab_size + 3 * dim)
         position = 0 if layer.position.is_shared else _position(layer, dim)
         if isinstance(attention, MaskedAttention):
             position *= 1 + attention.further_positions
@@ -91,7 +98,9 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         parts["embedding skip"] += number * layer.residual.num_parameters
         parts["attention"] += number * (attention.num_parameters(dim) + position)
         parts["value embeddings"] += number * attention.num_table_parameters(vocab_size)
-        parts["recurrence"] += number * layer.recurrence.num_parameters(dim)
+        recurrence = layer.recurrence
+        parts["recurrence"] += number * recurrence.num_parameters(dim)
+        parts["recurrence"] -= recurrence.num_later_parameters(dim)
         cross = layer.cross_attention.num_cross_parameters(dim, memory_dim)
         parts["cross-attention"] += number * cross
         parts["feed-forward"] += number * feedforward.num_parameters(dim)

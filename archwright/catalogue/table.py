@@ -88,6 +88,8 @@ def _joined(spec: ModelSpec, text_of: Callable[[LayerSpec], str]) -> str:
 
 def _position(layer: LayerSpec) -> str:
     position = layer.position
+    if layer.attention.is_none:
+        return ""
     if position.is_none:
         return word(layer.attention.kind) if layer.attention.knows_distances else "NoPE"
     fraction = _option(position, "fraction", 1.0)
@@ -159,7 +161,8 @@ def _biases(spec: ModelSpec) -> str:
 
 def _bias_switches(layer: LayerSpec) -> Iterator[tuple[str, bool]]:
     for mixer in layer.mixers.values():
-        bias = dict(_option(mixer, "bias", {}))
+        bias = _option(mixer, "bias", {})
+        bias = {"all": bias} if isinstance(bias, bool) else dict(bias)
         if "query" in bias:
             yield "QKV", bias["query"]
             yield f"{mixer.axis} out", bias["out"]

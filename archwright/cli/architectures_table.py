@@ -16,6 +16,7 @@ Record = dict[str, str]
 IN_DIGITS = {
     "parameters": parameters,
     "cache_per_token": size,
+    "state_per_sequence": size,
     "flops_per_token": flops,
     "training_memory": size,
 }

@@ -10,6 +10,11 @@ from archwright.spec.read import load
 
 COSTS = {
     "cache per token": ("cache_per_token", fmt.size, "in 16 bits"),
+    "state": (
+        "state_per_sequence",
+        fmt.size,
+        "of a sequence of any length, recurrences in 32 bits",
+    ),
     "FLOPs per token": ("flops_per_token", fmt.flops, "in training on sequences of the context"),
     "training memory": ("training_memory", fmt.size, "weights, gradients and AdamW's moments"),
 }
@@ -42,7 +47,7 @@ def costs_of(spec: ModelSpec, objective: Objective, *, count: bool) -> Costs | N
 def cost_words(costs: Costs) -> dict[str, str]:
     """Return formatted costs by name."""
     return {
-        name: "none" if (number := costs[column]) is None else written(number)
+        name: "none" if (number := costs.get(column)) is None else written(number)
         for name, (column, written, _) in COSTS.items()
     }
 

@@ -55,6 +55,8 @@ def print_model(options: argparse.Namespace) -> None:
         costs_shown = {"all": NOT_COUNTED}
         if costs is not None:
             words = cost_words(costs)
+            if words["state"] == "none":  # no recurrence
+                del words["state"]
             costs_shown = {name: f"{text}, {COSTS[name][2]}" for name, text in words.items()}
         lines = card(spec, blame, f"{loaded.spec.name}.toml", counts, costs_shown)
     if options.exportable:

@@ -25,8 +25,9 @@ ONLY_TRAINING = (
     "router_z_loss",
     "selection_bias_update_rate",
     "scale_in",
+    *("least_rate", "most_rate", "least_step", "most_step"),
 )
-"""Options that only affect training, or only rounding in low precision."""
+"""Options that only affect training or initial values, or only rounding in low precision."""
 
 
 @dataclass(frozen=True)

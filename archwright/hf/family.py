@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property, partial
@@ -43,6 +43,7 @@ class Family:
         layers: Name prefix of layer `{i}`.
         layer_keys: Model tensors by a layer's checkpoint names, after the prefix; see `weight_map`.
         model_keys: Model tensors by checkpoint name, for tensors outside the layers.
+        other_layer_keys: Names that replace those in `layer_keys` in files with the first of these names.
         encoder_layers: Name prefix of encoder layer `{i}`; empty without an encoder.
         encoder_layer_keys: Like `layer_keys`, for an encoder layer.
         sequence_head: Tensor of the sequence head. Configs do not record this head: the model has it if the file has
@@ -68,6 +69,7 @@ class Family:
     layers: str
     layer_keys: Mapping[str, Mapped]
     model_keys: Mapping[str, Mapped]
+    other_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
     encoder_layers: str = ""
     encoder_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
     masked_architecture: str = ""
@@ -226,6 +228,14 @@ class Family:
             update["head"] = self.read_replaced_head({**self.defaults, **self.config(spec)})
         return spec.model_copy(update=update)
 
+    def as_stored(self, names: Iterable[str]) -> Family:
+        """Return the family with `other_layer_keys`, if files with tensors of these names have the first of them."""
+        start = self.layers.partition("{i}")[0]
+        for first in list(self.other_layer_keys)[:1]:
+            if any(name.startswith(start) and f".{first}" in name for name in names):
+                return replace(self, layer_keys=_replaced(self.layer_keys, self.other_layer_keys))
+        return self
+
     def ignores(self, name: str, num_layers: int) -> bool:
         """True if a tensor is outside a model with `num_layers` layers."""
         for pattern in self.ignored:
@@ -255,7 +265,7 @@ class Family:
             for path, number in _numbers(key, value):
                 counts = isinstance(number, int) and "theta" not in path
                 most = LARGEST_COUNT if counts else LARGEST
-                if not abs(number) <= most:
+                if not abs(number) <= most and path != "time_step_limit":  # which may be infinite
                     shown = f"{Decimal(number):.3g}"
                     raise UserError(
                         f"config.json: {path}: found {shown}; expected at most {most:,}"

@@ -118,16 +118,16 @@ MaskPattern = Listed | CustomPattern
 """Mapping between config keys and the role of each layer."""
 
 
-def every(number: int) -> Callable[[Config, int], list[str]]:
-    """Return a repeating pattern: `number` - 1 window layers, one full-attention layer."""
+def every(number: int, other: str = "sliding_attention") -> Callable[[Config, int], list[str]]:
+    """Return a repeating pattern: `number` - 1 layers of type `other`, one full-attention layer."""
     return lambda config, num_layers: [
-        "sliding_attention" if (i + 1) % number else "full_attention" for i in range(num_layers)
+        other if (i + 1) % number else "full_attention" for i in range(num_layers)
     ]
 
 
-def every_by(key: str) -> Callable[[Config, int], list[str]]:
-    """Return the pattern `every(config[key])`."""
-    return lambda config, num_layers: every(int(config[key]))(config, num_layers)
+def every_by(key: str, other: str = "sliding_attention") -> Callable[[Config, int], list[str]]:
+    """Return the pattern `every(config[key], other)`."""
+    return lambda config, num_layers: every(int(config[key]), other)(config, num_layers)
 
 
 def first_of(number: int) -> Callable[[Config, int], list[str]]:

@@ -63,6 +63,37 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """A chunk of concatenated tensors, cut into as many equal chunks as tensors; the last chunk may be shorter.
+
+    Args:
+        index: Number of the chunk, from 0.
+    """
+
+    index: int
+
+    def shape(self, ours: Sequence[Tensor]) -> Shape:
+        rows = self._rows(ours)
+        return (rows.stop - rows.start, *ours[0].shape[1:])
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        rows, start = self._rows(ours), 0
+        for tensor in ours:
+            first, last = max(rows.start, start), min(rows.stop, start + len(tensor))
+            if first < last:
+                yield (
+                    foreign[first - rows.start : last - rows.start],
+                    tensor[first - start : last - start],
+                )
+            start += len(tensor)
+
+    def _rows(self, ours: Sequence[Tensor]) -> range:
+        total = sum(map(len, ours))
+        size = -(-total // len(ours))
+        return range(size * self.index, min(total, size * (self.index + 1)))
+
+
+@dataclass(frozen=True)
 class Transposed:
     """A layout with transposed matrices, as in Conv1D; vectors are unchanged."""
 

@@ -98,6 +98,7 @@ def load(
             store = _text_only(wrapper, store, folder)
             # The tables of a multimodal config may contradict each other about ties.
             config["tie_word_embeddings"] = "lm_head.weight" not in store.shapes
+        family = family.as_stored(store.shapes)
         spec = spec_of(config, str(folder / FILE), folder.resolve().name)
         _check_sizes(spec, family, store, folder)
         spec = _with_stored_heads(spec, family, store)

@@ -72,6 +72,7 @@ VISUAL = ("visual",)
 
 WRAPPERS: dict[str, Wrapper] = {
     "gemma3": LLAVA,
+    "gemma4": Wrapper(("vision_tower", "embed_vision", "audio_tower", "embed_audio")),
     "llama4": Wrapper(("vision_model", "multi_modal_projector")),
     "llava": LLAVA,
     "mistral3": LLAVA,
@@ -81,5 +82,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "qwen2_vl": Wrapper(VISUAL, "qwen2"),
     "qwen2_5_vl": Wrapper(VISUAL, "qwen2"),
     "qwen3_vl": Wrapper(VISUAL, "qwen3"),
+    "qwen3_5": Wrapper(VISUAL),
+    "qwen3_5_moe": Wrapper(VISUAL),
 }
 """Wrappers by `model_type`."""

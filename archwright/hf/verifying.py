@@ -28,6 +28,10 @@ PADDING = 9
 """Padding tokens at the end of the second sequence."""
 TOLERANCE = 1e-4
 """Maximum float32 difference of logits, relative to their standard deviation, for agreement."""
+TYPICAL = 5e-5
+"""Root mean square of these differences that is agreement despite larger ones at a few tokens.
+
+A norm of small values enlarges rounding errors there, as in gated delta rules."""
 ROUNDING = 1.5
 """Maximum bfloat16 rounding error for agreement, relative to the error of `transformers`."""
 DIVERGES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
@@ -178,25 +182,24 @@ def _compare(
     if not family.counts_padding(family.config(loaded.spec)):
         real[1, max(1, length - PADDING) :] = False
     arguments = {"attention_mask": real.long(), **family.further_inputs(loaded.spec, tokens)}
+    sequences: tuple[Tensor, ...] = (tokens,)
     with ExitStack() as hooks:
         inner, their_inner = (hooks.enter_context(_outputs(m)) for m in _pairs(loaded, theirs))
         if loaded.spec.encoder_model is None:
-            outs = loaded.model(tokens, padding_mask=real), theirs(tokens, **arguments)
+            out = theirs(tokens, **arguments)
         else:  # the source of each sequence is the other sequence
             targets = tokens.flip(0)
             if family.in_steps:
                 out = _in_steps(theirs, tokens, targets, arguments)
             else:
                 out = theirs(tokens, decoder_input_ids=targets, use_cache=False, **arguments)
-            outs = loaded.model(tokens, targets, padding_mask=real), out
-        logits = [getattr(out, "prediction_logits", None) for out in outs]
-    ours, expected = (
-        _real_logits(out.logits if of_tokens is None else of_tokens, real).double()
-        for out, of_tokens in zip(outs, logits, strict=True)
-    )
+            sequences = (tokens, targets)
+        expected = _real_logits(out, real)
+        ours = _real_logits(loaded.model(*sequences, padding_mask=real), real)
     difference = (ours - expected).abs().max().item()
     relative = difference / max(expected.std().item(), 1e-12)
-    rounding = math.nan
+    typical = (ours - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
+    agrees, rounding = relative <= TOLERANCE or typical.item() <= TYPICAL, math.nan
     if exact is not None:
         rounding = ((ours - exact).norm() / (expected - exact).norm().clamp(min=1e-12)).item()
     p, q = F.log_softmax(expected, -1), F.log_softmax(ours, -1)
@@ -208,7 +211,7 @@ def _compare(
         rounding,
         (ours.argmax(-1) == expected.argmax(-1)).float().mean().item(),
         _first(inner, their_inner, real, DIVERGES[dtype]),
-        relative <= TOLERANCE if exact is None else rounding <= ROUNDING,
+        agrees if exact is None else rounding <= ROUNDING,
     )
     return comparison, expected
 
@@ -226,9 +229,10 @@ def _in_steps(
     return SimpleNamespace(logits=torch.cat(logits, 1))
 
 
-def _real_logits(logits: Tensor, real: Tensor) -> Tensor:
-    """Return the logits of tokens other than padding; binary logits become pairs (0, logit)."""
-    selected = logits[real]  # [tokens, ...]
+def _real_logits(out: Any, real: Tensor) -> Tensor:
+    """Return the logits of tokens other than padding in float64; binary logits become pairs (0, logit)."""
+    of_tokens = getattr(out, "prediction_logits", None)
+    selected = (out.logits if of_tokens is None else of_tokens)[real].double()  # [tokens, ...]
     binary = selected.ndim == 1 or selected.shape[-1] == 1
     return F.pad(selected.reshape(-1, 1), (1, 0)) if binary else selected
 

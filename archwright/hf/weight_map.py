@@ -33,11 +33,11 @@ class Constant:
     """A checkpoint tensor without parameters: computed from the spec, or unused.
 
     Args:
-        values: Function that computes the tensor.
+        values: Function (spec, index of the layer) that computes the tensor; index 0 outside the layers.
         read: True if the values matter, so that a file with other values is refused.
     """
 
-    values: Callable[[ModelSpec], Tensor]
+    values: Callable[[ModelSpec, int], Tensor]
     read: bool = True
 
 
@@ -55,7 +55,7 @@ def filled(
 ) -> Constant:
     """Return a checkpoint tensor filled with one value."""
 
-    def values(spec: ModelSpec) -> Tensor:
+    def values(spec: ModelSpec, layer: int) -> Tensor:
         import torch  # configs are read without it
 
         return torch.full(shape(spec), value)
@@ -67,7 +67,8 @@ Mapped = str | Fused | When | Constant | tuple[str | When, ...]
 """Contents of a checkpoint module or tensor: a name in the model, several fused names, a constant, or alternatives.
 
 A module's name includes all its tensors. A checkpoint name with `{e}` is repeated for each matrix of a stack. In names
-of the model, `{mixer}` is "attention" or "recurrence", the branch that gives a layer's first norm its name.
+of the model, `{mixer}` is "attention" or "recurrence", the branch that gives a layer's first norm its name. A fused
+name with `{i}`, outside the layers, is repeated for each layer.
 """
 
 
@@ -167,13 +168,13 @@ def slots(
     """
     by_name: dict[str, Slot] = {}
     for foreign, held in model_keys.items():
-        by_name |= _slots(foreign, held, "", tensors, spec, spec)
+        by_name |= _slots(foreign, held, "", tensors, spec, spec, 0)
     for stack in stacks:
         for i, layer in enumerate(stack.of(spec)):
             prefix, ours = stack.theirs.format(i=i), stack.ours.format(i=i)
             inside = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
             for foreign, held in stack.keys.items():
-                by_name |= _slots(prefix + foreign, held, ours, inside, layer, spec)
+                by_name |= _slots(prefix + foreign, held, ours, inside, layer, spec, i)
     if unmapped := set(tensors) - {name for slot in by_name.values() for name in slot.ours}:
         raise LookupError(f"no checkpoint name for {', '.join(sorted(unmapped)[:3])}")
     return by_name
@@ -186,21 +187,28 @@ def _slots(
     tensors: Mapping[str, Tensor],
     layer: LayerSpec,
     spec: ModelSpec,
+    index: int,
 ) -> dict[str, Slot]:
     by_name: dict[str, Slot] = {}
     if isinstance(held, tuple):
         for alternative in held:
-            by_name |= _slots(foreign, alternative, prefix, tensors, layer, spec)
+            by_name |= _slots(foreign, alternative, prefix, tensors, layer, spec, index)
         return by_name
     if isinstance(held, When):
         applies = follow(layer, held.path) == held.value
-        return _slots(foreign, held.ours, prefix, tensors, layer, spec) if applies else by_name
+        if not applies:
+            return by_name
+        return _slots(foreign, held.ours, prefix, tensors, layer, spec, index)
     if isinstance(held, Constant):
-        return {foreign: Fixed((), Same(), held.values(spec), held.read)}
+        return {foreign: Fixed((), Same(), held.values(spec, index), held.read)}
     if isinstance(held, str):
         held = Fused((held,), Same())
     mixer = next(iter(layer.groups), "")
-    names = [name.replace("{mixer}", mixer) for name in held.ours]
+    names = [
+        name.replace("{mixer}", mixer).replace("{i}", str(i))
+        for name in held.ours
+        for i in range(len(spec.distinct_layers) if "{i}" in name else 1)
+    ]
     for suffix in _suffixes([prefix + name for name in names], tensors):
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:

@@ -11,6 +11,7 @@ from typing import Any
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import flops_per_token, parameters_by_part
+from archwright.planning.memory import cache_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import enforce
@@ -54,11 +55,13 @@ OUTSIDE = ("embedding", "position", "head", "layers.attention.value_embedding")
 
 @dataclass(frozen=True)
 class Counts:
-    """A model's parameters, and the FLOPs of a training token."""
+    """A model's parameters, FLOPs of a training token, and bytes of a cache."""
 
     parameters: int
     non_embedding: int
     flops_per_token: float
+    cache_bytes: int
+    """Bytes that decoding keeps after the context, in 16 bits, recurrences in 32; 0: it keeps nothing."""
 
     def of(self, match: Match) -> float:
         """Return the quantity that a study makes equal."""
@@ -76,6 +79,7 @@ def count(spec: ModelSpec, vocab_size: int, flops: Flops | None = None) -> Count
         model.num_parameters(),
         sum(n for part, n in parts.items() if not f"{part}.".startswith(outside)),
         flops(model) if flops else flops_per_token(model, spec.context_length),
+        cache_bytes(model, spec.context_length) if model.can_cache else 0,
     )
 
 

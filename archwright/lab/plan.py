@@ -173,6 +173,7 @@ class Plan:
                     parameters=arm.counts.parameters,
                     non_embedding=arm.counts.non_embedding,
                     flops_per_token=arm.counts.flops_per_token,
+                    cache_bytes=arm.counts.cache_bytes,
                     dim=model.dim,
                     num_layers=model.num_layers,
                     hidden_dims=[int(layer.hidden_dim) for layer in layers if layer],

@@ -112,6 +112,8 @@ class Variant:
     num_layers: int
     hidden_dims: Sequence[int]
     """Of the default layer and others."""
+    cache_bytes: int = 0
+    """Bytes that decoding keeps after the context, in 16 bits, recurrences in 32; 0: it keeps nothing."""
 
 
 @dataclass(frozen=True)

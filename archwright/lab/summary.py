@@ -29,7 +29,7 @@ from archwright.lab.results import (
 )
 from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, first_window, is_sharp
-from archwright.lab.variants import SIZES, set_by
+from archwright.lab.variants import SIZES, run_key, set_by, words_of
 from archwright.lab.verdict import SCOPE, UNLEARNT, effects, verdict
 from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
@@ -251,11 +251,13 @@ def _announced(arm: Arm, plan: Plan) -> Iterator[str]:
     yield f"  {arm.name}: {size}; learning rate {lrs}; {seconds} a run"
     if arm is not base:
         sizes = {f"model.{path}" for path in (*_sizes_of(arm), *_sizes_of(base))}
-        # Options that only one of them has follow from its kind.
+        words = words_of(plan.study)[arm.name]
+        set_here = {run_key(word).partition("=")[0] for word in words if "=" in word}
+        # Options that only one of them has follow from its kind, unless the variant sets them.
         changes = [
-            f"{path.removeprefix('model.')} {new} ({old})"
+            f"{path.removeprefix('model.')} {new}" + f" ({old})" * (old != "-")
             for path, (old, new) in differing([base.run, arm.run]).items()
-            if path not in sizes and "-" not in (old, new)
+            if path not in sizes and ("-" not in (old, new) or path in set_here)
         ]
         more = f" and {len(changes) - SHOWN} more" * (len(changes) > SHOWN)
         yield f"    differs in {', '.join(changes[:SHOWN]) or 'these sizes'}{more}"

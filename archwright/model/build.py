@@ -18,6 +18,7 @@ from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenE
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.init import INITS, Init, draws, initialise, reset_buffers
+from archwright.parts.layer_ends import LayerEmbedding, LayerScalar
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
@@ -291,6 +292,7 @@ def _layer(
         spec.layer_order,
         layer.norm,
         spec.global_tokens,
+        spec.kv_sources,
     )
     branches: dict[str, Branch] = {}
     for name, choice in layer.branches.items():
@@ -304,7 +306,12 @@ def _layer(
     takes = {name: choice.takes for name, choice in layer.mixers.items()}
     # The stream alone at first, as in nanochat.
     embedding_skip = WeightedSum(1.0, 0.0) if layer.residual.embedding_skip else None
-    return Layer(residual, branches, layer.groups, takes, embedding_skip)
+    ends = layer.residual
+    embedding = None
+    if ends.layer_embedding != "none":
+        embedding = LayerEmbedding(ends.layer_embedding, dim, info)
+    scalar = LayerScalar() if ends.layer_scalar else None
+    return Layer(residual, branches, layer.groups, takes, embedding_skip, embedding, scalar)
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

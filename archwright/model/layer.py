@@ -28,6 +28,8 @@ class Layer(nn.Module):
         groups: Names of branches that read the same normed stream and are added.
         mixers: Names of the mixers, and the inputs of a batch that each one uses.
         embedding_skip: Mixes the stream with the one before the first layer. Default: none.
+        layer_embedding: Adds an embedding of the layer to its result. Default: none.
+        layer_scalar: Multiplies the layer's result. Default: none.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Layer(nn.Module):
         groups: Mapping[str, Collection[str]],
         mixers: Mapping[str, Collection[str]],
         embedding_skip: nn.Module | None = None,
+        layer_embedding: nn.Module | None = None,
+        layer_scalar: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.residual, self.groups, self._takes = residual, groups, mixers
@@ -45,6 +49,7 @@ class Layer(nn.Module):
         for name, branch in branches.items():
             self.add_module(name, branch)
         self.embedding_skip = embedding_skip
+        self.layer_embedding, self.layer_scalar = layer_embedding, layer_scalar
 
     def forward(
         self,
@@ -73,7 +78,9 @@ class Layer(nn.Module):
         if self.embedding_skip is not None:
             x = self.embedding_skip(x, self.residual.widen(context.read("embedding")))
         out: Tensor = self.residual(x, self._wired(context, states), context)
-        return out
+        if self.layer_embedding is not None:
+            out = self.layer_embedding(out, context)
+        return out if self.layer_scalar is None else self.layer_scalar(out)
 
     def steps(self, context: Context) -> list[Step]:
         """Return, for each group of a reversible layer, its sum as a function of the other stream."""
@@ -105,8 +112,13 @@ class Layer(nn.Module):
     @property
     def reads_from(self) -> Mapping[str, int]:
         """Values of earlier layers: name -> number of the layer; 0 is the stream before the first one."""
-        skip = {} if self.embedding_skip is None else {"embedding": 0}
+        skip = {"embedding": 0} if self.reads_embedding else {}
         return ChainMap(skip, *({**part.reads_from} for part in self._parts))
+
+    @property
+    def reads_embedding(self) -> bool:
+        """True if a part between the branches reads the stream before the first layer."""
+        return self.embedding_skip is not None or self.layer_embedding is not None
 
     @property
     def _parts(self) -> list[Branch | Wiring]:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
+from archwright.parts.channel_mix import ChannelMix
 from archwright.parts.leaves import is_watched
 from archwright.parts.linear import GroupedLinear, Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.norms import NORMS, upcast, without_autocast
@@ -102,6 +103,8 @@ MOST_IN_BLOCK = 32
 class Experts(Branch):
     """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
+    With a latent width, the sum is U sum of w_e expert_e(D x), with maps D down and U up.
+
     Weights w come from router scores, such as softmax(R x) or sigmoid(R x), in float32 or wider, because the choice
     depends on small differences. Rows are sorted by expert, so that each expert computes one matrix product. Without a
     capacity, no row is dropped. Shapes: x [..., dim], router R [num_experts, dim], the experts' matrices
@@ -123,12 +126,20 @@ class Experts(Branch):
         self.routing: Router = ROUTINGS.make(spec.routing, spec)
         self.router = Linear(dim, spec.num_experts, bias=spec.router_bias, deepnorm=False)
         active_fraction = spec.top_k / spec.num_experts
+        expert = spec.expert.model_copy(update={"hidden_dim": spec.expert.width(dim)})
+        self.latent_down: Linear | None = None
+        self.latent_up: Linear | None = None
+        if (latent := spec.latent_dim) != "none":
+            self.latent_down, self.latent_up = Linear(dim, latent), Linear(latent, dim)
         self.experts = GroupedExperts(
-            spec.expert, dim, spec.num_experts, active_fraction=active_fraction
+            expert,
+            dim if latent == "none" else latent,
+            spec.num_experts,
+            active_fraction=active_fraction,
         )
         self.shared: nn.Module | None = None
         self.shared_gate = Linear(dim, 1, deepnorm=False) if spec.shared == "gated" else None
-        set_blocks(1, self.router, self.shared_gate)
+        set_blocks(1, self.router, self.shared_gate, self.latent_down, self.latent_up)
         if spec.shared != "none":
             width = spec.shared_hidden_dim
             if width == "auto":
@@ -159,7 +170,8 @@ class Experts(Branch):
         if block > 1:
             source, filled, ends = _filled_up(sorted_experts, ends, block)
             order, sorted_experts, place = order[source], sorted_experts[source], filled[place]
-        sent = rows[order // self.spec.top_k]
+        latents = rows if self.latent_down is None else self.latent_down(rows)
+        sent = latents[order // self.spec.top_k]
         if self.spec.router_weight_on == "input":
             # [tokens * top_k, dim]
             sent = sent * weights.flatten()[order, None].to(sent.dtype)
@@ -172,6 +184,7 @@ class Experts(Branch):
             has_room = self._has_room(chosen, x.shape[:-1], self.spec.capacity)
             per_token = per_token * has_room[..., None]
         out = (per_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
+        out = out if self.latent_up is None else self.latent_up(out)
         if self.training and torch.is_grad_enabled():
             # Also in a recomputed pass, because the gradient needs the values.
             auxiliary = self._auxiliary(logits, sent_to)
@@ -401,6 +414,11 @@ def quick_gelu(x: Tensor, sharpness: float = 1.702) -> Tensor:
     return x * torch.sigmoid(sharpness * x)
 
 
+def scaled_silu(x: Tensor, factor: float) -> Tensor:
+    """silu(factor x)."""
+    return F.silu(factor * x)
+
+
 @dataclass(frozen=True)
 class Multiplied:
     """f(g, u) = activation(g) * u."""
@@ -441,7 +459,9 @@ GATES = Registry(
         spec.ReGLU: lambda s: Multiplied(F.relu),
         spec.SquaredReGLU: lambda s: Multiplied(squared_relu),
         spec.GeGLU: lambda s: Multiplied(partial(F.gelu, approximate=s.approximate)),
-        spec.SwiGLU: lambda s: Multiplied(F.silu),
+        spec.SwiGLU: lambda s: Multiplied(
+            F.silu if s.gate_multiplier == 1 else partial(scaled_silu, factor=s.gate_multiplier)
+        ),
         spec.ClampedSwiGLU: lambda s: partial(clamped, limit=s.limit, sharpness=s.sharpness),
         spec.GEGELU: lambda s: partial(clamped, limit=s.limit),
     },
@@ -452,6 +472,11 @@ FEEDFORWARDS = Registry(
     spec.FeedForward,
     "(spec, dim) or, of a spec that is a Mixer, (spec, dim, layer)",
     Branch,
-    {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
+    {
+        spec.Plain: Plain,
+        spec.Gated: Gated,
+        spec.Experts: Experts,
+        spec.ChannelMix: ChannelMix,
+    },
 )
 """Subclasses of `Branch`: y = f(x), independently for each token."""

@@ -131,11 +131,12 @@ def _in_best_groups(spec: spec.Experts, ranks: Tensor) -> Tensor:
 
 
 def _size(spec: spec.Experts, weights: Tensor) -> Tensor:
-    """Return the p-norm of the chosen experts' weights, at least `normalize_min`."""
+    """Return the p-norm of the chosen experts' weights plus eps, at least `normalize_min`."""
     if spec.normalize_power == 1:
-        size = weights.sum(-1, keepdim=True) + 1e-20  # no 0 / 0 if all sigmoids underflow
+        size = weights.sum(-1, keepdim=True)
     else:
         size = torch.linalg.vector_norm(weights, spec.normalize_power, dim=-1, keepdim=True)
+    size = size + spec.normalize_eps  # no 0 / 0 if all sigmoids underflow
     return size.clamp(min=spec.normalize_min) if spec.normalize_min else size
 
 

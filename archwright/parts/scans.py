@@ -207,7 +207,7 @@ def chunked(
     states, written, last = _States.apply(  # type: ignore[no-untyped-call]
         values, reads, _per_head(k, to_end), carried, state
     )
-    # All chunks, texts and heads as one axis: [chunks * batch * heads, ...]
+    # Products of all heads of all chunks: [chunks * batch * heads, size, value_dim].
     out = torch.baddbmm(
         *(x.flatten(0, 2) for x in (products[0] @ written, _per_head(q, from_start), states))
     ).view_as(v)
@@ -248,11 +248,11 @@ def _decayed_products(
     products = [(a * keys).sum(-1)[..., None, None] for a in readers]
     while (half := starts.shape[-2]) < keys.shape[-2]:
         (start_1, start_2), (end_1, end_2) = _pairs(starts), _pairs(ends)
-        # Halves of segments: [..., segments / 2, 2, half, width]
+        # First half of each pair: [..., pairs, half, width] -> [..., pairs, width, half]
         decayed = (keys.unflatten(-2, (-1, 2, half)).select(-3, 0) * end_1).mT
         for n, a in enumerate(readers):
             first, second = _pairs(products[n])
-            # Second halves: [..., segments / 2, half, width]
+            # Second half of each pair: [..., pairs, half, width]
             rows = a.unflatten(-2, (-1, 2, half)).select(-3, 1) * start_2
             below = rows * decayed if rows.shape[-1] == 1 else rows @ decayed
             above = torch.cat((first, torch.zeros_like(first)), -1)

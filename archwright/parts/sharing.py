@@ -73,6 +73,8 @@ class LayerInfo:
     """Norm of the layer's residual stream."""
     global_tokens: int = 0
     """Learned vectors in front of each text."""
+    kv_sources: tuple[int, ...] = ()
+    """Number of the layer whose keys and values each layer reads, often its own; empty without a model."""
 
     @property
     def num_layers(self) -> int:
@@ -89,6 +91,11 @@ class LayerInfo:
             return (self.number,)
         kind = self.kinds[self.number - 1]
         return tuple(i for i, other in enumerate(self.kinds, 1) if other == kind)
+
+    @property
+    def kv_source(self) -> int:
+        """Number of the layer whose keys and values this layer reads."""
+        return self.kv_sources[self.number - 1] if self.kv_sources else self.number
 
     def new_norm(self, dim: int) -> nn.Module:
         """Return a new norm of the layer's kind."""

@@ -22,6 +22,8 @@ class TensorParallel:
     the number on one rank."""
     per_head: Mapping[str, int] = field(default_factory=dict)
     """Axis of heads by the name of a parameter or buffer outside of `Linear` maps."""
+    splits_values: bool = False
+    """True if values that cross layers are split like the heads, in all layers that exchange them."""
 
 
 @runtime_checkable

@@ -10,6 +10,8 @@ LAYER_PARTS = {
     "feedforward": "feed-forward",
     "residual": "norms",
     "embedding_skip": "embedding skip",
+    "layer_embedding": "layer embeddings",
+    "layer_embedding.norm": "norms",
     "cross_attention": "cross-attention",
     "attention.value_embedding": "value embeddings",
 }
@@ -56,6 +58,8 @@ def forward_flops_by_part(
 def part_of(name: str) -> str:
     """Return the displayed part of a model for a dotted module name."""
     first, *below = name.split(".")
+    if name.startswith("relatives.layer_embedding"):
+        return "norms"
     if first == "layers":
         return LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))
     return {"norm": "norms", "project_in": "embedding"}.get(first, first)

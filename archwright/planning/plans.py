@@ -43,7 +43,7 @@ EVIDENCE = {
     ),
     **dict.fromkeys(("forward_flops_per_token_by_part", "training_flops"), "counted"),
     **dict.fromkeys(("kv_cache_bytes_per_token", "kv_cache_bytes_per_later_token"), "counted"),
-    "cache_bytes_per_text": "counted",
+    **dict.fromkeys(("cache_bytes_per_text", "state_bytes_per_text"), "counted"),
     **dict.fromkeys(("fits", "fewest_devices", "split", "checkpointing"), "estimated"),
     **dict.fromkeys(("micro_batch", "micro_batches", "training_memory_bytes"), "estimated"),
     "training_memory_bytes_by_part": "weights, gradients, optimizer: counted; others: estimated",
@@ -117,7 +117,9 @@ class Plan:
     cache_bytes_per_later_token: int
     """Cache bytes of one more token in 16 bits when all windows are full."""
     cache_bytes_per_text: int
-    """Cache bytes of a sequence of the context length in 16 bits."""
+    """Cache bytes of a sequence of the context length in 16 bits, with its state."""
+    state_bytes_per_text: int
+    """Bytes of a sequence's state, which has one size for all lengths: recurrences in 32 bits."""
     setup: Setup | None
     """The first setup that fits; None: none fits."""
     sends_more: Setup | None
@@ -204,6 +206,7 @@ class Plan:
             if self.writes
             else None,
             "cache_bytes_per_text": self.cache_bytes_per_text if self.writes else None,
+            "state_bytes_per_text": self.state_bytes_per_text if self.writes else None,
             "training_flops": self.training.flops,
             "training_precision": self.workload.training_precision,
             "fits": self.setup is not None,
@@ -290,6 +293,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         kv_cache_bytes_per_token=cache_bytes_per_token(model),
         cache_bytes_per_later_token=cache_bytes_per_later_token(model),
         cache_bytes_per_text=cache_bytes(model, context),
+        state_bytes_per_text=cache_bytes(model, 0),
         setup=fitting,
         sends_more=next(
             (way for way in ways if fitting and _spares(way, fitting, work, texts)), None

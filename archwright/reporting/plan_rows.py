@@ -65,7 +65,12 @@ def model_rows(plan: Plan) -> Iterator[Figure]:
     if has_windows:
         note = "of each further token when all windows are full"
         yield Figure("cache past windows", fmt.size(later), "counted", note)
-    yield Figure("cache per sequence", fmt.size(plan.cache_bytes_per_text), "counted", "in 16 bits")
+    state = plan.state_bytes_per_text
+    if state:
+        note = "of a sequence of any length, recurrences in 32 bits"
+        yield Figure("state", fmt.size(state), "counted", note)
+    note = "in 16 bits, with the state" if state else "in 16 bits"
+    yield Figure("cache per sequence", fmt.size(plan.cache_bytes_per_text), "counted", note)
 
 
 def device_rows(plan: Plan) -> Iterator[Figure]:

@@ -22,8 +22,9 @@ def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
     found = {
         b: parallel
         for b in branches
-        # Values that cross layers are whole.
-        if (parallel := b.tensor_parallel) is not None and not b.provides and not b.reads_from
+        # Values that cross layers are whole, unless all their layers split them alike.
+        if (parallel := b.tensor_parallel) is not None
+        and (parallel.splits_values or not (b.provides or b.reads_from))
     }
     # A table of distances that one attention needs whole is whole for all that read it.
     whole = {shared_position(branch) for branch in branches if branch not in found} - {None}

@@ -168,7 +168,7 @@ def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
 def shares_tokens(stack: Stack) -> bool:
     """Tell whether all that stands between the branches of a stack looks at each token by itself."""
     layers = [*stack.stack]
-    plain = all(layer.residual.is_per_token and layer.embedding_skip is None for layer in layers)
+    plain = all(layer.residual.is_per_token and not layer.reads_embedding for layer in layers)
     return plain and len({*layers}) == len(layers) and not stack.spec.residual.is_reversible
 
 

@@ -222,6 +222,10 @@ class Attention(Mixer):
     knows_distances: ClassVar[bool] = False
     """Whether its scores depend on distances by themselves, without a position encoding."""
 
+    def kv_sizes(self, dim: int) -> tuple[int, ...]:
+        """Return the sizes of keys and values that layers may share; empty if they cannot."""
+        return ()
+
 
 class NoAttention(Attention):
     """No attention branch: the layer is a feed-forward alone."""
@@ -304,6 +308,11 @@ class SoftmaxAttention(MaskedAttention):
     """Norm over each head's value (Gemma 3n)."""
     value_scale: float = Field(1.0, gt=0, examples=[0.5])
     """Multiplies values (MiMo-V2)."""
+    keys_as_values: bool = False
+    """Values are the projection of keys, before its norm and rotation, without maps of their own (Gemma 4)."""
+    shares_kv: bool = False
+    """Read the keys and values of the nearest layer before that has some, with the same mask, position and sizes of
+    keys and values, instead of projecting x (Brandon et al., 2024, Cross-Layer Attention; Gemma 3n, Gemma 4)."""
     value_embedding: ValueEmbedding = NoValueEmbedding()
     """Table of token ids that adds to values, after the options above; in some layers, with `layer_kinds`."""
     qkv_clip: OptionalFloat = Field("none", examples=[8.0])
@@ -337,26 +346,42 @@ class SoftmaxAttention(MaskedAttention):
         return super().numbers(sizes) | {"value_embedding": self.value_embedding.numbers(sizes)}
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        return unequal_heads(self, sizes.dim)
+        yield from unequal_heads(self, sizes.dim)
+        _, key, value = self.kv_sizes(sizes.dim)
+        if self.keys_as_values and key != value:
+            yield f"value_head_dim: found {value} with keys_as_values = true; expected head_dim = {key}"
+        if self.shares_kv and not self.value_embedding.is_none:
+            yield (
+                f'value_embedding.kind: found "{self.value_embedding.kind}" with shares_kv = true, whose values are '
+                'those of another layer; expected "none"'
+            )
+
+    def kv_sizes(self, dim: int) -> tuple[int, ...]:
+        sizes = self.heads(dim)
+        return sizes["num_kv_heads"], sizes["head_dim"], sizes["value_head_dim"]
 
     @property
     def one_line(self) -> str:
         line = f"{self.mask.kind} attention in {self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}"
         wider = self.value_head_dim != self.head_dim
-        return line + (f", values of {self.value_head_dim}" if wider else "")
+        line += f", values of {self.value_head_dim}" if wider else ""
+        return line + (", keys and values of another layer" if self.shares_kv else "")
 
     def num_parameters(self, dim: int) -> int:
         heads, kv_heads = int(self.num_heads), int(self.num_kv_heads)
         head, value = int(self.head_dim), int(self.value_head_dim)
-        queries, keys = heads * head, kv_heads * head
-        values, mixed = kv_heads * value, heads * value
+        own_heads = 0 if self.shares_kv else kv_heads
+        queries, keys = heads * head, own_heads * head
+        values, mixed = own_heads * value, heads * value
+        values = 0 if self.keys_as_values else values
         maps = dim * (queries + keys + values + mixed)
         biases = self.bias.query * queries + self.bias.key * keys
         biases += self.bias.value * values + self.bias.out * dim
         gate = dim * {"none": 0, "head": heads, "value": mixed}[self.gate]
         normed = (head, head) if self.qk_norm_over == "head" else (queries, keys)
-        norms = sum(map(self.qk_norm.num_parameters, normed))
-        norms += self.v_norm.num_parameters(value) + self.out_norm.num_parameters(mixed)
+        norms = sum(map(self.qk_norm.num_parameters, normed[: 1 if self.shares_kv else 2]))
+        norms += 0 if self.shares_kv else self.v_norm.num_parameters(value)
+        norms += self.out_norm.num_parameters(mixed)
         further = self.value_embedding.num_parameters(kv_heads)
         further += self.distance_scores.num_parameters(dim, heads)
         return maps + biases + gate + norms + self.sinks * heads + further
@@ -407,6 +432,8 @@ class LatentAttention(MaskedAttention):
     """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
+    gate: Literal["none", "value", "head"] = "none"
+    """Multiply the heads' results by sigmoid(gate(x)): a gate for each value, or for each head (Ling 3.0)."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
     """Which keys a query may see."""
     dropout: Probability = 0.0
@@ -456,7 +483,9 @@ class LatentAttention(MaskedAttention):
         latent = (dim + self.bias.latent) * rank + self.norm.num_parameters(rank)
         keys = (dim + self.bias.rope_key) * rope + rank * heads * nope
         values = rank * heads * value
-        return queries + latent + keys + values + (heads * value + self.bias.out) * dim
+        gate = dim * {"none": 0, "head": heads, "value": heads * value}[self.gate]
+        out = (heads * value + self.bias.out) * dim
+        return queries + latent + keys + values + gate + out
 
 
 class EqualHeads(MaskedAttention):

@@ -14,7 +14,9 @@ from archwright.spec.choice import (
     OptionalTokens,
     Probability,
     ScaleDown,
+    Width,
 )
+from archwright.spec.mixers import Mixer
 from archwright.spec.norms import NoNorm, Norm
 
 MOST_WIDTHS = 16
@@ -229,9 +231,11 @@ class GeGLU(Gated):
 
 
 class SwiGLU(Gated):
-    """silu(gate) * up (Shazeer, 2020)."""
+    """silu(gate_multiplier gate) * up (Shazeer, 2020, eq. 6)."""
 
     kind: Literal["swiglu"] = "swiglu"
+    gate_multiplier: float = Field(1.0, gt=0)
+    """Factor of the gate before silu (Falcon-H1)."""
 
 
 class ClampedSwiGLU(Gated):
@@ -250,6 +254,28 @@ class GEGELU(Gated):
     kind: Literal["gegelu"] = "gegelu"
     limit: float = Field(20.0, gt=0)
     """Largest gate, and largest size of up."""
+
+
+class ChannelMix(FeedForward, Mixer):
+    """V relu(K k)^2, k = x + m (x' - x), with x' the token before: RWKV's feed-forward (Peng et al., 2025, RWKV-7,
+    section 4.3)."""
+
+    kind: Literal["channel_mix"] = "channel_mix"
+    takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
+    hidden_dim: AutoWidth = Field("auto", examples=[1024])
+    """Width of the hidden layer; auto: 4 dim."""
+    receptance: bool = False
+    """Multiply by sigmoid(R r), r = x + m_r (x' - x) (Peng et al., 2023, RWKV, eq. 17 to 19)."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {"hidden_dim": 4 * sizes.dim if self.hidden_dim == "auto" else self.hidden_dim}
+
+    @property
+    def one_line(self) -> str:
+        return f"channel mix {self.hidden_dim}"
+
+    def num_parameters(self, dim: int) -> int:
+        return 2 * dim * int(self.hidden_dim) + dim + self.receptance * (dim + 1) * dim
 
 
 class Routing(Choice):
@@ -316,6 +342,8 @@ class Experts(FeedForward):
     """Divide the weights of the chosen experts by their sum."""
     normalize_power: float = Field(1.0, gt=0)
     """Divide by (sum of w^p)^(1/p) instead, with this p (DBRX)."""
+    normalize_eps: float = Field(1e-20, gt=0, examples=[1e-6])
+    """Number that is added to this sum (LFM2: 1e-6)."""
     normalize_min: float = Field(0.0, ge=0, examples=[1e-12])
     """Divide by this at least (ERNIE 4.5)."""
     routed_scaling_factor: float = Field(1.0, gt=0)
@@ -341,6 +369,9 @@ class Experts(FeedForward):
     added and all divided by two (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
     shared_hidden_dim: AutoWidth = Field("auto", examples=[1024])
     """Hidden width of the shared expert; auto: that of the others."""
+    latent_dim: Width | Literal["none"] = Field("none", examples=[256])
+    """Width of the tokens in the experts, between a map down and a map up; none: the model's width. Router and shared
+    expert read the model's width (Nemotron 3 Super: latent MoE)."""
     out_bias: bool = False
     """Learn an offset of the result (JetMoE)."""
     balance_loss: float = Field(0.01, ge=0)
@@ -392,12 +423,17 @@ class Experts(FeedForward):
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         """Of fewer experts a token chooses two at most, and groups of them hold two at least."""
         groups = max(1, to.num_experts // 2)
-        return super().scaled_down(to) | {
-            "num_experts": min(self.num_experts, to.num_experts),
-            "top_k": min(self.top_k, 2),
-            "num_groups": min(self.num_groups, groups),
-            "top_groups": min(self.top_groups, groups // 2 or 1),
-        }
+        latent = {} if self.latent_dim == "none" else {"latent_dim": to.width(self.latent_dim)}
+        return (
+            super().scaled_down(to)
+            | latent
+            | {
+                "num_experts": min(self.num_experts, to.num_experts),
+                "top_k": min(self.top_k, 2),
+                "num_groups": min(self.num_groups, groups),
+                "top_groups": min(self.top_groups, groups // 2 or 1),
+            }
+        )
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         width = self.expert.width(sizes.dim)
@@ -425,6 +461,9 @@ class Experts(FeedForward):
         if self.shared != "none":
             shared = self.expert.num_parameters_of(1, dim, int(self.shared_hidden_dim))
             shared += (self.shared == "gated") * dim
+        if self.latent_dim != "none":
+            router += 2 * dim * self.latent_dim
+            dim = self.latent_dim
         hidden_dim = int(self.expert.hidden_dim)
         return router + shared + self.expert.num_parameters_of(experts, dim, hidden_dim)
 

@@ -32,6 +32,10 @@ class Mixer(Choice):
         """Return the number of parameters of a branch whose values are resolved, positions and tables aside."""
         return 0
 
+    def num_later_parameters(self, dim: int) -> int:
+        """Return how many of these the first layer of a kind lacks, of resolved values."""
+        return 0
+
     def num_table_parameters(self, vocab_size: int) -> int:
         """Return the number of parameters of its tables with a row for each token, of resolved values."""
         return 0

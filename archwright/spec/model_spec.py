@@ -32,6 +32,7 @@ from archwright.spec.recurrences import LinearRecurrence as LinearRecurrence
 from archwright.spec.residuals import PreNorm, Residual
 from archwright.spec.rules import enforce
 from archwright.spec.scale_down import tiny
+from archwright.spec.selective import SelectiveScan as SelectiveScan
 from archwright.spec.shown import Shown
 
 DEFAULT_VOCAB_SIZE = 4096
@@ -340,6 +341,21 @@ class ModelSpec(StackSpec, Shown):
     def sizes(self) -> ModelSizes:
         """Sizes from which open numbers of choices follow."""
         return ModelSizes(self.dim, self.num_layers, self.context_length)
+
+    @cached_property
+    def kv_sources(self) -> tuple[int, ...]:
+        """Number, from 1, of the layer whose keys and values each layer reads: often its own; 0 if there is none."""
+        nearest: dict[Any, int] = {}
+        sources = []
+        for number, name in enumerate(self.layer_order, 1):
+            layer, source = self.layers_by_kind.get(name, LayerSpec()), number  # rules check names
+            if sizes := layer.attention.kv_sizes(self.dim):
+                options = dict(layer.attention)
+                key = (layer.position, options["mask"], sizes)
+                source = nearest.get(key, 0) if options["shares_kv"] else number
+                nearest[key] = source
+            sources.append(source)
+        return tuple(sources)
 
     @property
     def is_bidirectional(self) -> bool:

@@ -49,6 +49,8 @@ CHOICES = {
     **dict.fromkeys(("sandwich-norm", "double norm"), "residual.sandwich"),
     **dict.fromkeys(("sliding window", "swa"), "mask.window"),
     **dict.fromkeys(("moe", "mixture of experts"), "feedforward.experts"),
+    **dict.fromkeys(("mamba", "mamba-1", "s6"), "recurrence.selective"),
+    **dict.fromkeys(("griffin", "rglru", "lru"), "recurrence.rg_lru"),
     "swish": "feedforward.silu",
     "qk-norm": "attention.qk_norm",
     **dict.fromkeys(("tying", "weight tying"), "head.tied"),

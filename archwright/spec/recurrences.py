@@ -14,10 +14,11 @@ from archwright.spec.choice import (
     ModelSizes,
     OptionalFloat,
     ScaleDown,
+    Spec,
     Width,
 )
 from archwright.spec.mixers import Recurrence
-from archwright.spec.norms import Norm, RMSNorm
+from archwright.spec.norms import LayerNorm, Norm, RMSNorm
 
 
 class Decay(Choice):
@@ -58,7 +59,7 @@ class _Steps(Decay):
     """Least initial step."""
     most_step: float = Field(0.1, gt=0)
     """Largest initial step."""
-    least_rate: float = Field(1.0, gt=0)
+    least_rate: float = Field(1.0, ge=0)
     """Least initial rate; rates are uniform."""
     most_rate: float = Field(16.0, gt=0)
     """Largest initial rate."""
@@ -126,6 +127,21 @@ class SigmoidDecay(Decay):
         return _low_rank(dim, size, self.rank) + size
 
 
+class Multipliers(Spec):
+    """Factors of the projections of x, before convolutions and functions (Falcon-H1)."""
+
+    query: float = 1.0
+    """Factor of queries."""
+    key: float = 1.0
+    """Factor of keys."""
+    value: float = 1.0
+    """Factor of values."""
+    gate: float = 1.0
+    """Factor of the gate."""
+    decay: float = 1.0
+    """Factor of the maps of the decay."""
+
+
 class LinearRecurrence(Recurrence):
     """S = exp(g) S + k v^T, o = S^T q in heads; with the delta rule, S = exp(g) S; S = S + k (beta (v - S^T k))^T.
 
@@ -136,7 +152,7 @@ class LinearRecurrence(Recurrence):
     kind: Literal["linear"] = "linear"
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
     not_results: ClassVar[frozenset[str]] = frozenset({"chunk_size"})
-    num_heads: AutoCount = Field("auto", examples=[8])
+    num_heads: AutoCount = Field("auto", examples=[4])
     """Heads of values, each with a state; auto: dim / head_dim, of at least 64 where head_dim is auto too."""
     num_key_heads: AutoCount = Field("auto", examples=[2])
     """Heads of queries and keys, shared by groups of value heads; auto: num_heads."""
@@ -174,6 +190,8 @@ class LinearRecurrence(Recurrence):
     """Width between two matrices of the gate; none: one matrix."""
     bias: bool = False
     """Biases of all projections."""
+    multipliers: Multipliers = Multipliers()
+    """Factors of projections."""
     chunk_size: Count = 64
     """Tokens computed at once: speed and memory, not results."""
 
@@ -236,6 +254,88 @@ class LinearRecurrence(Recurrence):
         total += self.decay.num_parameters(dim, heads, key_dim, bias=self.bias)
         normed = value_dim if self.out_norm_over == "head" else values
         return total + self.skip * heads + self.out_norm.num_parameters(normed)
+
+
+class ShortConvolution(Recurrence):
+    """y = W_out (c * conv(b * x)) with b, c, x = W_in u: gates around a short convolution of each channel
+    (Liquid AI, 2025, LFM2 Technical Report). Its state is the last width - 1 tokens of b * x."""
+
+    kind: Literal["short_conv"] = "short_conv"
+    takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
+    width: Count = 3
+    """Tokens that the convolution reads, the token itself included."""
+    bias: bool = False
+    """Biases of both projections and of the convolution."""
+
+    @property
+    def one_line(self) -> str:
+        return f"gated convolution over {self.width} tokens"
+
+    def num_parameters(self, dim: int) -> int:
+        return (4 * dim + self.width + 5 * self.bias) * dim
+
+
+class RWKV7(Recurrence):
+    """S = diag(w) S - (a * h) h^T S + k v^T, o = S^T r in heads, h = k / |k|: decays w and rates a per key channel
+    (Peng et al., 2025, RWKV-7 "Goose", section 4). Later layers mix their values with those of the first one."""
+
+    kind: Literal["rwkv7"] = "rwkv7"
+    takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
+    num_heads: AutoCount = Field("auto", examples=[12])
+    """Heads, each with a state; auto: dim / head_dim, of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[32])
+    """Width of a head's vectors; auto: dim / num_heads. A state has head_dim x head_dim numbers."""
+    decay_rank: AutoWidth = Field("auto", examples=[64])
+    """Width between the two matrices of decays; auto: 1.8 sqrt(dim) to the nearest multiple of 32, at least 32."""
+    rate_rank: AutoWidth = Field("auto", examples=[64])
+    """Width between the two matrices of rates; auto: as for decays."""
+    value_rank: AutoWidth = Field("auto", examples=[32])
+    """Width between the two matrices of the share of first values; auto: the same of 1.3 sqrt(dim)."""
+    gate_rank: AutoWidth = Field("auto", examples=[128])
+    """Width between the two matrices of the gate; auto: the same of 0.6 dim^0.8."""
+    norm_eps: float = Field(64e-5, gt=0)
+    """Added to the variance of a head's output in its norm."""
+
+    @property
+    def head_norm(self) -> Norm:
+        """Norm of each head's output."""
+        return LayerNorm(eps=self.norm_eps)
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        heads = num_heads_of(self.num_heads, self.head_dim, sizes.dim)
+        widths = {"decay_rank": 1.8, "rate_rank": 1.8, "value_rank": 1.3}
+        widths = {name: factor * sizes.dim**0.5 for name, factor in widths.items()}
+        widths["gate_rank"] = 0.6 * sizes.dim**0.8
+        return {
+            "num_heads": heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, sizes.dim // heads)),
+            **{
+                name: given_or_auto(getattr(self, name), max(32, 32 * round(width / 32)))
+                for name, width in widths.items()
+            },
+        }
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        changes = super().scaled_down(to)
+        for name, value in self:
+            if name.endswith("_rank") and value != "auto":
+                changes |= _smaller(name, value, to)
+        return changes
+
+    @property
+    def one_line(self) -> str:
+        return f"RWKV-7 in {self.num_heads} heads, states of {self.head_dim} x {self.head_dim}"
+
+    def num_parameters(self, dim: int) -> int:
+        size = int(self.num_heads) * int(self.head_dim)
+        ranks = int(self.decay_rank) + int(self.rate_rank) + int(self.gate_rank)
+        # Six token shifts; biases of decays and rates, three vectors of keys and the bonus, and a norm.
+        total = 4 * dim * size + ranks * (dim + size) + 6 * dim + 7 * size
+        return total + self.num_later_parameters(dim)
+
+    def num_later_parameters(self, dim: int) -> int:
+        size = int(self.num_heads) * int(self.head_dim)
+        return int(self.value_rank) * (dim + size) + size
 
 
 def _low_rank(d_in: int, d_out: int, rank: int | Literal["none"]) -> int:

@@ -1,12 +1,20 @@
 """Residual wiring: how branches join the stream that runs through the layers."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from archwright.spec.choice import AutoFloat, Choice, ModelSizes, Probability, Uniform
+from archwright.spec.choice import (
+    AutoFloat,
+    Choice,
+    ModelSizes,
+    Probability,
+    ScaleDown,
+    Uniform,
+    Width,
+)
 
 Groups = Mapping[str, Collection[str]]
 """Names of branches, in groups that read the same normed stream."""
@@ -46,6 +54,9 @@ class PerBranch(Uniform):
             return {"attention": float(value), "feedforward": float(value)}
         if not isinstance(value, (dict, cls)):
             raise PydanticCustomError("per_branch", "expected a number or a table")
+        if isinstance(value, dict):  # equal numbers compare as equal, however they are written
+            followed, others = value.get("attention", 1.0), ("recurrence", "cross_attention")
+            value = {k: v for k, v in value.items() if k not in others or v != followed}
         return value
 
 
@@ -75,8 +86,26 @@ class Residual(Choice):
     """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
     numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
 
+    layer_embedding: Width | Literal["none"] = Field("none", examples=[256])
+    """Width of a vector e for each token and layer, a row of the layer's table plus a normed projection of the
+    embedding. A layer ends with x + norm(out(GELU(gate(x)) * e)) (Gemma 3n, Gemma 4). "none": no such vectors."""
+    layer_scalar: bool = False
+    """End each layer with x = s x, where s is a number of a checkpoint that is not trained, 1 at first (Gemma 4)."""
+
     is_reversible: ClassVar[bool] = False
     """Whether the input of a layer follows from its output, so that the backward pass computes it again."""
+
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        if self.streams > 1 and self.layer_embedding != "none":
+            yield f'layer_embedding: found {self.layer_embedding} with {self.streams} streams; expected "none"'
+        if self.streams > 1 and self.layer_scalar:
+            yield f"layer_scalar: found true with {self.streams} streams; expected false"
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        changes = super().scaled_down(to)
+        if self.layer_embedding != "none":
+            changes["layer_embedding"] = to.width(self.layer_embedding)
+        return changes
 
     @property
     def streams(self) -> int:

@@ -178,13 +178,36 @@ def options_fit(spec: "ModelSpec") -> Iterator[str]:
         yield from (f"layer_kinds.{name}.{line}" for line in layer.contradicted(spec.sizes))
 
 
-@_rule("Global tokens before a text are none of the vocabulary.")
+@_rule("Vectors beside a text, such as global tokens, are none of the vocabulary.")
 def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
     for at, attention in _choices(spec, SoftmaxAttention):
         if spec.global_tokens and not attention.value_embedding.is_none:
             yield (
                 f'{at}value_embedding.kind: found "{attention.value_embedding.kind}" beside global_tokens = '
                 f'{spec.global_tokens}, which have no row in its table; expected "none"'
+            )
+    number = max(spec.global_tokens, spec.predicting_streams)
+    for at, layer in _layers(spec):
+        if number and (width := layer.residual.layer_embedding) != "none":
+            yield (
+                f"{at}residual.layer_embedding: found {width} beside {number} vectors that are no tokens and "
+                'have no row in its table; expected "none"'
+            )
+
+
+@_rule("A layer that shares keys and values follows one that has them.")
+def keys_are_shared(spec: "ModelSpec") -> Iterator[str]:
+    for number, (name, source) in enumerate(zip(spec.layer_order, spec.kv_sources, strict=True), 1):
+        at = "" if name == "default" else f"layer_kinds.{name}."
+        if source == 0:
+            yield (
+                f"{at}attention.shares_kv: found true; expected an earlier layer with keys and values of its own, and "
+                "with the same mask, position, num_kv_heads, head_dim and value_head_dim"
+            )
+        elif spec.layers.shared and source != number:
+            yield (
+                f"{at}attention.shares_kv: found true with layers.shared = true, whose layers have the same maps; "
+                "expected false"
             )
 
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 TINY_DIM, TINY_HEAD_DIM, TINY_LAYERS, TINY_CONTEXT, TINY_EXPERTS = 64, 16, 4, 128, 4
-"""Sizes of a tiny model: with 4,096 tokens it comes to 0.4 to 1.3M parameters, or 1.5M of wide hidden layers."""
+"""Sizes of a tiny model: with 4,096 tokens it comes to 0.3 to 1.3M parameters, or 1.5M of wide hidden layers."""
+MOST_TINY_LAYERS = 16
+"""Layers of a tiny model with whole cycles."""
 
 
 def tiny(spec: "ModelSpec") -> "ModelSpec":
@@ -28,10 +30,18 @@ def tiny(spec: "ModelSpec") -> "ModelSpec":
 
 
 def _few_layers(spec: "ModelSpec") -> int:
-    """Return the fewest layers of a stack that have whole cycles, four if there are as many."""
+    """Return the fewest layers of a stack that have whole cycles, four if there are as many.
+
+    Of an arrangement without a short cycle (Nemotron-H), the first layers with each kind are enough.
+    """
     layers = spec.layers
     fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
+    if fixed > 2 * TINY_LAYERS:  # `scaled_down` then keeps each kind of the ends once
+        fixed = sum(len({*end}) for end in (layers.prefix, layers.suffix))
     whole_cycles = fixed + cycle * max(1, math.ceil((TINY_LAYERS - fixed) / cycle))
+    if whole_cycles > MOST_TINY_LAYERS:
+        names = layers.names(spec.num_layers)
+        whole_cycles = max(TINY_LAYERS, *(names.index(name) + 1 for name in {*names}))
     return min(spec.num_layers, whole_cycles)
 
 

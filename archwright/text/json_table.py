@@ -31,7 +31,7 @@ def parse_table(text: str, path: Path) -> Table:
         UserError: As in `read_table`.
     """
     try:
-        content = json.loads(text, object_pairs_hook=_table, parse_constant=_no_number)
+        content = json.loads(text, object_pairs_hook=_table, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON: {first_line(error)}") from None
     if not isinstance(content, dict):
@@ -58,7 +58,10 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _no_number(name: str) -> Any:
+def _constant(name: str) -> Any:
+    """Return infinity as `transformers` writes it since version 5; a key that expects a number refuses it."""
+    if name == "Infinity":
+        return {"__float__": name}
     raise ValueError(f"{name} is not a JSON number")
 
 

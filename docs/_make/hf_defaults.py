@@ -17,13 +17,14 @@ def generate(model_types: Iterable[str]) -> dict[str, Any]:
     """Return the table of the file, from the installed release of `transformers`."""
     import transformers
 
-    classes = {name: transformers.CONFIG_MAPPING[name] for name in model_types}
+    known = transformers.CONFIG_MAPPING  # without the classes of other libraries
+    classes = {name: known[name] for name in model_types if name in known}
     defaults = {name: _declared(config_class) for name, config_class in classes.items()}
     aliases = {
-        # Qwen3MoeConfig maps a key away that it declares itself.
-        name: {word: key for word, key in map_.items() if word not in defaults[name]}
+        # Files have the key to which a class maps a key that it declares itself, as Qwen3MoeConfig does.
+        name: dict((key, word) if word in defaults[name] else (word, key) for word, key in map_)
         for name, config_class in classes.items()
-        if (map_ := config_class.attribute_map)
+        if (map_ := config_class.attribute_map.items())
     }
     return {"transformers": transformers.__version__, "defaults": defaults, "key_aliases": aliases}
 

@@ -348,9 +348,11 @@ def test_costs_of_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_wide_list_has_costs(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "models", "--wide").splitlines()
-    assert re.search(r"context +cache per token +flops per token +training memory$", text[0])
+    assert re.search(
+        r"context +cache per token +state per sequence +flops per token +training memory$", text[0]
+    )
     row = next(line for line in text if line.startswith("llama-3-8b "))
-    assert row.split()[-5:] == ["131", "kB", "5.15e10", "128", "GB"]
+    assert row.split()[-6:] == ["131", "kB", "none", "5.15e10", "128", "GB"]
     written = out(capsys, "list", "--format", "csv")
     records = {record["model"]: record for record in csv.DictReader(io.StringIO(written))}
     assert records["llama-3-8b"]["cache_per_token"] == "131072"

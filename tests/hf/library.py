@@ -23,6 +23,8 @@ ENTRIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "tiny_configs.json").read_text("utf-8")
 )
 """A tiny configuration for each family, and kinds of it."""
+OUTSIDE = {"rwkv7"}
+"""Families of checkpoints whose class is in another library."""
 LENGTH = 48
 """Tokens of a text, or the model's limit if that is shorter."""
 PADDING = 9
@@ -76,7 +78,9 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     experts are chosen by, and to what is added to logits: logits then spread by about 1.6. Sines stay what they are."""
     torch.manual_seed(seed)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        counts = any(part in name for part in ("e_score", "expert_bias", "final_logits_bias"))
+        counts = any(
+            part in name for part in ("e_score", "expert_bias", "final_logits_bias", "layer_scalar")
+        )
         if not (tensor.requires_grad or counts) or name in sines(model):
             continue
         if tensor.ndim >= 2 and tensor.requires_grad and "norm" not in name:

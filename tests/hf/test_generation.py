@@ -32,6 +32,7 @@ DECODERS = sorted(
 """Every entry of a decoder alone; XLNet sees what follows, as it was trained on permutations."""
 READ_WHOLE = {
     "reformer": "the library's cache sorts new tokens into buckets of other sizes than a whole text has",
+    "mamba2_clamped": "the library bounds the steps of whole texts, and not those behind its cache",
     "roberta_lm": "the library's generate counts positions from 0, and its model from behind the padding token",
 }
 """Entries whose text the library's model reads whole for each token, each with its reason."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from archwright import hf
 from archwright.hf.exporting import exportable, fit, nearest_fit
@@ -16,8 +17,11 @@ from archwright.hf.lenses import MISSING, Field, write_all
 from archwright.model import build
 from archwright.plugins import load_parts_file
 from archwright.presets import FOLDER
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from tests.hf.library import build as library_model
+from tests.hf.library import randomise, save
 
 MAPS = ("query", "key", "value", "out", "logit")
 TYPES = {
@@ -103,3 +107,75 @@ def test_every_family_is_compared_with_unusual_models(words: tuple[str, ...]) ->
     assert all(
         fit(resolved, family).blocking for name, family in FAMILIES.items() if name != "averaged"
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("kimi_linear", "mla_use_nope", False),
+        ("kimi_linear", "hidden_act", "situ"),
+        ("bailing_hybrid", "expert_swiglu_limit_list", [0.0, 7.0]),
+        ("bailing_hybrid", "q_lora_rank", 256),
+        ("minimax", "hidden_act", "gelu"),
+    ],
+)
+def test_options_that_a_class_ignores_or_lacks_are_refused(
+    model_type: str, key: str, value: object
+) -> None:
+    with pytest.raises(UserError, match=key) as refused:
+        FAMILIES[model_type].spec({key: value})
+    assert len(refused.value.lines) == 1
+
+
+def test_delta_attention_is_read_from_published_and_from_library_files() -> None:
+    """The library's class overwrites `head_dim` by the width of the rotary key."""
+    read = FAMILIES["bailing_hybrid"].spec
+    published, library = read({"head_dim": 96}), read({"head_dim": 64, "linear_head_dim": 96})
+    assert published.recurrence == library.recurrence
+    table = {"head_dim": 96, "num_heads": 5, "full_attn_layers": [2, 27]}
+    spec = FAMILIES["kimi_linear"].spec({"linear_attn_config": table})
+    sizes = spec.recurrence.model_dump()
+    assert (sizes["num_heads"], sizes["head_dim"], sizes["gate_rank"]) == (5, 96, 96)
+    assert sizes["decay"]["rank"] == 96
+    full = [i for i in range(1, 28) if not spec.layer(i - 1).attention.is_none]
+    assert full == table["full_attn_layers"]
+    config = FAMILIES["kimi_linear"].config(spec)
+    assert config["linear_attn_config"]["full_attn_layers"] == [2, 27]
+    assert config["layer_types"].count("full_attention") == 2
+
+
+def test_a_half_rotated_minimax_is_read_and_not_written() -> None:
+    """The library's class rotates whole heads."""
+    family = FAMILIES["minimax"]
+    spec = family.spec({"rotary_dim": 64, "head_dim": 128})
+    assert fit(spec, family).blocking == ("position.fraction = 0.5 (has 1.0)",)
+    assert fit(family.spec({"head_dim": 128}), family).blocking == ()
+
+
+def test_a_file_with_other_decays_is_refused(tmp_path: Path) -> None:
+    words = ("dim=32", "num_layers=2", "vocab_size=64", "context_length=32")
+    small = load("minimax-text-01").tiny().override("layer_kinds.full.position.fraction=1", *words)
+    model = build(small.override('layers.cycle=["default","full"]'), seed=0)
+    assert hf.save(model, tmp_path) == "minimax"
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.self_attn.slope_rate"] *= 2
+    save_file(tensors, file)
+    with pytest.raises(UserError, match="slope_rate: found values that do not match the config"):
+        hf.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "bailing_hybrid", "minimax"])
+def test_pieces_of_a_long_text_have_the_logits_of_the_library(name: str, tmp_path: Path) -> None:
+    """Pieces end around the borders of chunks of 64 tokens; the library reads the text whole."""
+    limit = "max_position_embeddings" if name == "minimax" else "model_max_length"
+    theirs = randomise(library_model(name, **{limit: 256}))
+    model = hf.load(save(theirs, tmp_path)).model
+    tokens = torch.randint(4, 128, (2, 194), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole, cache = theirs(tokens).logits, model.new_cache()
+        pieces = [model(piece, cache=cache).logits for piece in tokens.split([63, 1, 1, 64, 65], 1)]
+        double = model.double()(tokens).logits
+    found = torch.cat(pieces, 1)
+    error = float((found - double).abs().max())
+    assert float((found - whole).abs().max()) <= max(5e-5, 3 * error)

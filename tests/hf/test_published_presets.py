@@ -35,6 +35,18 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
     ("glm-4-9b", "glm4", {"max_position_embeddings"}),
     ("glm-4.5-air", "glm4_moe", {"rope_parameters", "attention_bias"}),
     ("prophetnet-large", "prophetnet", set()),
+    ("qwen-3-next-80b-a3b", "qwen3_next", LONGER),
+    ("qwen-3.5-35b-a3b", "qwen3_5_moe_text", LONGER),
+    ("olmo-hybrid-7b", "olmo_hybrid", {"rope_parameters"}),
+    ("kimi-linear-48b-a3b", "kimi_linear", {"layer_types"}),  # of the class, one layer later
+    ("ling-3.0-flash", "bailing_hybrid", {"head_dim"}),  # the class overwrites its default
+    ("jamba-v0.1", "jamba", set()),
+    # The class has half of the published hidden width by default, and as many key heads as heads.
+    (
+        "recurrentgemma-2b",
+        "recurrent_gemma",
+        {"block_types", "intermediate_size", "num_key_value_heads"},
+    ),
 ]
 """A preset, its class, and the keys in which they differ."""
 

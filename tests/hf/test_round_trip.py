@@ -11,13 +11,13 @@ from archwright import hf
 from archwright.hf.family import Family
 from archwright.hf.saving import config_of
 from archwright.spec.errors import UserError
-from tests.hf.library import ENTRIES, batch, build, logits, randomise, reopen, save
+from tests.hf.library import ENTRIES, OUTSIDE, batch, build, logits, randomise, reopen, save
 
 OPPOSITE = [
     (name, key)
     for name, family in sorted(hf.FAMILIES.items())
     for key, value in family.defaults.items()
-    if isinstance(value, bool)
+    if isinstance(value, bool) and name not in OUTSIDE
 ]
 SMALL = {entry["model_type"]: entry["kwargs"] for entry in ENTRIES.values()}
 

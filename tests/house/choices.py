@@ -20,8 +20,10 @@ DEFAULTS = (f"{PACKAGE}.spec.model_spec", f"{PACKAGE}.spec.run_spec")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "mixers"),
     "cross_attention": ("cross_attention", "mixers"),
-    "feedforward": ("feedforward", "routing", "experts", "activations"),
+    "feedforward": ("feedforward", "routing", "experts", "activations", "channel_mix"),
     "masks": ("masks", "attention_mask"),
+    "recurrences": ("mixers",),
+    "selective": ("mixers",),
 }
 """Files or folders in parts/ of axes that are not called as their file in spec/ is."""
 TRAINED = ("run_spec", "optimizers", "schedules")

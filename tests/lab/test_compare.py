@@ -401,6 +401,26 @@ def test_sizes_that_words_do_not_set_are_said_before_and_after(place: Path) -> N
     )
 
 
+def test_recurrences_differ_by_their_options_and_have_a_state(place: Path) -> None:
+    """Two variants of one kind: the plan names what each sets, and the page how much decoding keeps."""
+    keys = "attention.kind=none,position.kind=none,recurrence.kind=linear,recurrence.head_dim=16"
+    delta, gated = f":{keys},recurrence.decay.kind=none", f":{keys},recurrence.num_heads=3"
+    options = OPTIONS | {"size": "0.05M", "evaluation_tokens": 1024}
+    found = plan("modern", delta, gated, "data.text=text.txt", **options)
+    said = announcement(found).splitlines()
+    differs = [line for line in said if "differs in" in line]
+    assert ['recurrence.decay.kind "none"' in line for line in differs] == [True, False]
+    assert all('recurrence.kind "linear" ("none")' in line for line in differs)
+    base, _, three = found.variants()
+    model = found.baseline.run.model
+    heads = model.attention.heads(model.dim)
+    keys_and_values = 2 * heads["num_kv_heads"] * heads["head_dim"] * 2
+    assert base.cache_bytes == model.num_layers * model.context_length * keys_and_values
+    # States in float32, and three tokens before convolutions of queries, keys and values in 16 bits.
+    state = 3 * 16 * 16 * 4 + 3 * (3 * 3 * 16) * 2
+    assert three.cache_bytes == three.num_layers * state
+
+
 def test_what_cannot_be_matched_is_refused_by_name(place: Path) -> None:
     words_ = ("modern", ":feedforward.hidden_dim=2048", "data.text=text.txt", "textbook")
     with pytest.raises(UserError, match=r"^feedforward.hidden_dim=2048: the nearest .* at dim 8: "):

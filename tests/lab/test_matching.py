@@ -151,7 +151,11 @@ def test_flops_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytest.Mo
         for r in (run, windowed)
     ]
     base, other = (count(r.model, 320, f) for r, f in zip((run, windowed), flops, strict=True))
-    assert other == base
+    # The window halves the cache of the context, whatever the documents.
+    assert (other.flops_per_token, 2 * other.cache_bytes) == (
+        base.flops_per_token,
+        base.cache_bytes,
+    )
     assert count(windowed.model, 320).flops_per_token < 0.99 * count(run.model, 320).flops_per_token
     assert matched(windowed.model, base, "flops", 320, (), flops[1]) == (windowed.model, True)
 

@@ -80,6 +80,15 @@ def test_the_page_has_its_order() -> None:
     assert titles(study_page(made.several_horizons()))[:2] == ["Effects", "Compute"]
 
 
+def test_the_page_has_the_bytes_of_a_cache() -> None:
+    results = made.two_variants()
+    first, *others = results.variants
+    results = replace(results, variants=[replace(first, cache_bytes=65_536), *others])
+    shown = table(study_page(results), "Speed and memory")
+    assert shown.head[-1] == "Cache of a sequence"
+    assert [row.cells[-1] for row in shown.rows] == ["65.5 kB", "–"]
+
+
 def test_compute_stands_beside_nats_at_equal_tokens_alone() -> None:
     page = study_page(made.several_horizons())
     found = [row.cells for row in table(page, "Compute").rows]

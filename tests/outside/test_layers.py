@@ -1,4 +1,4 @@
-"""Streams, values across layers, feed-forwards with a state, and auxiliary losses, from outside the package."""
+"""Streams, values across layers and auxiliary losses, from outside the package."""
 
 import json
 import runpy
@@ -32,7 +32,6 @@ SMALL = ModelSpec(dim=32, num_layers=3, vocab_size=64, context_length=24)
 WORDS = {
     "hyper_connections": ["residual.kind=hyper"],
     "value_residual": ["attention.kind=value_residual", "attention.num_heads=2"],
-    "channel_mix": ["feedforward.kind=channel_mix"],
     "multi_token": [
         "layer_kinds.ahead.attention.kind=none",
         "layer_kinds.ahead.feedforward.kind=none",

@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sparsemixer of three": {"routing": {"kind": "sparsemixer"}, "jitter": 0.4, "top_k": 3},
     "dbrx": {"normalize_power": 2.0, "top_k": 4},
     "ernie 4.5": {"selection_bias": True, "normalize_min": 0.6},
+    "lfm2": {"routing": {"kind": "sigmoid"}, "selection_bias": True, "normalize_eps": 0.2},
     "command a+": {"routing": {"kind": "sigmoid"}, "shared": "averaged", "shared_hidden_dim": 12},
     "jetmoe": {"routing": {"kind": "softmax_of_chosen"}, "out_bias": True},
     "normed": {
@@ -73,6 +74,14 @@ CASES: dict[str, dict[str, Any]] = {
         "shared_hidden_dim": 8,
     },
     "plain": {"expert": spec.XIELU(hidden_dim=16), "top_k": 3},
+    "nemotron 3 super": {
+        "routing": {"kind": "sigmoid"},
+        "routed_scaling_factor": 2.5,
+        "expert": spec.SquaredReLU(hidden_dim=16),
+        "latent_dim": 5,
+        "shared": "added",
+        "shared_hidden_dim": 12,
+    },
     "odd widths": {"expert": spec.GeGLU(hidden_dim=7)},
     "all": {"top_k": 6},
     "one": {"num_experts": 1, "top_k": 1},
@@ -110,12 +119,16 @@ def by_hand(part: Experts, x: Tensor) -> Tensor:
         chosen, weights = chosen_by_hand(part, logits)
     if s.normalize_weights:
         size = sum(w**s.normalize_power for w in weights) ** (1 / s.normalize_power)
-        weights = [w / max(size, s.normalize_min) for w in weights]
+        weights = [w / max(size + s.normalize_eps, s.normalize_min) for w in weights]
     out = torch.zeros_like(x)
+    down, up = (
+        torch.eye(DIM).double() if s.latent_dim == "none" else state[f"latent_{name}.weight"]
+        for name in ("down", "up")
+    )
     for e, w in zip(chosen, weights, strict=True):
         dense = expert(part, e)
         out += s.routed_scaling_factor * (
-            dense(w * x) if s.router_weight_on == "input" else w * dense(x)
+            up @ (dense(w * down @ x) if s.router_weight_on == "input" else w * dense(down @ x))
         )
     if part.shared is not None:
         gate = 1.0
@@ -165,7 +178,7 @@ def chosen_by_hand(part: Experts, logits: Tensor) -> tuple[list[int], list[float
 def expert(part: Experts, e: int) -> nn.Module:
     """The dense feed-forward that an expert is, which has tests of its own."""
     choice = part.spec.expert
-    dense: nn.Module = FEEDFORWARDS.make(choice, DIM).double()
+    dense: nn.Module = FEEDFORWARDS.make(choice, part.experts.up.d_in).double()
     state = part.experts.state_dict()
     alone = {k: v if k.startswith(("activation", "norm")) else v[e] for k, v in state.items()}
     dense.load_state_dict(alone)

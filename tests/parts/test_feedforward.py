@@ -58,6 +58,7 @@ CASES: list[tuple[spec.Hidden, Callable[..., float]]] = [
     (spec.QuickGELU(), lambda x: x * sigmoid(1.702 * x)),
     (spec.XIELU(alpha_positive=1.3, alpha_negative=1.1, beta=0.4), xielu),
     (spec.SwiGLU(), times(silu)),
+    (spec.SwiGLU(gate_multiplier=0.7), times(lambda g: silu(0.7 * g))),
     (spec.GeGLU(), times(gelu)),
     (spec.GeGLU(approximate="tanh"), times(gelu_tanh)),
     (spec.ReGLU(), times(relu)),

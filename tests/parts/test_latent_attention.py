@@ -37,6 +37,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "inverse layer scale": {"scale": {"kind": "inverse_layer"}},
     "inverse scale": {"scale": {"kind": "inverse", "numerator": 3.0}},
     "soft-cap": {"softcap": 0.8},
+    "gate of values": {"gate": "value"},
+    "gate of heads": {"gate": "head"},
 }
 POSITIONS: dict[str, positions.Position] = {
     "none": positions.NoPosition(),
@@ -104,6 +106,8 @@ def by_loops(part: LatentAttention, x: Tensor, position: positions.Position) -> 
                 scores.append(score)
             weight = np.exp(scores) / np.exp(scores).sum()
             mixed[t, h] = sum(w * v[i, h] for i, w in enumerate(weight))
+        if choice.gate != "none":
+            mixed /= 1 + np.exp(-linear(weights, "gate", row).reshape(LENGTH, HEADS, -1))
         rows.append(linear(weights, "out", mixed.reshape(LENGTH, -1)))
     return np.stack(rows)
 

@@ -13,6 +13,7 @@ from archwright.parts.context import Context
 from archwright.parts.mixers import LinearRecurrence
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
 
 SETTINGS = {
     "delta net": ("decay.kind=none",),
@@ -29,6 +30,11 @@ SETTINGS = {
         *("write=step", "skip=true", "num_key_heads=2", "qk_norm=none", "scale=none", "bias=true"),
         *("gate_position=before", "out_norm_over=group", "conv_bias=true"),
         "decay={kind='per_head',clamp_min=0.01,clamp_max=0.5}",
+    ),
+    "falcon-h1": (
+        *("write=step", "skip=true", "num_key_heads=1", "qk_norm=none", "scale=none"),
+        *("gate_position=before", "out_norm_over=group", "conv_bias=true", "decay.kind=per_head"),
+        "multipliers={query=0.7,key=1.3,value=0.8,gate=1.4,decay=0.6}",
     ),
 }
 """Published recurrences, as settings of the choice."""
@@ -64,7 +70,7 @@ def formula(part: LinearRecurrence, x: Tensor) -> Tensor:
         return y / (1 + (-y).exp())
 
     def mixed(name: str) -> Tensor:
-        y = affine(name, x)
+        y = affine(name, x) * getattr(s.multipliers, name)
         if s.conv_width != "none":
             taps = p[f"{name}_conv.weight"][:, 0]  # [channels, width], the last one for the token
             z = torch.zeros_like(y)
@@ -79,7 +85,7 @@ def formula(part: LinearRecurrence, x: Tensor) -> Tensor:
     gate = None
     if s.gate != "none":
         y = affine("gate_down", x) if "gate_down.weight" in p else x
-        gate = affine("gate", y)
+        gate = affine("gate", y) * s.multipliers.gate
         gate = silu(gate) if s.gate == "silu" else 1 / (1 + (-gate).exp())
     out = torch.zeros(len(x), heads, value_width, dtype=x.dtype)
     for h in range(heads):
@@ -125,7 +131,8 @@ def _decay(part: LinearRecurrence, affine, x: Tensor, head: int):  # type: ignor
         factor = 1 - 1 / (1 + 1e-5) + 1e-5
         return math.exp(-factor * 2.0 ** (-2 * (head + 1))), None
     if d.kind == "per_head":
-        step = (1 + (affine("decay.step", x)[head] + p["step_bias"][head]).exp()).log()
+        y = affine("decay.step", x)[head] * part.spec.multipliers.decay
+        step = (1 + (y + p["step_bias"][head]).exp()).log()
         step = step.clamp(d.clamp_min, None if d.clamp_max == "none" else d.clamp_max)
         return (-p["log_rate"][head].exp() * step).exp(), step
     y = affine("decay.up", affine("decay.down", x) if "down.weight" in p else x)[own]
@@ -174,6 +181,24 @@ def test_initial_steps_and_rates_are_those_of_the_spec() -> None:
     assert steps.max() <= 0.1
     assert rates.min() >= 1.0
     assert rates.max() <= 4.0
+
+
+def test_a_rate_of_0_has_a_finite_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OLMo Hybrid draws rates from 0 on."""
+    model = build(spec("decay={kind='per_head',least_rate=0.0}"), seed=0)
+    decay = next(iter(model.stack)).recurrence.decay
+    monkeypatch.setattr(Tensor, "uniform_", lambda x, least, most: x.fill_(least))
+    decay.reset_parameters()
+    assert decay.log_rate.isfinite().all()
+
+
+def test_a_bias_of_1_is_the_inverse_of_its_step() -> None:
+    """The published class of Qwen3-Next begins with this bias."""
+    decay = load("qwen-3-next-80b-a3b").layer(0).recurrence.decay
+    step = f"least_step={decay.least_step},most_step={decay.most_step}"
+    model = build(spec(f"decay={{kind='per_head',{step}}}"), seed=0)
+    bias = next(iter(model.stack)).recurrence.decay.step_bias
+    torch.testing.assert_close(bias, torch.ones_like(bias))
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,14 @@ def test_parallel_branches_are_the_same_fused_and_apart(
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
+def test_a_number_that_follows_attention_is_equal_to_the_same_number() -> None:
+    both = {"attention": 2.0, "recurrence": 2.0, "cross_attention": 3.0}
+    numbers = spec.PerBranch.model_validate(both)
+    assert numbers == spec.PerBranch.model_validate({"attention": 2.0, "cross_attention": 3.0})
+    assert numbers["recurrence"] == 2.0
+    assert spec.PerBranch.model_validate({"recurrence": 2.0})["recurrence"] == 2.0
+
+
 def test_branches_side_by_side_are_computed_as_one_product() -> None:
     torch.manual_seed(0)
     one, other = Gated(6, [3, 4], bias=False), Gated(6, [2, 7], bias=True)

@@ -38,6 +38,7 @@ ROWS = {
         "model.position.scaling.original_length=64",
     ),
     "positions of a table, both ways": ("deberta-v3-base",),
+    "keys of other layers": ("gemma-4-e2b", "data.packing=document_mask"),
     "blocks at random": (
         *("roberta-base", "model.attention.mask.kind=big_bird", BLOCKWISE),
         "model.attention.mask.block_size=8",

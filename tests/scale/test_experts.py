@@ -15,7 +15,8 @@ from tests.sentences import Sentences, lines_of
 ROWS = {
     "balance, a shared expert, computed again": (
         *("mixtral-8x7b", "model.feedforward.balance_loss=1", "model.feedforward.shared=gated"),
-        *("model.feedforward.router_z_loss=0.1", "machine.activation_checkpointing=full"),
+        *("model.feedforward.router_z_loss=0.1", "model.feedforward.latent_dim=24"),
+        "machine.activation_checkpointing=full",
     ),
     "biases, numbers for all experts": (
         *("mixtral-8x7b", "model.feedforward.expert.kind=xielu", "grad_accum_steps=2"),

@@ -46,12 +46,13 @@ ROWS = {
     ),
     "shared experts": (
         *("mixtral-8x7b", "model.feedforward.balance_loss=1", "model.feedforward.shared=gated"),
-        "model.feedforward.router_z_loss=0.1",
+        *("model.feedforward.router_z_loss=0.1", "model.feedforward.latent_dim=24"),
     ),
-    "latents": ("deepseek-v2-lite",),
+    "latents behind gates": ("deepseek-v2-lite", "model.attention.gate=head"),
     "two stacks": MODELS["t5-small, GELU"],
     "norms on both sides": ("gemma-2-2b",),
     "shared layers": ("albert-base",),
+    "keys of other layers": ("gemma-4-e2b",),
 }
 """What a tensor group shares, what it computes alike, and what stands between."""
 TWO: tuple[Grid, ...] = ((1, 1, 2, False), (1, 1, 2, True))
@@ -82,7 +83,10 @@ def test_gradients_are_those_of_one_process(
 def test_tensor_groups_in_a_context_group_have_the_gradients_of_one_process(
     rows: dict[str, Case], tmp_path: Path
 ) -> None:
-    few = {name: rows[name] for name in ("norms on both sides", "latents", "shared experts")}
+    few = {
+        name: rows[name]
+        for name in ("norms on both sides", "latents behind gates", "shared experts")
+    }
     grid: Grid = (1, 1, 2, True, 2)
     together = of_group(4, few, (grid,), tmp_path / "found")
     for name, case in few.items():
@@ -160,5 +164,5 @@ def test_what_is_computed_alike_has_names() -> None:
 
 def test_tokens_are_shared_where_all_between_branches_looks_at_each_by_itself() -> None:
     assert shares_tokens(build(load("gemma-2-2b").tiny(), device="meta"))
-    for name in ("albert-base", "reformer"):
+    for name in ("albert-base", "reformer", "gemma-4-e2b"):
         assert not shares_tokens(build(load(name).tiny(), device="meta").stacks[0]), name

@@ -21,6 +21,7 @@ GOOD = ModelSpec(dim=512, num_layers=4, vocab_size=64)
 BROKEN: dict[str, list[str]] = {
     "not_too_many_parameters": ["feedforward.hidden_dim=16777216", "dim=8388608", "num_layers=8"],
     "global_tokens_have_no_ids": ["global_tokens=2", "attention.value_embedding.kind=scaled"],
+    "keys_are_shared": ["attention.shares_kv=true"],
     "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
     "streams_run_through": ["residual.kind=reversible", "layer_kinds.other.residual.kind=pre"],
     "layers_are_reversible": ["residual.kind=reversible", "residual.embedding_skip=true"],

@@ -18,9 +18,11 @@ ORDER = (
     *("olmoe", "flex_olmo", "granitemoe", "granitemoeshared", "dbrx", "gpt_oss", "llama4_text"),
     *("solar_open", "hy_v3", "dots1", "glm4_moe", "minimax_m2", "exaone_moe", "afmoe"),
     *("mimo_v2_flash", "ernie4_5_moe", "hunyuan_v1_moe", "cohere2_moe", "phimoe", "deepseek_v2"),
+    *("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text", "olmo_hybrid"),
     *("deepseek_v3", "glm4_moe_lite", "t5", "mt5", "umt5", "switch_transformers", "longt5"),
     *("t5gemma", "bart", "led", "plbart", "mbart", "blenderbot", "pegasus", "bigbird_pegasus"),
-    *("marian", "m2m_100", "pegasus_x", "fsmt", "prophetnet", "reformer"),
+    *("marian", "m2m_100", "pegasus_x", "fsmt", "prophetnet", "reformer", "lfm2", "lfm2_moe"),
+    *("rwkv7", "mamba", "falcon_mamba", "jamba", "recurrent_gemma"),
 )
 """Model types in the order in which export tries them, usual ones first; others follow in any order."""
 

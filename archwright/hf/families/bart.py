@@ -58,7 +58,7 @@ REPEATED = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encod
 TABLES_OF_SINES = (r"model\.(en|de)coder\.embed_positions\.weights?",)
 
 
-def _table_of_sines(spec: ModelSpec) -> Tensor:
+def _table_of_sines(spec: ModelSpec, layer: int) -> Tensor:
     """Return the saved sinusoidal table, with zeros in the padding row."""
     import torch  # not needed to read configs
 

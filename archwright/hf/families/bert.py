@@ -349,7 +349,7 @@ def _read_width(config: Config) -> Table:
     return {}
 
 
-def _sines(spec: ModelSpec) -> Tensor:
+def _sines(spec: ModelSpec, layer: int) -> Tensor:
     """Return RoFormer's saved sine and cosine table, [context_length, head_dim]."""
     import torch  # not needed to read configs
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, MaskPattern, Role
-from archwright.hf.layouts import ByGroup, Rows, Transposed
+from archwright.hf.layouts import ByGroup, Rows, Same, Transposed
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -14,6 +14,7 @@ from archwright.hf.lenses import (
     Field,
     Get,
     Lens,
+    Refuse,
     Set,
     Switch,
     Table,
@@ -124,16 +125,24 @@ def layer_qk_norm(key: str, over: str, *, bias: bool = False) -> Switch:
     )
 
 
+GATED_EXPERT = Activation("hidden_act", gated=True, path="feedforward.expert")
+
+
 def experts(
-    number: str, hidden: str, top_k: str = "num_experts_per_tok", routing: str = "", **fixed: Any
+    number: str,
+    hidden: str,
+    top_k: str = "num_experts_per_tok",
+    routing: str = "",
+    act: Activation = GATED_EXPERT,
+    **fixed: Any,
 ) -> tuple[Lens, ...]:
-    """Return the lenses of a mixture. The arguments are its config keys; `fixed` sets further spec values."""
+    """Return the lenses of a mixture: names of config keys, the activation, and `fixed` spec values."""
     fixed |= {"routing.kind": routing} if routing else {}
     return (
         Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
         Field(number, "feedforward.num_experts"),
         Field(top_k, "feedforward.top_k"),
-        Activation("hidden_act", gated=True, path="feedforward.expert"),
+        act,
         Field(hidden, "feedforward.expert.hidden_dim"),
     )
 
@@ -238,6 +247,30 @@ def conv1d(*ours: str) -> Fused:
     return Fused(ours, Transposed(Rows()))
 
 
+def gated_delta(*lenses: Lens) -> Role:
+    """Return the role of layers with a gated delta rule."""
+    kinds = {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "linear"}
+    heads = "num_attention_heads"  # where the class leaves out the others
+    return Role(
+        kinds,
+        (
+            Field("linear_num_value_heads", "recurrence.num_heads", same_as=heads),
+            Field("linear_num_key_heads", "recurrence.num_key_heads", same_as=heads),
+            Field("linear_key_head_dim", "recurrence.head_dim"),
+            Field("linear_value_head_dim", "recurrence.value_head_dim"),
+            Field("linear_conv_kernel_dim", "recurrence.conv_width"),
+            Set({"recurrence.decay.kind": "per_head", "recurrence.out_norm.kind": "rms"}),
+            Set({"recurrence.out_norm.scale_in": "input_dtype"}),
+            Refuse("hidden_act", ("silu", "swish")),  # also the function after convolutions
+            *lenses,
+        ),
+    )
+
+
+# Fused, so that `verify` does not compare its output: the module of the class also applies the gate.
+GATED_NORM = Fused(("recurrence.norm",), Same())
+
+
 def attention_size(layer: LayerSpec, option: str) -> int:
     """Return a size of a resolved attention, such as `num_heads`."""
     size: int = dict(layer.attention)[option]
@@ -305,15 +338,17 @@ GROUPS = Computed(
 """Lens of group-limited routing: groups are scored by their two best experts."""
 
 
+ROUTER = (
+    Field("norm_topk_prob", "feedforward.normalize_weights"),
+    Field("routed_scaling_factor", "feedforward.routed_scaling_factor"),
+    GROUPS,
+)
+"""Lenses of DeepSeek V3's router."""
+
+
 def routed(number: str, *lenses: Lens) -> tuple[Lens, ...]:
-    """Return the lenses of DeepSeek V3's router."""
-    return (
-        *experts(number, "moe_intermediate_size", **SIGMOID),
-        Field("norm_topk_prob", "feedforward.normalize_weights"),
-        Field("routed_scaling_factor", "feedforward.routed_scaling_factor"),
-        GROUPS,
-        *lenses,
-    )
+    """Return the lenses of a mixture with DeepSeek V3's router."""
+    return (*experts(number, "moe_intermediate_size", **SIGMOID), *ROUTER, *lenses)
 
 
 ROUTED = routed("n_routed_experts", shared("n_shared_experts"))
@@ -328,6 +363,27 @@ def first_dense(key: str) -> CustomPattern:
 
 
 FIRST_DENSE = first_dense("first_k_dense_replace")
+
+
+def periodic(prefix: str, role: str, other: str) -> CustomPattern:
+    """Return the pattern with `role` in layers i, from 0, with i modulo the period equal to the offset.
+
+    The keys are `{prefix}_period` and `{prefix}_offset`. A period beyond the last layer stands for no layer, or one.
+    """
+    keys = f"{prefix}_period", f"{prefix}_offset"
+
+    def read(config: Config, n: int) -> list[str]:
+        period, offset = (config[key] for key in keys)
+        return [role if i % period == offset else other for i in range(n)]
+
+    def write(roles: list[str]) -> dict[str, Any]:
+        places = [i for i, name in enumerate(roles) if name == role] or [len(roles)]
+        period = places[1] - places[0] if places[1:] else len(roles) + 1
+        return dict(zip(keys, (period, places[0]), strict=True))
+
+    return CustomPattern(read, write)
+
+
 FIRST_OF_LIST = Listed(
     "mlp_layer_types", lambda config, n: ["dense" if i < 1 else "sparse" for i in range(n)]
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from archwright.hf.families.common import (
     EXPERTS_GATE_UP,
+    GATE_UP,
     ROLES,
     ROPE,
     balance,
@@ -13,11 +14,23 @@ from archwright.hf.families.common import (
     experts,
 )
 from archwright.hf.families.llama import LLAMA
+from archwright.hf.families.mamba2 import HYBRID, SWIGLU, ssd_names
 from archwright.hf.layer_types import Layers, Listed, first_of, getter
 from archwright.hf.layouts import Rows, Stacked
-from archwright.hf.lenses import MISSING, Config, Either, Field, Lens, Set, Table, nested
+from archwright.hf.lenses import (
+    MISSING,
+    Config,
+    Either,
+    Field,
+    Lens,
+    Set,
+    Switch,
+    Table,
+    Write,
+    nested,
+)
 from archwright.hf.rope import Rope
-from archwright.hf.weight_map import Fused
+from archwright.hf.weight_map import Fused, Mapped, When
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -87,16 +100,19 @@ GRANITE_SWA = GRANITE.derive(
     groups=(Layers(Listed(otherwise=first_of(4)), ROLES), ThetaByLayer("layer_rope_theta", ROPE)),
 )
 
+EXPERT_NAMES: dict[str, Mapped] = {
+    "block_sparse_moe.router.layer": "feedforward.router",
+    "block_sparse_moe.input_linear": Fused(EXPERTS_GATE_UP, Stacked()),
+    "block_sparse_moe.output_linear": "feedforward.experts.down",
+}
+SHARED_GATE_UP = Fused(("feedforward.shared.gate", "feedforward.shared.up"), Rows())
+
 GRANITEMOE = GRANITE.derive(
     "granitemoe",
     "GraniteMoeForCausalLM",
     *experts("num_local_experts", "intermediate_size", routing="softmax_of_chosen"),
     balance(),
-    layer_keys={
-        "block_sparse_moe.router.layer": "feedforward.router",
-        "block_sparse_moe.input_linear": Fused(EXPERTS_GATE_UP, Stacked()),
-        "block_sparse_moe.output_linear": "feedforward.experts.down",
-    },
+    layer_keys=EXPERT_NAMES,
 )
 
 GRANITEMOESHARED = GRANITEMOE.derive(
@@ -111,9 +127,52 @@ GRANITEMOESHARED = GRANITEMOE.derive(
         ),
     ),
     layer_keys={
-        "shared_mlp.input_linear": Fused(
-            ("feedforward.shared.gate", "feedforward.shared.up"), Rows()
-        ),
+        "shared_mlp.input_linear": SHARED_GATE_UP,
         "shared_mlp.output_linear": "feedforward.shared.down",
+    },
+)
+
+GRANITEMOEHYBRID = GRANITE.derive(
+    "granitemoehybrid",
+    "GraniteMoeHybridForCausalLM",
+    SWIGLU,
+    Switch(
+        "position_embedding_type",
+        {
+            "rope": Set({"position.kind": "rope"}),
+            "nope": Set({"position.kind": "none"}),
+            None: Set({"position.kind": "none"}),
+        },
+    ),
+    Either(
+        lambda config: config["num_local_experts"] > 0,
+        lambda get: get("feedforward.kind") == "experts",
+        (
+            *experts(
+                "num_local_experts",
+                "intermediate_size",
+                routing="softmax_of_chosen",
+                shared="added",
+            ),
+            balance(),
+            Field("shared_intermediate_size", "feedforward.shared_hidden_dim"),
+        ),
+        (
+            Write({"num_local_experts": 0, "num_experts_per_tok": 0}),
+            Field("shared_intermediate_size", "feedforward.hidden_dim"),
+        ),
+    ),
+    groups=(Layers(Listed(otherwise=lambda config, n: ["mamba"] * n), HYBRID),),
+    layer_keys={
+        **ssd_names("mamba"),
+        **EXPERT_NAMES,
+        "shared_mlp.input_linear": (
+            When("feedforward.kind", "experts", SHARED_GATE_UP),
+            When("feedforward.kind", "swiglu", GATE_UP),
+        ),
+        "shared_mlp.output_linear": (
+            When("feedforward.kind", "experts", "feedforward.shared.down"),
+            When("feedforward.kind", "swiglu", "feedforward.down"),
+        ),
     },
 )

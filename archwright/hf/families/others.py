@@ -136,28 +136,6 @@ SOLAR_OPEN = LLAMA.derive(
     layer_keys=common.EXPERT_NAMES,
 )
 
-MINIMAX_M2 = LLAMA.derive(
-    "minimax_m2",
-    "MiniMaxM2ForCausalLM",
-    Rope(),
-    Computed(
-        lambda config: (
-            nested("position.fraction", config["rotary_dim"] / config["head_dim"])
-            if config["rotary_dim"]
-            else {}
-        )
-    ),
-    *common.qk_norm("projection"),
-    *common.experts("num_local_experts", "intermediate_size", **common.SIGMOID),
-    common.balance(),
-    layer_keys={
-        "block_sparse_moe.gate": "feedforward.router",
-        "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
-    }
-    | common.W_EXPERTS,
-    undeclared={"rotary_dim": None},
-)
-
 
 def _read_depth(config: Config) -> Table:
     depth, number = config["scale_depth"], config["num_hidden_layers"]

@@ -1,9 +1,13 @@
-"""Alibaba Qwen 2 and Qwen 3, dense and with experts."""
+"""Alibaba Qwen 2 to 3.5, dense and with experts."""
 
 from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.layer_types import CustomPattern, Layers, Listed
-from archwright.hf.lenses import Config, Field, Set
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every_by
+from archwright.hf.layouts import ByGroup, Rows, Stacked
+from archwright.hf.lenses import Config, Field, Refuse, Set
+from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
+from archwright.spec.model_spec import LayerSpec
 
 
 def _stepped(config: Config, n: int) -> list[str]:
@@ -30,6 +34,16 @@ def _alternating(config: Config, n: int) -> list[str]:
     return ["full_attention" if i % 2 or i >= near else "sliding_attention" for i in range(n)]
 
 
+SHARED_EXPERT = (
+    Field("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
+    common.balance(),
+)
+SHARED_EXPERT_NAMES = {
+    **common.EXPERTS,
+    "mlp.shared_expert_gate": "feedforward.shared_gate",
+    **common.gated("mlp.shared_expert", "feedforward.shared"),
+}
+
 QWEN2_MOE = LLAMA.derive(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
@@ -40,15 +54,10 @@ QWEN2_MOE = LLAMA.derive(
             STEPPED,
             *common.experts("num_experts", "moe_intermediate_size", shared="gated"),
             Field("norm_topk_prob", "feedforward.normalize_weights"),
-            Field("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
-            common.balance(),
+            *SHARED_EXPERT,
         ),
     ),
-    layer_keys={
-        **common.EXPERTS,
-        "mlp.shared_expert_gate": "feedforward.shared_gate",
-        **common.gated("mlp.shared_expert", "feedforward.shared"),
-    },
+    layer_keys=SHARED_EXPERT_NAMES,
 )
 
 QWEN3_MOE = LLAMA.derive(
@@ -78,8 +87,6 @@ QWEN3_MOE = LLAMA.derive(
         ),
     ),
     layer_keys={**common.EXPERTS},
-    # Files use num_experts, the class num_local_experts.
-    further_aliases={"num_local_experts": "num_experts"},
 )
 
 
@@ -100,3 +107,84 @@ QWEN2 = LLAMA.derive(
 )
 
 QWEN3 = LLAMA.derive("qwen3", "Qwen3ForCausalLM", *common.qk_norm(), groups=QWEN2.groups)
+
+
+def _by_query_head(layer: LayerSpec) -> ByGroup:
+    return ByGroup(groups=common.attention_size(layer, "num_heads"))
+
+
+def _by_key_head(layer: LayerSpec) -> ByGroup:
+    """Return the layout with parts grouped by key head, together with its value heads."""
+    return ByGroup(groups=dict(layer.recurrence)["num_key_heads"])
+
+
+DECAY = "recurrence.decay."
+GATED_DELTA = Layers(
+    Listed(otherwise=every_by("full_attention_interval", "linear_attention")),
+    {
+        "full_attention": Role({"recurrence.kind": "none"}),
+        "linear_attention": common.gated_delta(
+            Field("rms_norm_eps", "recurrence.out_norm.eps"),
+            # Initial values: rates uniform in (0.01, 16), and a bias of 1, as softplus(1) = 1.3133.
+            Set({DECAY + "least_rate": 0.01, DECAY + "most_rate": 16.0}),
+            Set({DECAY + "least_step": 1.3132616875, DECAY + "most_step": 1.3132616875}),
+        ),
+    },
+)
+GATED_ATTENTION = (
+    Set({"norm.weight": "unit_offset", "norm.scale_in": "float32", "attention.gate": "value"}),
+    *common.qk_norm(scale_in="float32"),
+    Set({"attention.qk_norm.weight": "unit_offset"}),
+    Refuse("attention_bias", (False,)),
+    Rope(),
+)
+MAPS = tuple(f"recurrence.{part}" for part in ("query", "key", "value"))
+
+QWEN3_NEXT = LLAMA.derive(
+    "qwen3_next",
+    "Qwen3NextForCausalLM",
+    *GATED_ATTENTION,
+    groups=(GATED_DELTA, QWEN2_MOE.groups[1]),
+    layer_keys={
+        **SHARED_EXPERT_NAMES,
+        "self_attn.q_proj": Fused(("attention.query", "attention.gate"), _by_query_head),
+        "linear_attn.in_proj_qkvz": Fused((*MAPS, "recurrence.gate"), _by_key_head),
+        "linear_attn.in_proj_ba": Fused(("recurrence.write", DECAY + "step"), _by_key_head),
+        "linear_attn.conv1d": Fused(tuple(f"{part}_conv" for part in MAPS), Rows()),
+        "linear_attn.A_log": DECAY + "log_rate",
+        "linear_attn.dt_bias": DECAY + "step_bias",
+        "linear_attn.norm": common.GATED_NORM,
+        "linear_attn.out_proj": "recurrence.out",
+    },
+    ignored=(*LLAMA.ignored, r"mtp\..*"),
+    undeclared={"partial_rotary_factor": 0.25, "full_attention_interval": 4},
+)
+
+QWEN3_5 = QWEN3_NEXT.derive(
+    "qwen3_5_text",
+    "Qwen3_5ForCausalLM",
+    *GATED_ATTENTION,
+    common.GATED,
+    common.HIDDEN,
+    groups=(GATED_DELTA,),
+    layer_keys={
+        "linear_attn.in_proj_qkv": Fused(MAPS, Rows()),
+        "linear_attn.in_proj_z": "recurrence.gate",
+        "linear_attn.in_proj_b": "recurrence.write",
+        "linear_attn.in_proj_a": DECAY + "step",
+    },
+)
+
+QWEN3_5_MOE = QWEN3_5.derive(
+    "qwen3_5_moe_text",
+    "Qwen3_5MoeForCausalLM",
+    *GATED_ATTENTION,
+    *common.experts("num_experts", "moe_intermediate_size", shared="gated", normalize_weights=True),
+    *SHARED_EXPERT,
+    groups=(GATED_DELTA,),
+    # Names in multimodal files.
+    other_layer_keys={
+        "mlp.experts.gate_up_proj": Fused(common.EXPERTS_GATE_UP_WEIGHTS, Stacked()),
+        "mlp.experts.down_proj": "feedforward.experts.down.weight",
+    },
+)

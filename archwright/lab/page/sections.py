@@ -51,10 +51,12 @@ def cost_section(results: StudyResults) -> Section:
         "Non-embedding parameters",
         "All parameters",
         "FLOPs per token",
+        "Cache of a sequence",
     )
     note = (
         "Medians over a variant's runs; memory is the highest. Speed is of the processor that trained, so it "
-        "holds for this machine only, and no verdict above takes it into account."
+        "holds for this machine only, and no verdict above takes it into account. The cache is that of decoding "
+        "after the context, in 16 bits, and states of recurrences in 32."
     )
     return Section("Speed and memory", [Table(note, head, _cost_rows(results))])
 
@@ -137,6 +139,7 @@ def _cost_rows(results: StudyResults) -> list[Row]:
                 fmt.exact(variant.non_embedding),
                 fmt.exact(variant.parameters),
                 fmt.flops(variant.flops_per_token),
+                fmt.size(variant.cache_bytes) if variant.cache_bytes else "–",
             )
         )
         for variant in results.variants

@@ -5,6 +5,7 @@ from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
 from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
+from archwright.parts.mixers.gated_conv import GatedConv as GatedConv
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.linear import DECAYS as DECAYS
 from archwright.parts.mixers.linear import LinearRecurrence as LinearRecurrence
@@ -13,8 +14,11 @@ from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
 from archwright.parts.mixers.recurrent import RecurrentMixer as RecurrentMixer
 from archwright.parts.mixers.recurrent import StateTensor as StateTensor
+from archwright.parts.mixers.rwkv7 import RWKV7 as RWKV7
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
+from archwright.parts.mixers.selective import RGLRU as RGLRU
+from archwright.parts.mixers.selective import SelectiveScan as SelectiveScan
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.mixers.transient_global import (
     TransientGlobalAttention as TransientGlobalAttention,
@@ -25,6 +29,7 @@ from archwright.parts.scans import ScanInputs as ScanInputs
 from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
 from archwright.spec import recurrences as recurrence_spec
+from archwright.spec import selective as selective_spec
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -46,7 +51,13 @@ RECURRENCES = Registry(
     Recurrence,
     "(spec, dim, layer)",
     Mixer,
-    {recurrence_spec.LinearRecurrence: LinearRecurrence},
+    {
+        recurrence_spec.LinearRecurrence: LinearRecurrence,
+        recurrence_spec.ShortConvolution: GatedConv,
+        recurrence_spec.RWKV7: RWKV7,
+        selective_spec.SelectiveScan: SelectiveScan,
+        selective_spec.RGLRU: RGLRU,
+    },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
 

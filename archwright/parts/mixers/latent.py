@@ -52,6 +52,8 @@ def _mixed_latents(
 class LatentAttention(AttentionMixer):
     """out(concat_h(softmax(scale (q_h k_h^T + rot(q'_h) rot(k')^T)) v_h)), with k_h = K_h c and v_h = V_h c.
 
+    A gate multiplies the heads' results by sigmoid(gate(x)).
+
     c = norm(latent(x)) and k' = rope_key(x) have one head; [q_h, q'_h] is a map of x, or of a separate latent.
 
     A cache stores c and k'. For a few new tokens and many cached ones, k_h and v_h are not computed: q_h k_h^T =
@@ -97,15 +99,17 @@ class LatentAttention(AttentionMixer):
         self.out = Linear(
             num_heads * self.value_dim, dim, bias=spec.bias.out, is_residual_output=True
         )
+        gates = {"none": 0, "head": num_heads, "value": num_heads * self.value_dim}[spec.gate]
+        self.gate = Linear(dim, gates) if gates else None
         # All heads read the latent, so every rank computes it.
         set_blocks(1, self.latent, self.rope_key)
-        set_blocks(num_heads, self.key_up, self.value_up, self.out)
+        set_blocks(num_heads, self.key_up, self.value_up, self.out, self.gate)
         self.position = self.own_position
 
     @property
     def inputs(self) -> list[Linear]:
         first = self.query if self.spec.query_rank == "none" else self.query_down
-        return [first, self.latent, self.rope_key]
+        return [first, self.latent, self.rope_key, *([] if self.gate is None else [self.gate])]
 
     @property
     def kept_per_token(self) -> int:
@@ -153,6 +157,9 @@ class LatentAttention(AttentionMixer):
         dropout = self.spec.dropout if self.training else 0.0
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mixed = mix(q, kept, mask, ScoreMods(self.scale, dropout, softcap, bias))
+        if self.gate is not None:
+            # One gate for each head or each value: [batch, length, heads, 1 or value_dim].
+            mixed = mixed * torch.sigmoid(projected[3]).view(*mixed.shape[:3], -1)
         out: Tensor = self.out(mixed.flatten(-2))  # from [batch, length, heads * value_dim]
         return out
 

@@ -105,7 +105,8 @@ class _Steps(Decay):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         spec = self.spec
-        self.log_rate.uniform_(spec.least_rate, spec.most_rate).log_()
+        rate = self.log_rate.uniform_(spec.least_rate, spec.most_rate)
+        rate.clamp_(min=torch.finfo(rate.dtype).tiny).log_()  # a rate of 0 has no log
         step = self.step_bias.uniform_(math.log(spec.least_step), math.log(spec.most_step)).exp()
         self.step_bias.copy_(step + torch.log(-torch.expm1(-step)))
 
@@ -265,7 +266,14 @@ class LinearRecurrence(RecurrentMixer):
 
     def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> ScanInputs:
         spec = self.spec
-        left = [*projected[3:]]
+        factors = dict(spec.multipliers)
+        names = ["query", "key", "value"] + ["write"] * (self.write is not None)
+        names += ["gate"] * (self.gate is not None) + ["decay"] * len(self.decay.inputs)
+        projected = [
+            y if (factor := factors.get(name, 1.0)) == 1 else y * factor
+            for name, y in zip(names, projected, strict=True)
+        ]
+        left = projected[3:]
         mixed = []
         for name, y in zip(("query", "key", "value"), projected, strict=False):
             y = y if spec.conv_width == "none" else conv(f"{name}_conv", y)

@@ -15,14 +15,14 @@ from archwright.parts.context import Context
 from archwright.parts.linear import project
 from archwright.parts.mixers.base import Mixer
 from archwright.parts.scans import SCANS, linear_scan
-from archwright.parts.short_conv import ShortConv
+from archwright.parts.short_conv import Taps
 from archwright.parts.states import RecurrentState
 from archwright.parts.tensor_parallel import TensorParallel
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 
 Conv = Callable[[str, Tensor], Tensor]
-"""Function (name of a `ShortConv` of the mixer, x) -> its output, with the state of the piece before."""
+"""Function (name of a `ShortConv` or `TokenShift`, x) -> its output, with the state of the piece before."""
 
 
 class StateTensor(NamedTuple):
@@ -48,6 +48,8 @@ class Boundaries(NamedTuple):
     """True for the first token of a document, whose state begins with zeros."""
     real: Bool[Tensor, "batch length"] | None
     """False for padding, which leaves the state as it is."""
+    first: Bool[Tensor, "rows length"]
+    """True for the first token of each text, also if no state has to be reset; rows is 1 or batch."""
 
 
 class RecurrentMixer(Mixer):
@@ -79,6 +81,10 @@ class RecurrentMixer(Mixer):
             conv: Applies a convolution by its name, as in `conv("query_conv", q)`.
         """
 
+    def exchange(self, inputs: Any, context: Context) -> Any:
+        """Return the inputs of the scan after an exchange of values with other layers; default: no exchange."""
+        return inputs
+
     @abstractmethod
     def output(self, mixed: Tensor, inputs: Any) -> Float[Tensor, "batch length dim"]:
         """Return the result of the mixer from the output of the scan and from its inputs."""
@@ -94,7 +100,8 @@ class RecurrentMixer(Mixer):
             boundaries: Beginnings of documents, and padding.
         """
         q, k, v, log_decay, beta, _ = inputs
-        options = {"chunk_size": self.chunk_size, "kernel": self.kernel, **boundaries._asdict()}
+        options: dict[str, Any] = {"chunk_size": self.chunk_size, "kernel": self.kernel}
+        options |= {"resets": boundaries.resets, "real": boundaries.real}
         out, new = linear_scan(q, k, v, log_decay, beta, state=state["state"], **options)
         return out, {"state": new}
 
@@ -108,17 +115,17 @@ class RecurrentMixer(Mixer):
         layout = context.layout
         new: dict[str, Tensor] = {}
         conv = partial(self._convolved, layout, state, new)
-        resets, real = None, layout.padding_mask
+        resets, real, first = None, layout.padding_mask, layout.index_or_range() == 0
         if layout.segment_ids is not None:  # [batch, length]
             # Padding may have the index of a first token.
-            resets = layout.index_or_range() == 0
-            resets = resets if real is None else resets & real
-        inputs = self.project(x, project(x, self.inputs) if projected is None else projected, conv)
+            resets = first if real is None else first & real
+        projected = project(x, self.inputs) if projected is None else projected
+        inputs = self.exchange(self.project(x, projected, conv), context)
         before: dict[str, Tensor] = {}
         for name, tensor in self.state_tensors().items():
             held = None if state is None else state.get(name)
             before[name] = tensor.zeros(x) if held is None else held
-        mixed, after = self.scan(inputs, before, Boundaries(resets, real))
+        mixed, after = self.scan(inputs, before, Boundaries(resets, real, first))
         if state is not None:
             state.update(**new, **after)
         out: Tensor = self.output(mixed, inputs)
@@ -142,8 +149,8 @@ class RecurrentMixer(Mixer):
 
     def state_bytes(self, length: int, itemsize: int) -> int:
         wide = max(4, itemsize)
-        convs = (m for m in self.modules() if isinstance(m, ShortConv))
-        return itemsize * sum((conv.width - 1) * len(conv.weight) for conv in convs) + sum(
+        convs = (m for m in self.modules() if isinstance(m, Taps))
+        return itemsize * sum((conv.width - 1) * conv.channels for conv in convs) + sum(
             math.prod(tensor.shape) * (wide if tensor.dtype == "float32" else itemsize)
             for tensor in self.state_tensors().values()
         )

@@ -26,7 +26,8 @@ from archwright.spec.norms import Norm
 class SoftmaxAttention(AttentionMixer):
     """out(concat_h(softmax(scale q_h k_g^T) v_g)), with key-value head g = h // (num_heads / num_kv_heads).
 
-    The spec may add norms of queries, keys, values and the input of `out`, rotary positions, and biases of scores.
+    The spec may add norms of queries, keys, values and the input of `out`, rotary positions, and biases of scores. With
+    `shares_kv`, k and v are those of an earlier layer, normed and rotated.
     Shapes: x and the result [batch, length, dim]; q [batch, length, num_heads, head_dim]; k [batch, length,
     num_kv_heads, head_dim]; v [batch, length, num_kv_heads, value_head_dim].
 
@@ -50,16 +51,28 @@ class SoftmaxAttention(AttentionMixer):
         width = num_heads * value_dim
         self.query = Linear(dim, num_heads * head_dim, bias=spec.bias.query, deepnorm=False)
         self.query.score_gain = self.scale * head_dim**0.5
-        self.key = Linear(dim, num_kv_heads * head_dim, bias=spec.bias.key, deepnorm=False)
-        self.value = Linear(dim, num_kv_heads * value_dim, bias=spec.bias.value)
+        widths = (num_kv_heads * head_dim, num_kv_heads * value_dim)
+        names = [f"{name}_{layer.kv_source}" for name in ("keys", "values")]
+        self.key: Linear | None = None
+        self.value: Linear | None = None
+        if spec.shares_kv:
+            self.reads_state_of = layer.kv_source
+            self.reads_from = dict.fromkeys(names, layer.kv_source)
+        else:
+            self.key = Linear(dim, widths[0], bias=spec.bias.key, deepnorm=False)
+            if not spec.keys_as_values:
+                self.value = Linear(dim, widths[1], bias=spec.bias.value)
+        if layer.kv_sources.count(layer.number) > 1:
+            self.provides = dict(zip(names, widths, strict=True))
         self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
         gates = {"none": 0, "head": num_heads, "value": width}[spec.gate]
         self.gate = Linear(dim, gates) if gates else None
         set_blocks(num_heads, self.query, self.out, self.gate)
         set_blocks(num_kv_heads, self.key, self.value)
         self.query_norm = self._norm_of_heads(spec.qk_norm, num_heads)
-        self.key_norm = self._norm_of_heads(spec.qk_norm, num_kv_heads)
-        self.value_norm: nn.Module = NORMS.make(spec.v_norm, value_dim)
+        if not spec.shares_kv:
+            self.key_norm = self._norm_of_heads(spec.qk_norm, num_kv_heads)
+            self.value_norm: nn.Module = NORMS.make(spec.v_norm, value_dim)
         self.out_norm: nn.Module = NORMS.make(spec.out_norm, width)
         self.value_embedding: nn.Module | None = None
         self.value_mix: nn.Module | None = None
@@ -81,11 +94,12 @@ class SoftmaxAttention(AttentionMixer):
 
     @property
     def inputs(self) -> list[Linear]:
-        return [self.query, self.key, self.value, *([] if self.gate is None else [self.gate])]
+        maps = (self.query, self.key, self.value, self.gate)
+        return [m for m in maps if m is not None]
 
     @property
     def kept_per_token(self) -> int:
-        return self.key.d_out + self.value.d_out
+        return 0 if self.key is None else self.num_kv_heads * (self.head_dim + self.value_dim)
 
     @property
     def kept_blocks(self) -> int:
@@ -108,7 +122,8 @@ class SoftmaxAttention(AttentionMixer):
         per_head = {} if self.sinks is None else {"sinks": 0}
         if sizes and self.value_embedding is not None:
             per_head["value_embedding.weight"] = 1
-        for norm in ("query_norm", "key_norm") if sizes else ("query_norm",):
+        norms = ("query_norm", "key_norm") if sizes and self.key is not None else ("query_norm",)
+        for norm in norms:
             named = self.get_submodule(norm).named_parameters()
             # [heads, head_dim] if each head has a separate weight
             per_head |= {f"{norm}.{name}": 0 for name, p in named if p.ndim == 2}
@@ -136,7 +151,46 @@ class SoftmaxAttention(AttentionMixer):
         mask = context.mask(self.pattern, self.num_heads)
         if projected is None:
             projected = project(x, self.inputs)
-        q, k, v = projected[:3]
+        if self.key is None:
+            q, k, v = self._with_shared_keys(projected[0], context)
+        else:
+            q, k, v = self._with_own_keys(projected, x, context, mask, state)
+        q = self._apply_query_temperature(q, mask)
+        bias = None
+        if self.relative is not None:
+            q, bias = self.relative.value(q, mask, self.scale)
+        if self.distance_scores is not None:
+            by_distance = self.distance_scores(x, mask)
+            bias = by_distance if bias is None else Together(bias, by_distance)
+        dropout = self.spec.dropout if self.training else 0.0
+        softcap = None if self.spec.softcap == "none" else self.spec.softcap
+        mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)
+        mixed = self.attend(q, k, v, mask, mods)  # [batch, length, heads, value_dim]
+        if self.gate is not None:
+            # One gate for each head or each value: [batch, length, heads, 1 or value_dim].
+            mixed = mixed * torch.sigmoid(projected[-1]).view(*mixed.shape[:3], -1)
+        out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))  # [batch, length, dim]
+        return out
+
+    def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:
+        """Return the norm of queries or keys, over each head or over the projection of all heads."""
+        over = self.spec.qk_norm_over
+        width = num_heads * self.head_dim if over == "projection" else self.head_dim
+        heads = {"heads": num_heads} if over == "per_head" else {}
+        module: nn.Module = NORMS.make(norm, width, **heads)
+        return module
+
+    def _with_own_keys(
+        self,
+        projected: Sequence[Tensor],
+        x: Float[Tensor, "batch length dim"],
+        context: Context,
+        mask: AttentionMask,
+        state: KVCache | None,
+    ) -> tuple[Heads, Heads, Heads]:
+        """Return queries of x, and keys and values of all tokens, normed and rotated."""
+        q, k = projected[:2]
+        v = k if self.value is None else projected[2]
         if (limit := self.spec.qkv_clip) != "none":
             q, k, v = (p.clamp(-limit, limit) for p in (q, k, v))
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [batch, length, heads, head_dim]
@@ -154,38 +208,36 @@ class SoftmaxAttention(AttentionMixer):
             v = self.value_mix(v, rows.view(v.shape), x)
         normed = self._qk_normed if self.spec.qk_norm_position == "after" else None
         q, k, v = self.rotate_and_cache(q, k, v, context, mask, state, normed)
-        q = self._apply_query_temperature(q, mask)
-        bias = None
-        if self.relative is not None:
-            q, bias = self.relative.value(q, mask, self.scale)
-        if self.distance_scores is not None:
-            by_distance = self.distance_scores(x, mask)
-            bias = by_distance if bias is None else Together(bias, by_distance)
-        dropout = self.spec.dropout if self.training else 0.0
-        softcap = None if self.spec.softcap == "none" else self.spec.softcap
-        mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)
-        mixed = self.attend(q, k, v, mask, mods)  # [batch, length, heads, value_dim]
-        if self.gate is not None:
-            # One gate for each head or each value: [batch, length, heads, 1 or value_dim].
-            mixed = mixed * torch.sigmoid(projected[3]).view(*mixed.shape[:3], -1)
-        out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))  # [batch, length, dim]
-        return out
+        for name, value in zip(self.provides, (k, v), strict=False):
+            context.provide(name, value)
+        return q, k, v
 
-    def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:
-        """Return the norm of queries or keys, over each head or over the projection of all heads."""
-        over = self.spec.qk_norm_over
-        width = num_heads * self.head_dim if over == "projection" else self.head_dim
-        heads = {"heads": num_heads} if over == "per_head" else {}
-        module: nn.Module = NORMS.make(norm, width, **heads)
-        return module
+    def _with_shared_keys(self, q: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
+        """Return queries, normed and rotated, and the keys and values of the layer that provides them.
+
+        These include cached tokens, because the provider has added its new ones to the cache.
+        """
+        if (limit := self.spec.qkv_clip) != "none":
+            q = q.clamp(-limit, limit)
+        q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [batch, length, heads, head_dim]
+        norm_first = self.spec.qk_norm_position == "before"
+        q = self._normed(self.query_norm, q) if norm_first else q
+        if self.rotary is not None:
+            q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
+        q = q if norm_first else self._normed(self.query_norm, q)
+        k, v = map(context.read, self.reads_from)
+        return q, k, v
 
     def _qk_normed(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
-        if self.spec.qk_norm_over == "projection":
-            # All heads at once: [batch, length, heads * head_dim].
-            q = self.query_norm(q.flatten(-2)).unflatten(-1, (-1, self.head_dim))
-            # and back to [batch, length, heads, head_dim]
-            return q, self.key_norm(k.flatten(-2)).unflatten(-1, (-1, self.head_dim))
-        return self.query_norm(q), self.key_norm(k)
+        return self._normed(self.query_norm, q), self._normed(self.key_norm, k)
+
+    def _normed(self, norm: nn.Module, heads: Heads) -> Heads:
+        """Return heads after a norm over each of them or over all together."""
+        if self.spec.qk_norm_over != "projection":
+            normed: Heads = norm(heads)
+        else:  # [batch, length, heads * head_dim] and back
+            normed = norm(heads.flatten(-2)).unflatten(-1, (-1, self.head_dim))
+        return normed
 
     def _apply_query_temperature(self, q: Heads, mask: AttentionMask) -> Heads:
         """Multiply queries by a temperature that depends on their position."""
