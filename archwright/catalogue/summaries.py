@@ -42,6 +42,10 @@ WORDS = {
     "fan_in": "fan-in",
     "mup": "muP",
     "experts": "mixture of experts",
+    "selective": "Mamba",
+    "rg_lru": "RG-LRU",
+    "short_conv": "short conv",
+    "rwkv7": "RWKV-7",
     "sqrt_dim": "√width",
 }
 """Common spelling of kinds and values, if it differs from the key."""

@@ -108,6 +108,11 @@ def _heads(attention: Attention) -> str:
     return "" if attention.is_none else f"{num_heads or ''} {name}".lstrip()
 
 
+def _mixers(layer: LayerSpec) -> str:
+    recurrence = "" if layer.recurrence.is_none else word(layer.recurrence.rule)
+    return " + ".join(filter(None, [_heads(layer.attention), recurrence]))
+
+
 def _activation(feedforward: FeedForward) -> str:
     inner = feedforward.hidden_layer or feedforward
     return "" if inner.is_none else word(inner.kind)
@@ -238,8 +243,8 @@ COLUMNS = {
         brief=True,
     ),
     "heads": Column(
-        "Query heads / key-value heads; MLA: keys and values are projected from one latent vector.",
-        lambda spec: _joined(spec, lambda layer: _heads(layer.attention)),
+        "Query heads / key-value heads, and recurrences; MLA: keys and values are projected from one latent vector.",
+        lambda spec: _joined(spec, _mixers),
         brief=True,
     ),
     "activation": Column(

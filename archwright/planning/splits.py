@@ -104,10 +104,12 @@ class Degrees:
         numbers = {len(m.weight) for m in model.modules() if isinstance(m, GroupedLinear)}
         common = math.gcd(*numbers) if numbers else 1
         powers = [2**i for i in range(1, 12)]
+        branches = (layer.branch(name) for layer in model.all_layers for name in layer.branches)
+        stretches = [] if any(branch.along_text for branch in branches) else powers
         return cls(
             tuple(n for n in IN_SERVER if not any(_uneven_blocks(n, model))),
             tuple(n for n in powers if not any(pipeline_problems(n, model))),
-            tuple(n for n in powers if length % n == 0 and length // n >= SHORTEST),
+            tuple(n for n in stretches if length % n == 0 and length // n >= SHORTEST),
             tuple(n for n in powers if common % n == 0),
         )
 

@@ -77,6 +77,11 @@ class Recurrence(Mixer):
 
     axis: ClassVar[str] = "recurrence"
 
+    @property
+    def rule(self) -> str:
+        """Name of the recurrence in tables of models."""
+        return str(self.kind)
+
 
 class NoRecurrence(Recurrence):
     """No recurrence."""

@@ -229,11 +229,14 @@ class LinearRecurrence(Recurrence):
         return super().scaled_down(to) | _smaller("gate_rank", self.gate_rank, to)
 
     @property
+    def rule(self) -> str:
+        return {"added": "linear", "step": "SSD", "delta": "delta rule"}[self.write]
+
+    @property
     def one_line(self) -> str:
-        rule = {"added": "linear", "step": "state space", "delta": "delta"}[self.write]
         decay = "" if self.decay.is_none else f", {self.decay.kind} decay"
         return (
-            f"{rule} recurrence in {self.num_heads}/{self.num_key_heads} heads, states of "
+            f"{self.rule} in {self.num_heads}/{self.num_key_heads} heads, states of "
             f"{self.head_dim} x {self.value_head_dim}{decay}"
         )
 
