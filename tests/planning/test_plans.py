@@ -18,7 +18,7 @@ from archwright.cli.listings import published_costs
 from archwright.model import build
 from archwright.model.language_model import LanguageModel
 from archwright.optim.groups import build_optimizers
-from archwright.parts.leaves import Formula, watched
+from archwright.parts.leaves import watched
 from archwright.parts.masks import pairs
 from archwright.parts.mixers import AttentionMixer
 from archwright.planning.activations import CHECKPOINTING, LayerActivations
@@ -40,7 +40,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.hardware import load_hardware
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.scale_down import tiny
-from tests.planning.test_exact import pair_flops
+from tests.planning.test_exact import pair_flops, without_scans
 from tests.tiny import ROOT, surroundings
 
 
@@ -207,14 +207,6 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     found = counter.get_total_flops() / tokens.numel()
     by_part.pop("layers.recurrence", None)  # scans
     assert found == pytest.approx(sum(by_part.values()) + hidden, rel=0.01)
-
-
-def without_scans(leaf: Any, formula: Formula, args: Any, kwargs: Any) -> Any:
-    """Return zeros in place of a scan, which does more than products; other leaves are called."""
-    if not leaf.__name__.endswith("_scan"):
-        return leaf(*args, **kwargs)
-    results = formula(*args, **kwargs).results
-    return tuple(torch.zeros(x.shape, dtype=x.dtype) for x in results)
 
 
 @pytest.mark.parametrize("name", ["llama-3-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-20b"])
