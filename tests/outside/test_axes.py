@@ -26,6 +26,7 @@ from archwright.spec.attention import Attention, MaskedAttention
 from archwright.spec.choice import AutoWidth, Choice, ModelSizes
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward
+from archwright.spec.mixers import Mixer
 from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.read import load_run
 from archwright.spec.residuals import Residual
@@ -73,7 +74,9 @@ def cases() -> list[Any]:
     for registry in (r for r in REGISTRIES.values() if r.base.axis not in FILES):
         section = next(s for cls, s in SECTIONS.items() if issubclass(registry.base, cls))
         for choice in (c for c in registry if not c.is_axis()):
-            if kind_of(choice) not in (section.default, "none"):
+            # A twin is related to its axis alone, so it is no mixer on an axis of others.
+            is_mixer = issubclass(choice, Mixer) and not issubclass(registry.base, Mixer)
+            if kind_of(choice) not in (section.default, "none") and not is_mixer:
                 computed = {n: v for n, v in flags(choice).items() if n not in SAID}
                 key = (registry.base, *sorted(computed.items()))
                 name = f"{registry.base.__name__}-{kind_of(choice)}"
