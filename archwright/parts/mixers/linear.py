@@ -262,7 +262,9 @@ class LinearRecurrence(RecurrentMixer):
 
     def state_tensors(self) -> dict[str, StateTensor]:
         shape = (self.num_heads, self.key_dim, self.value_dim)
-        return {"state": StateTensor(shape, blocks=self.num_key_heads)}
+        # A single key head is replicated, and ranks split the heads of values.
+        blocks = self.num_key_heads if self.num_key_heads > 1 else self.num_heads
+        return {"state": StateTensor(shape, blocks=blocks)}
 
     def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> ScanInputs:
         spec = self.spec

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archwright.parts.diagonal_scan import diagonal_scan
+from archwright.parts.diagonal_scan import DIAGONAL_SCANS, diagonal_scan
 from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.mixers.recurrent import Boundaries, Conv, RecurrentMixer, StateTensor
 from archwright.parts.norms import NORMS, upcast
@@ -49,6 +49,7 @@ class SelectiveScan(RecurrentMixer):
     Gu and Dao, 2023, Mamba, algorithm 2 and section 3.6.
     """
 
+    scans = DIAGONAL_SCANS
     chunk_size = 16  # states of more tokens exceed the caches of a processor
 
     def __init__(self, spec: spec.SelectiveScan, dim: int, layer: LayerInfo) -> None:
@@ -149,6 +150,8 @@ class RGLRU(RecurrentMixer):
     exp(-softplus(rates))^2 is uniform between the squares of `DECAYS`.
     De et al., 2024, Griffin, section 2.4; google-deepmind/recurrentgemma.
     """
+
+    scans = DIAGONAL_SCANS
 
     def __init__(self, spec: spec.RGLRU, dim: int, layer: LayerInfo) -> None:
         super().__init__()
