@@ -175,6 +175,13 @@ class RecurrentMixer(Mixer):
         self.kernel = name if name in self.scans else self.kernel
 
 
+@torch.no_grad()
+def init_steps(bias: Tensor, least: float, most: float) -> None:
+    """Set a bias to the inverse softplus of log-uniform steps."""
+    steps = bias.uniform_(math.log(least), math.log(most)).exp()
+    bias.copy_(steps + torch.log(-torch.expm1(-steps)))
+
+
 def use_scan(model: nn.Module, name: str) -> None:
     """Compute all recurrences of a model with one of `SCANS`; auto: with the usual one.
 

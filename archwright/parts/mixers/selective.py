@@ -1,6 +1,5 @@
 """Mixers with a state for each channel: Mamba's selective scan and Griffin's RG-LRU."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,13 @@ from torch import Tensor, nn
 
 from archwright.parts.diagonal_scan import DIAGONAL_SCANS, diagonal_scan
 from archwright.parts.linear import Linear, set_blocks
-from archwright.parts.mixers.recurrent import Boundaries, Conv, RecurrentMixer, StateTensor
+from archwright.parts.mixers.recurrent import (
+    Boundaries,
+    Conv,
+    RecurrentMixer,
+    StateTensor,
+    init_steps,
+)
 from archwright.parts.norms import NORMS, upcast
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.short_conv import ShortConv
@@ -128,9 +133,7 @@ class StepSize(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.weight, -1, 1).div_(self.weight.shape[1] ** 0.5)
-        least, largest = map(math.log, STEPS)
-        steps = nn.init.uniform_(self.bias, least, largest).exp()
-        self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # inverse of softplus
+        init_steps(self.bias, *STEPS)
 
 
 class Gated(NamedTuple):
