@@ -18,7 +18,7 @@ from archwright.machine.peaks import peak_of
 from archwright.machine.precision import DTYPES
 from archwright.machine.rules import cpu_name
 from archwright.model.language_model import LanguageModel
-from archwright.parts.mixers.recurrent import use_scan
+from archwright.parts.mixers.recurrent import RecurrentMixer, use_scan
 from archwright.parts.scans import SCANS
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.scale.layout import ONE, Layout
@@ -120,13 +120,19 @@ def decide_scan(decisions: Decisions, model: LanguageModel) -> None:
     """Choose the kernel of recurrences.
 
     Raises:
-        UserError: The kernel cannot run here.
+        UserError: The kernel cannot run here, or no recurrence of the model has it.
     """
     machine = decisions.machine
-    if machine.scan == "auto" and machine.device == "cuda" and "fla" in SCANS:
+    has_fla = any("fla" in m.scans for m in model.modules() if isinstance(m, RecurrentMixer))
+    if machine.scan == "auto" and machine.device == "cuda" and has_fla:
         decisions.decide("scan", "fla", "flash-linear-attention is installed (not measured)")
     elif machine.scan == "auto":
-        decisions.decide("scan", "chunked", "no flash-linear-attention for this device")
+        why = "no flash-linear-attention for this device, or for recurrences of this kind"
+        decisions.decide("scan", "chunked", why)
+    elif machine.scan == "fla" and "fla" in SCANS and not has_fla:
+        raise UserError(
+            'machine.scan: found "fla", which no recurrence of this model has; expected auto, recurrent or chunked'
+        )
     use_scan(model, decisions.machine.scan)
 
 

@@ -64,6 +64,10 @@ class ChannelMix(Mixer):
     def state_bytes(self, length: int, itemsize: int) -> int:
         return self.shift.channels * itemsize
 
+    @property
+    def kept_blocks(self) -> int:
+        return 1  # all channels of a token
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         place = torch.arange(self.shares.shape[-1]) / self.shares.shape[-1]

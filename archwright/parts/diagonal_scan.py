@@ -54,7 +54,7 @@ def diagonal_scan(
         resets: True for tokens that start with a state of zeros.
         real: False for padding, which leaves the state as it is.
         chunk_size: Tokens between states that are kept for the backward pass. It does not change the result.
-        kernel: "recurrent" for the formula token by token; otherwise in chunks.
+        kernel: Name in `DIAGONAL_SCANS`.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     values, steps, rates, writes, reads, state = (
@@ -235,3 +235,6 @@ def _backward(ctx: Any, grad_y: Tensor, grad_state: Tensor, _: Tensor) -> tuple[
 
 
 chunked.register_autograd(_backward, setup_context=_save)
+
+DIAGONAL_SCANS = {"recurrent": recurrent, "chunked": chunked}
+"""Kernels by name."""

@@ -57,7 +57,8 @@ class Taps:
 
         y = self.combine(x, tap)
         if real is None:
-            return y.to(x.dtype), joined[:, length:]
+            # A view would keep the memory of all tokens.
+            return y.to(x.dtype), joined[:, length:].clone()
         last = real.sum(-1)[:, None] + torch.arange(back, device=x.device)
         place = (real.cumsum(-1) - 1).clamp(min=0)  # of each real token among the real ones
         return rows_at(y, place).to(x.dtype), rows_at(joined, last)

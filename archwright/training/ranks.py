@@ -25,6 +25,7 @@ from archwright.inspection.probes import STEPS, Probes
 from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.model.build import build_uninitialized, initial_draws
 from archwright.model.language_model import LanguageModel
+from archwright.parts.mixers.recurrent import use_scan
 from archwright.runs import RunFolder
 from archwright.scale.launch import EndedError, LostError, end_with_torchrun, launched
 from archwright.scale.layout import Layout
@@ -269,6 +270,7 @@ class Rank0Session(Session):
             self.write_model(path, {})
         try:
             model = build_uninitialized(self.model.spec).use_kernel(self.run.machine.kernel)
+            use_scan(model, self.run.machine.scan)
             checkpoint.load_model(path, model, mapped=True)
             yield model
         finally:

@@ -1,6 +1,7 @@
 """The linear recurrence next to its formula, token by token in float64."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,12 +9,15 @@ from torch import Tensor
 
 from archwright.inspection.laws import LAWS_OF_MODELS, OF_BRANCHES, OF_MIXERS, OF_RECURRENCES, tried
 from archwright.inspection.laws.case import Case
+from archwright.machine.decide import Decisions, decide_scan
 from archwright.model.build import build
 from archwright.parts.context import Context
-from archwright.parts.mixers import LinearRecurrence
+from archwright.parts.mixers import LinearRecurrence, RecurrentMixer
+from archwright.parts.scans import SCANS
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from archwright.spec.run_spec import MachineSpec
 
 SETTINGS = {
     "delta net": ("decay.kind=none",),
@@ -216,3 +220,33 @@ def test_a_bias_of_1_is_the_inverse_of_its_step() -> None:
 def test_contradictions_are_refused(words: tuple[str, ...], line: str) -> None:
     with pytest.raises(UserError, match=line.replace("(", r"\(")):
         spec(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "blocks"),
+    [
+        (("num_key_heads=2",), 2),
+        (("num_key_heads=1",), 4),  # a single key head is replicated; the states are split
+        (("out_norm_over=all",), 1),  # not split
+    ],
+)
+def test_ranks_split_the_state_like_its_heads(words: tuple[str, ...], blocks: int) -> None:
+    assert mixer(*words).kept_blocks == blocks
+
+
+@pytest.mark.parametrize(
+    ("kind", "fused"), [("linear", True), ("rwkv7", False), ("rg_lru", False), ("none", False)]
+)
+def test_the_decision_names_the_scan_that_runs(
+    kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCANS, "fla", SCANS["chunked"])
+    model = build(ModelSpec(dim=32, vocab_size=32).override(f"recurrence.kind={kind}").resolved())
+    decisions = Decisions(MachineSpec(device="cuda"), {})
+    decide_scan(decisions, model)
+    assert decisions.machine.scan == ("fla" if fused else "chunked")
+    kernels = {m.kernel for m in model.modules() if isinstance(m, RecurrentMixer)}
+    assert kernels <= {decisions.machine.scan}
+    decisions = Decisions(MachineSpec(scan="fla"), {})
+    with nullcontext() if fused else pytest.raises(UserError, match="no recurrence of this model"):
+        decide_scan(decisions, model)

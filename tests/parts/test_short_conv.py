@@ -85,3 +85,8 @@ def test_a_text_in_pieces_is_the_text(sizes: tuple[int, ...]) -> None:
 
 def test_its_weight_is_a_filter_for_optimizers() -> None:
     assert roles(conv()) == {"weight": "kernel", "bias": "vector"}
+
+
+def test_a_tail_does_not_hold_the_memory_of_all_tokens() -> None:
+    _, tail = conv()(drawn(), layout())
+    assert tail.untyped_storage().nbytes() == tail.nbytes

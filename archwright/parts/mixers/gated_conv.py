@@ -1,6 +1,7 @@
 """Gated short convolution: a mixer without a state other than the last tokens of its convolution."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ class GatedConv(RecurrentMixer):
 
     Liquid AI, 2025, LFM2 Technical Report, section 2; transformers, `lfm2`.
     """
+
+    scans: Mapping[str, Any] = {}
 
     def __init__(self, spec: spec.ShortConvolution, dim: int, layer: LayerInfo) -> None:
         super().__init__()
@@ -52,6 +55,3 @@ class GatedConv(RecurrentMixer):
     def output(self, mixed: Tensor, inputs: Tensor) -> Tensor:
         out: Tensor = self.out(mixed)
         return out
-
-    def kernels(self) -> Sequence[str]:
-        return ()

@@ -1,6 +1,5 @@
 """Linear recurrences: RetNet, GLA, SSD (Mamba-2), DeltaNet, gated DeltaNet and KDA."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.parts.linear import Linear, set_blocks
-from archwright.parts.mixers.recurrent import Conv, RecurrentMixer, StateTensor
-from archwright.parts.norms import NORMS
+from archwright.parts.mixers.recurrent import Conv, RecurrentMixer, StateTensor, init_steps
+from archwright.parts.norms import NORMS, upcast
 from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs
 from archwright.parts.sharing import LayerInfo
@@ -47,6 +46,10 @@ class Decay(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.key_dim = spec, key_dim
+        self.build(dim, num_heads, layer, bias)
+
+    def build(self, dim: int, num_heads: int, layer: LayerInfo, bias: bool) -> None:
+        """Add parameters, buffers and maps; default: none."""
 
     @property
     def inputs(self) -> list[Linear]:
@@ -63,12 +66,9 @@ class FixedDecay(Decay):
 
     per_head = ("head",)
 
-    def __init__(
-        self, spec: Any, dim: int, num_heads: int, key_dim: int, layer: LayerInfo, *, bias: bool
-    ) -> None:
-        super().__init__(spec, dim, num_heads, key_dim, layer, bias=bias)
+    def build(self, dim: int, num_heads: int, layer: LayerInfo, bias: bool) -> None:
         self.number, self.depth_factor = num_heads, 1.0
-        if spec.slower_with_depth:  # with the published guards against 0 / 0 and a decay of 1
+        if self.spec.slower_with_depth:  # with the published guards against 0 / 0 and a decay of 1
             self.depth_factor = 1 - (layer.number - 1) / (layer.num_layers - 1 + 1e-5) + 1e-5
         # Integers: a cast of the model to bfloat16 would round decays.
         self.register_buffer("head", torch.empty(num_heads, dtype=torch.long), persistent=False)
@@ -94,30 +94,26 @@ class _Steps(Decay):
 
     per_head = ("log_rate", "step_bias")
 
-    def __init__(
-        self, spec: Any, dim: int, num_heads: int, key_dim: int, layer: LayerInfo, *, bias: bool
-    ) -> None:
-        super().__init__(spec, dim, num_heads, key_dim, layer, bias=bias)
+    def build(self, dim: int, num_heads: int, layer: LayerInfo, bias: bool) -> None:
         self.log_rate = nn.Parameter(torch.empty(num_heads))
         # [heads] or [heads * key_dim]
-        self.step_bias = nn.Parameter(torch.empty(num_heads * (key_dim if spec.per_channel else 1)))
+        self.step_bias = nn.Parameter(
+            torch.empty(num_heads * (self.key_dim if self.spec.per_channel else 1))
+        )
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         spec = self.spec
         rate = self.log_rate.uniform_(spec.least_rate, spec.most_rate)
         rate.clamp_(min=torch.finfo(rate.dtype).tiny).log_()  # a rate of 0 has no log
-        step = self.step_bias.uniform_(math.log(spec.least_step), math.log(spec.most_step)).exp()
-        self.step_bias.copy_(step + torch.log(-torch.expm1(-step)))
+        init_steps(self.step_bias, spec.least_step, spec.most_step)
 
 
 class HeadDecay(_Steps):
     """g = -rate step, step = softplus(W x + b)."""
 
-    def __init__(
-        self, spec: Any, dim: int, num_heads: int, key_dim: int, layer: LayerInfo, *, bias: bool
-    ) -> None:
-        super().__init__(spec, dim, num_heads, key_dim, layer, bias=bias)
+    def build(self, dim: int, num_heads: int, layer: LayerInfo, bias: bool) -> None:
+        super().build(dim, num_heads, layer, bias)
         self.step = Linear(dim, num_heads, bias=bias, deepnorm=False)
         set_blocks(num_heads, self.step)
 
@@ -126,54 +122,55 @@ class HeadDecay(_Steps):
         return [self.step]
 
     def forward(self, projected: Sequence[Tensor]) -> Decays:
-        step = F.softplus(_wide(projected[0]) + self.step_bias)  # [batch, length, heads]
+        step = F.softplus(upcast(projected[0]) + self.step_bias)  # [batch, length, heads]
         least, most = self.spec.clamp_min, self.spec.clamp_max
         if least or most != "none":
             step = step.clamp(least, None if most == "none" else most)
-        return -_wide(self.log_rate).exp() * step, step
+        return -upcast(self.log_rate).exp() * step, step
 
 
-class ChannelDecay(_Steps):
+class _ChannelMap(Decay):
+    """Base of decays per key channel from W x or W_2 W_1 x."""
+
+    has_bias = False
+    """True for a bias in all models."""
+
+    def build(self, dim: int, num_heads: int, layer: LayerInfo, bias: bool) -> None:
+        super().build(dim, num_heads, layer, bias)
+        size, bias = num_heads * self.key_dim, bias or self.has_bias
+        self.down, self.up = _low_rank(dim, size, self.spec.rank, num_heads, bias=bias)
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.down or self.up]
+
+    def forward(self, projected: Sequence[Tensor]) -> Decays:
+        y = upcast(projected[0] if self.down is None else self.up(projected[0]))
+        return self.log_decay(y), None
+
+    def log_decay(self, y: Tensor) -> Tensor:
+        """Return g [batch, length, heads, key_dim] of the map's result [batch, length, heads * key_dim]."""
+        raise NotImplementedError
+
+
+class ChannelDecay(_ChannelMap, _Steps):
     """g = -rate softplus(f(x) + b), or lower_bound sigmoid(rate (f(x) + b)), f(x) = W x or W_2 W_1 x."""
 
-    def __init__(
-        self, spec: Any, dim: int, num_heads: int, key_dim: int, layer: LayerInfo, *, bias: bool
-    ) -> None:
-        super().__init__(spec, dim, num_heads, key_dim, layer, bias=bias)
-        self.down, self.up = _low_rank(dim, num_heads * key_dim, spec.rank, num_heads, bias=bias)
-
-    @property
-    def inputs(self) -> list[Linear]:
-        return [self.down or self.up]
-
-    def forward(self, projected: Sequence[Tensor]) -> Decays:
-        (y,) = projected
-        y = _wide(y if self.down is None else self.up(y)) + self.step_bias
-        y = y.unflatten(-1, (-1, self.key_dim))  # [batch, length, heads, key_dim]
-        rate = _wide(self.log_rate).exp()[:, None]
+    def log_decay(self, y: Tensor) -> Tensor:
+        y = (y + self.step_bias).unflatten(-1, (-1, self.key_dim))
+        rate = upcast(self.log_rate).exp()[:, None]
         if (bound := self.spec.lower_bound) != "none":
-            return bound * torch.sigmoid(rate * y), None
-        return -rate * F.softplus(y), None
+            return bound * torch.sigmoid(rate * y)
+        return -rate * F.softplus(y)
 
 
-class SigmoidDecay(Decay):
+class SigmoidDecay(_ChannelMap):
     """g = log sigmoid(W_2 W_1 x + b) / divisor."""
 
-    def __init__(
-        self, spec: Any, dim: int, num_heads: int, key_dim: int, layer: LayerInfo, *, bias: bool
-    ) -> None:
-        super().__init__(spec, dim, num_heads, key_dim, layer, bias=bias)
-        self.down, self.up = _low_rank(dim, num_heads * key_dim, spec.rank, num_heads, bias=True)
+    has_bias = True
 
-    @property
-    def inputs(self) -> list[Linear]:
-        return [self.down or self.up]
-
-    def forward(self, projected: Sequence[Tensor]) -> Decays:
-        (y,) = projected
-        y = _wide(y if self.down is None else self.up(y))
-        # [batch, length, heads, key_dim]
-        return F.logsigmoid(y).unflatten(-1, (-1, self.key_dim)) / self.spec.divisor, None
+    def log_decay(self, y: Tensor) -> Tensor:
+        return F.logsigmoid(y).unflatten(-1, (-1, self.key_dim)) / self.spec.divisor
 
 
 DECAYS = Registry(
@@ -262,7 +259,9 @@ class LinearRecurrence(RecurrentMixer):
 
     def state_tensors(self) -> dict[str, StateTensor]:
         shape = (self.num_heads, self.key_dim, self.value_dim)
-        return {"state": StateTensor(shape, blocks=self.num_key_heads)}
+        # A single key head is replicated, and ranks split the heads of values.
+        blocks = self.num_key_heads if self.num_key_heads > 1 else self.num_heads
+        return {"state": StateTensor(shape, blocks=blocks)}
 
     def project(self, x: Tensor, projected: Sequence[Tensor], conv: Conv) -> ScanInputs:
         spec = self.spec
@@ -285,9 +284,7 @@ class LinearRecurrence(RecurrentMixer):
             q, k = (_unit(y) for y in (q, k))
         if spec.scale == "sqrt":
             q = q * self.key_dim**-0.5
-        beta = None
-        if self.write is not None:
-            beta = _wide(left.pop(0)).sigmoid() * spec.beta_max
+        beta = None if self.write is None else upcast(left.pop(0)).sigmoid() * spec.beta_max
         gate = None if self.gate is None else left.pop(0)
         if self.gate is not None and self.gate_down is not None:
             gate = self.gate(gate)
@@ -330,10 +327,5 @@ def _low_rank(
 
 def _unit(x: Tensor) -> Tensor:
     """Return x / |x| over the last axis, computed in float32 or wider."""
-    y = _wide(x)
+    y = upcast(x)
     return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + L2_EPS)).to(x.dtype)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Cast to float32, or keep a wider dtype."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

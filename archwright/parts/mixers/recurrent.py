@@ -17,7 +17,7 @@ from archwright.parts.mixers.base import Mixer
 from archwright.parts.scans import SCANS, linear_scan
 from archwright.parts.short_conv import Taps
 from archwright.parts.states import RecurrentState
-from archwright.parts.tensor_parallel import TensorParallel
+from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 
@@ -59,10 +59,12 @@ class RecurrentMixer(Mixer):
     declares takes = {"segment_ids", "padding_mask"}: both are handled here and in `linear_scan` and `ShortConv`.
 
     Attributes:
-        kernel: Name of the scan kernel, in `archwright.parts.scans.SCANS`.
+        scans: Kernels by name, such as `archwright.parts.scans.SCANS`.
+        kernel: Name of the scan kernel.
         num_heads: Heads of the state, for `parallel_by_heads`; on a rank of a tensor group, its own.
     """
 
+    scans: Mapping[str, Any] = SCANS
     chunk_size: int = 64
     kernel: str = "chunked"
     num_heads: int = 1
@@ -157,6 +159,8 @@ class RecurrentMixer(Mixer):
 
     @property
     def kept_blocks(self) -> int | None:
+        if parallel_of(self) is None:  # all ranks compute this mixer in full
+            return 1
         return min((t.blocks for t in self.state_tensors().values() if t.blocks), default=None)
 
     def parallel_by_heads(self, per_head: Mapping[str, int] | None = None) -> TensorParallel:
@@ -164,11 +168,18 @@ class RecurrentMixer(Mixer):
         return TensorParallel({"num_heads": self.num_heads}, per_head or {})
 
     def kernels(self) -> Sequence[str]:
-        return [name for name in SCANS if name != "fla"]
+        return [name for name in self.scans if name != "fla"]
 
     def use_kernel(self, name: str) -> None:
-        """Compute scans with the kernel of this name; names of attention kernels change nothing."""
-        self.kernel = name if name in SCANS else self.kernel
+        """Compute scans with the kernel of this name; names that are not in `scans` change nothing."""
+        self.kernel = name if name in self.scans else self.kernel
+
+
+@torch.no_grad()
+def init_steps(bias: Tensor, least: float, most: float) -> None:
+    """Set a bias to the inverse softplus of log-uniform steps."""
+    steps = bias.uniform_(math.log(least), math.log(most)).exp()
+    bias.copy_(steps + torch.log(-torch.expm1(-steps)))
 
 
 def use_scan(model: nn.Module, name: str) -> None:

@@ -56,6 +56,8 @@ class RWKV7(RecurrentMixer):
     initialization, with a tenth of it for K and for each `up`; the published code starts each `down` and `out` from 0.
     """
 
+    scans = RANK_ONE_SCANS
+
     def __init__(self, spec: spec.RWKV7, dim: int, layer: LayerInfo) -> None:
         super().__init__()
         heads, self.head_dim = int(spec.num_heads), int(spec.head_dim)
@@ -137,7 +139,7 @@ class RWKV7(RecurrentMixer):
             inputs.removed * inputs.rate,
             state=state["state"],
             chunk_size=self.chunk_size,
-            kernel=self.kernel if self.kernel in RANK_ONE_SCANS else "chunked",
+            kernel=self.kernel,
             resets=boundaries.resets,
             real=boundaries.real,
         )
@@ -153,9 +155,6 @@ class RWKV7(RecurrentMixer):
         # [batch, length, heads * head_dim] -> [batch, length, heads, head_dim]
         y: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
         return y
-
-    def kernels(self) -> Sequence[str]:
-        return list(RANK_ONE_SCANS)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -1,6 +1,5 @@
 """Mixers with a state for each channel: Mamba's selective scan and Griffin's RG-LRU."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,9 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archwright.parts.diagonal_scan import diagonal_scan
+from archwright.parts.diagonal_scan import DIAGONAL_SCANS, diagonal_scan
 from archwright.parts.linear import Linear, set_blocks
-from archwright.parts.mixers.recurrent import Boundaries, Conv, RecurrentMixer, StateTensor
+from archwright.parts.mixers.recurrent import (
+    Boundaries,
+    Conv,
+    RecurrentMixer,
+    StateTensor,
+    init_steps,
+)
 from archwright.parts.norms import NORMS, upcast
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.short_conv import ShortConv
@@ -49,6 +54,7 @@ class SelectiveScan(RecurrentMixer):
     Gu and Dao, 2023, Mamba, algorithm 2 and section 3.6.
     """
 
+    scans = DIAGONAL_SCANS
     chunk_size = 16  # states of more tokens exceed the caches of a processor
 
     def __init__(self, spec: spec.SelectiveScan, dim: int, layer: LayerInfo) -> None:
@@ -127,9 +133,7 @@ class StepSize(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.weight, -1, 1).div_(self.weight.shape[1] ** 0.5)
-        least, largest = map(math.log, STEPS)
-        steps = nn.init.uniform_(self.bias, least, largest).exp()
-        self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # inverse of softplus
+        init_steps(self.bias, *STEPS)
 
 
 class Gated(NamedTuple):
@@ -149,6 +153,8 @@ class RGLRU(RecurrentMixer):
     exp(-softplus(rates))^2 is uniform between the squares of `DECAYS`.
     De et al., 2024, Griffin, section 2.4; google-deepmind/recurrentgemma.
     """
+
+    scans = DIAGONAL_SCANS
 
     def __init__(self, spec: spec.RGLRU, dim: int, layer: LayerInfo) -> None:
         super().__init__()
