@@ -185,6 +185,9 @@ def listed(
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
 
 
+O_PROJ = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
 def attention_names(
     prefix: str,
     ours: str = "attention",
@@ -272,6 +275,14 @@ def recurrence_names(prefix: str, **parts: str | tuple[str, ...]) -> dict[str, M
         inner = [f"recurrence.{part}" for part in ([ours] if isinstance(ours, str) else ours)]
         names[f"{prefix}.{name}"] = Fused(tuple(inner), Rows()) if inner[1:] else inner[0]
     return names
+
+
+RECURRENT_QKV = ("recurrence.query", "recurrence.key", "recurrence.value")
+
+
+def by_key_head(layer: LayerSpec) -> ByGroup:
+    """Return the layout with a recurrence's maps grouped by key head, together with its value heads."""
+    return ByGroup(groups=dict(layer.recurrence)["num_key_heads"])
 
 
 def out_norm_eps(key: str) -> Lens:

@@ -224,7 +224,7 @@ NEMOTRON_H = LLAMA.derive(
     ),
     layer_keys={
         "norm": Fused(("residual.norms.{mixer}", "residual.norms.feedforward"), Same()),
-        **common.attention_names("mixer", maps=("q_proj", "k_proj", "v_proj", "o_proj")),
+        **common.attention_names("mixer", maps=common.O_PROJ),
         **ssd_names("mixer"),
         "mixer.gate": "feedforward.router",
         "mixer.gate.e_score_correction_bias": "feedforward.selection_bias",
