@@ -46,17 +46,6 @@ def _names(prefix: str, out: str, **further: str) -> dict[str, Mapped]:
     }
 
 
-KIMI_SIZES: dict[str, tuple[str, str | tuple[str, ...]]] = {
-    "head_dim": (
-        "linear_head_dim",
-        ("recurrence.head_dim", "recurrence.gate_rank", "recurrence.decay.rank"),
-    ),
-    "num_heads": ("linear_num_heads", "recurrence.num_heads"),
-    "short_conv_kernel_size": ("linear_conv_kernel_dim", "recurrence.conv_width"),
-}
-"""Keys in `linear_attn_config` of published files -> keys of the class if there is none, and values."""
-
-
 def _read_types(config: Config, n: int) -> list[str]:
     """Return the mixer types; by default every fourth layer is full, from the fifth on."""
     if (types := config["layer_types"]) is not None:
@@ -86,10 +75,22 @@ KIMI_LINEAR = LLAMA.derive(
         Layers(
             CustomPattern(_read_types, _write_types),
             _mixers(
-                *(
-                    Field(f"linear_attn_config.{key}", paths, same_as=newer)
-                    for key, (newer, paths) in KIMI_SIZES.items()
-                )
+                # Keys of published files, or else of the library's class.
+                Field(
+                    "linear_attn_config.head_dim",
+                    ("recurrence.head_dim", "recurrence.gate_rank", "recurrence.decay.rank"),
+                    same_as="linear_head_dim",
+                ),
+                Field(
+                    "linear_attn_config.num_heads",
+                    "recurrence.num_heads",
+                    same_as="linear_num_heads",
+                ),
+                Field(
+                    "linear_attn_config.short_conv_kernel_size",
+                    "recurrence.conv_width",
+                    same_as="linear_conv_kernel_dim",
+                ),
             ),
         ),
         MIXTURES,
@@ -117,7 +118,9 @@ KIMI_LINEAR = LLAMA.derive(
         for name in ("gate", "up", "down")
     },
     undeclared={
-        "linear_attn_config": dict.fromkeys((*KIMI_SIZES, "full_attn_layers")),
+        "linear_attn_config": dict.fromkeys(
+            ("head_dim", "num_heads", "short_conv_kernel_size", "full_attn_layers")
+        ),
         "first_k_dense_replace": 1,
         **FIXED,
     },
@@ -132,12 +135,8 @@ def _last_of_group(config: Config, n: int) -> list[str]:
 
 IGNORED = ("q_lora_rank", "expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 """Keys of published files that the library's class ignores: a latent of queries, and limits of activations."""
-LING_SIZES = {
-    "linear_head_dim": ("head_dim", "head_dim"),
-    "linear_num_heads": ("num_heads", "num_attention_heads"),
-    "linear_conv_kernel_dim": ("conv_width", "short_conv_kernel_size"),
-}
-"""Keys -> options, and keys of published files; the library's files have another width as `head_dim`."""
+LIBRARY_SIZES = ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+"""Keys that the library's class writes; its files have another width as `head_dim`."""
 
 BAILING_HYBRID = LLAMA.derive(
     "bailing_hybrid",
@@ -151,9 +150,12 @@ BAILING_HYBRID = LLAMA.derive(
             _mixers(
                 Field("head_dim", "recurrence.head_dim"),
                 Field("short_conv_kernel_size", "recurrence.conv_width"),
-                *(
-                    Field(key, f"recurrence.{option}", same_as=older)
-                    for key, (option, older) in LING_SIZES.items()
+                Field("linear_head_dim", "recurrence.head_dim", same_as="head_dim"),
+                Field("linear_num_heads", "recurrence.num_heads", same_as="num_attention_heads"),
+                Field(
+                    "linear_conv_kernel_dim",
+                    "recurrence.conv_width",
+                    same_as="short_conv_kernel_size",
                 ),
                 Either(
                     lambda config: config["kda_safe_gate"],
@@ -173,5 +175,5 @@ BAILING_HYBRID = LLAMA.derive(
     },
     model_keys={"model.word_embeddings": "embedding"},
     ignored=(*LLAMA.ignored, common.FURTHER),
-    undeclared=dict.fromkeys((*LING_SIZES, *IGNORED)),
+    undeclared=dict.fromkeys((*LIBRARY_SIZES, *IGNORED)),
 )

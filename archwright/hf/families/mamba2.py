@@ -246,44 +246,41 @@ def _read_multipliers(config: Config) -> Table:
     The scale of scores includes the multipliers of keys and of attention's input, and the factors of the mixer's
     projections include the multiplier of its input.
     """
-    inside, width = config["attention_in_multiplier"], config["head_dim"]
+    inside, recurrence = config["attention_in_multiplier"], config["ssm_out_multiplier"]
     if inside != 1 and config["attention_bias"]:
         raise UserError(
             f"config.json: attention_bias: found True with attention_in_multiplier = {inside}; expected False"
         )
-    width = width or config["hidden_size"] // config["num_attention_heads"]
-    gate, down = config["mlp_multipliers"] or (1.0, 1.0)
     attention = inside * config["attention_out_multiplier"]
-    recurrence = config["ssm_out_multiplier"]
-    values = {
-        "feedforward.gate_multiplier": gate,
-        "residual.multiplier.feedforward": down,
-        "residual.multiplier.attention": attention,
-        "residual.multiplier.recurrence": "attention" if recurrence == attention else recurrence,
+    gate, down = config["mlp_multipliers"] or (1.0, 1.0)
+    maps = [config["ssm_in_multiplier"] * value for value in config["ssm_multipliers"] or [1.0] * 5]
+    branches = {
+        "feedforward": down,
+        "attention": attention,
+        "recurrence": "attention" if recurrence == attention else recurrence,
     }
-    for name, value in zip(MAPS, config["ssm_multipliers"] or (1.0,) * 5, strict=True):
-        values[f"recurrence.multipliers.{name}"] = config["ssm_in_multiplier"] * value
+    table: Table = {
+        "feedforward": {"gate_multiplier": gate},
+        "residual": {"multiplier": branches},
+        "recurrence": {"multipliers": dict(zip(MAPS, maps, strict=True))},
+    }
     if (factor := config["key_multiplier"] * inside**2) != 1:
+        width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
         # Fewer digits than are written, so that the number stays the same.
-        number = float(f"{factor * width**-0.5:.12g}")
-        values |= {"attention.scale.kind": "fixed", "attention.scale.value": number}
-    return Set(values).read(config)
+        scale = {"kind": "fixed", "value": float(f"{factor * width**-0.5:.12g}")}
+        table["attention"] = {"scale": scale}
+    return table
 
 
 def _write_multipliers(get: Get) -> dict[str, Any]:
-    scale, gate = get("attention.scale.value"), get("feedforward.gate_multiplier")
-    attention, recurrence, down = (
-        get(f"residual.multiplier.{name}") for name in ("attention", "recurrence", "feedforward")
-    )
+    scale, branches = get("attention.scale.value"), get("residual.multiplier")
     factor = 1.0 if scale is MISSING else float(f"{scale * get('attention.head_dim') ** 0.5:.15g}")
     return {
-        "attention_in_multiplier": 1.0,
-        "key_multiplier": factor,
-        "attention_out_multiplier": attention,
-        "ssm_in_multiplier": 1.0,
+        **{"attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0, "key_multiplier": factor},
+        "attention_out_multiplier": branches["attention"],
+        "ssm_out_multiplier": branches["recurrence"],
         "ssm_multipliers": [get(f"recurrence.multipliers.{name}") for name in MAPS],
-        "ssm_out_multiplier": attention if recurrence == "attention" else recurrence,
-        "mlp_multipliers": [gate, down],
+        "mlp_multipliers": [get("feedforward.gate_multiplier"), branches["feedforward"]],
     }
 
 
