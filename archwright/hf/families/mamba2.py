@@ -48,13 +48,16 @@ def ssd_names(prefix: str) -> dict[str, Mapped]:
 
 
 OPTIONS = ("num_heads", "head_dim", "num_key_heads", "conv_width", "conv_bias", "bias")
-KEYS = ("n_heads", "d_state", "n_groups", "d_conv", "conv_bias", "proj_bias")
+KEYS = (
+    *("mamba_n_heads", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"),
+    *("mamba_conv_bias", "mamba_proj_bias"),
+)
 SHORT_KEYS = ("state_size", "n_groups", "conv_kernel", "use_conv_bias", "use_bias")
 """Options of a mixer, and their config keys."""
 
 
 def ssd(
-    keys: Sequence[str] = tuple(f"mamba_{key}" for key in KEYS),
+    keys: Sequence[str] = KEYS,
     head_dim: str = "mamba_d_head",
     *,
     eps: str = "rms_norm_eps",
