@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, MaskPattern, Role
-from archwright.hf.layouts import ByGroup, Rows, Same, Transposed
+from archwright.hf.layouts import ByGroup, Rows, Same, Transposed, View
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -185,6 +185,9 @@ def listed(
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
 
 
+O_PROJ = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
 def attention_names(
     prefix: str,
     ours: str = "attention",
@@ -198,6 +201,11 @@ def attention_names(
 def gated(prefix: str, ours: str) -> dict[str, Mapped]:
     """Return the tensor names of a gated feed-forward."""
     return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
+
+
+def ungated(prefix: str, ours: str) -> dict[str, Mapped]:
+    """Return the tensor names of a feed-forward without a gate."""
+    return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("up", "down")}
 
 
 def switched(read: Callable[[Config, int], list[str]]) -> CustomPattern:
@@ -247,18 +255,55 @@ def conv1d(*ours: str) -> Fused:
     return Fused(ours, Transposed(Rows()))
 
 
+def fields(table: str, **options: str) -> tuple[Lens, ...]:
+    """Return the lenses of options in a table of the spec, by config key."""
+    return tuple(Field(key, f"{table}.{option}") for key, option in options.items())
+
+
+def recurrent(kind: str) -> dict[str, str]:
+    """Return the distinctive values of layers with a recurrence in place of attention."""
+    return {"attention.kind": "none", "position.kind": "none", "recurrence.kind": kind}
+
+
+ATTENDING = Role({"recurrence.kind": "none"})
+
+
+def recurrence_names(prefix: str, **parts: str | tuple[str, ...]) -> dict[str, Mapped]:
+    """Return the tensor names of a recurrence; several parts are concatenated in one tensor."""
+    names: dict[str, Mapped] = {}
+    for name, ours in parts.items():
+        inner = [f"recurrence.{part}" for part in ([ours] if isinstance(ours, str) else ours)]
+        names[f"{prefix}.{name}"] = Fused(tuple(inner), Rows()) if inner[1:] else inner[0]
+    return names
+
+
+RECURRENT_QKV = ("recurrence.query", "recurrence.key", "recurrence.value")
+
+
+def by_key_head(layer: LayerSpec) -> ByGroup:
+    """Return the layout with a recurrence's maps grouped by key head, together with its value heads."""
+    return ByGroup(groups=dict(layer.recurrence)["num_key_heads"])
+
+
+def out_norm_eps(key: str) -> Lens:
+    """Return the lens of the eps of a recurrence's norm; config[key] belongs to all norms."""
+    return Computed(lambda config: nested("recurrence.out_norm.eps", config[key]))
+
+
 def gated_delta(*lenses: Lens) -> Role:
     """Return the role of layers with a gated delta rule."""
-    kinds = {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "linear"}
     heads = "num_attention_heads"  # where the class leaves out the others
     return Role(
-        kinds,
+        recurrent("linear"),
         (
             Field("linear_num_value_heads", "recurrence.num_heads", same_as=heads),
             Field("linear_num_key_heads", "recurrence.num_key_heads", same_as=heads),
-            Field("linear_key_head_dim", "recurrence.head_dim"),
-            Field("linear_value_head_dim", "recurrence.value_head_dim"),
-            Field("linear_conv_kernel_dim", "recurrence.conv_width"),
+            *fields(
+                "recurrence",
+                linear_key_head_dim="head_dim",
+                linear_value_head_dim="value_head_dim",
+                linear_conv_kernel_dim="conv_width",
+            ),
             Set({"recurrence.decay.kind": "per_head", "recurrence.out_norm.kind": "rms"}),
             Set({"recurrence.out_norm.scale_in": "input_dtype"}),
             Refuse("hidden_act", ("silu", "swish")),  # also the function after convolutions
@@ -267,6 +312,8 @@ def gated_delta(*lenses: Lens) -> Role:
     )
 
 
+FLAT_NORM = Fused(("recurrence.norm",), View(lambda weight: weight.flatten()))
+"""Norm with its weight [groups, width of a group] as a vector."""
 # Fused, so that `verify` does not compare its output: the module of the class also applies the gate.
 GATED_NORM = Fused(("recurrence.norm",), Same())
 
@@ -363,6 +410,14 @@ def first_dense(key: str) -> CustomPattern:
 
 
 FIRST_DENSE = first_dense("first_k_dense_replace")
+
+
+def at(key: str, role: str, other: str) -> CustomPattern:
+    """Return the pattern with `role` in the layers listed by config[key], from 0."""
+    return CustomPattern(
+        lambda config, n: [role if i in (config[key] or ()) else other for i in range(n)],
+        lambda roles: {key: [i for i, name in enumerate(roles) if name == role]},
+    )
 
 
 def periodic(prefix: str, role: str, other: str) -> CustomPattern:

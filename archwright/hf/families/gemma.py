@@ -3,19 +3,11 @@
 import struct
 from typing import Any
 
-from archwright.hf.families.common import (
-    QKV_BIAS,
-    ROLES,
-    attention_names,
-    by_type,
-    gated,
-    qk_norm,
-)
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every, every_by
 from archwright.hf.layouts import Rows, Stacked
 from archwright.hf.lenses import (
-    MISSING,
     Activation,
     Computed,
     Config,
@@ -23,6 +15,7 @@ from archwright.hf.lenses import (
     Get,
     Refuse,
     Set,
+    Switch,
     Table,
     converted,
     nested,
@@ -36,7 +29,7 @@ from archwright.spec.model_spec import ModelSpec
 TANH = {"kind": "geglu", "approximate": "tanh"}
 NORM = {"norm.weight": "unit_offset", "norm.scale_in": "float32"}
 TWO_WAY = Refuse("use_bidirectional_attention", (None, False))
-EVERY_SECOND = Layers(Listed(otherwise=every(2)), ROLES)
+EVERY_SECOND = Layers(Listed(otherwise=every(2)), common.ROLES)
 GEMMA = LLAMA.derive(
     "gemma",
     "GemmaForCausalLM",
@@ -70,25 +63,21 @@ GEMMA2 = VAULT_GEMMA.derive(
     },
 )
 
+LOCAL_ROPE = Rope(
+    fraction="", theta="rope_local_base_freq", layer_type="sliding_attention", scaled=False
+)
 GEMMA3 = GEMMA2.derive(
     "gemma3_text",
     "Gemma3ForCausalLM",
-    *qk_norm(scale_in="float32"),
+    *common.qk_norm(scale_in="float32"),
     Set({"attention.qk_norm.weight": "unit_offset"}),
     Refuse("attn_logit_softcapping", (None,)),  # declared by the class, but unused
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),
-            by_type(
+            common.by_type(
                 (Rope(fraction="", layer_type="full_attention"),),
-                (
-                    Rope(
-                        fraction="",
-                        theta="rope_local_base_freq",
-                        layer_type="sliding_attention",
-                        scaled=False,
-                    ),
-                ),
+                (LOCAL_ROPE,),
             ),
         ),
     ),
@@ -107,50 +96,44 @@ def _embedding_scale(dim: int) -> float:
     return float(struct.unpack("f", struct.pack("I", rounded))[0])
 
 
-def _blocks(config: Config, n: int) -> list[str]:
-    return (list(config["block_types"]) * n)[:n]
-
-
-def _read_recurrence(config: Config) -> dict[str, Any]:
-    heads = config["num_attention_heads"]
-    width = config["lru_width"] or config["hidden_size"]
+def _read_heads(config: Config) -> Table:
+    heads, width = config["num_attention_heads"], config["lru_width"] or config["hidden_size"]
     return nested("recurrence", {"num_heads": heads, "head_dim": width // heads})
 
 
-def _write_recurrence(get: Get) -> dict[str, Any]:
+def _write_heads(get: Get) -> dict[str, Any]:
     heads, width = get("recurrence.num_heads"), get("recurrence.head_dim")
-    return {} if width is MISSING else {"num_attention_heads": heads, "lru_width": heads * width}
+    return {"num_attention_heads": heads, "lru_width": heads * width}
 
 
 RECURRENT_GEMMA = GEMMA.derive(
     "recurrent_gemma",
     "RecurrentGemmaForCausalLM",
-    Computed(
-        lambda config: nested("embedding.scale", _embedding_scale(config["hidden_size"])),
-    ),
+    Computed(lambda config: nested("embedding.scale", _embedding_scale(config["hidden_size"]))),
     Rope(),
-    QKV_BIAS,
-    Set({"attention.bias.out": True, "feedforward.bias.up": True, "feedforward.bias.down": True}),
-    Activation("hidden_activation", gated=True, names={"gelu_pytorch_tanh": TANH}),
-    Refuse("hidden_activation", ("gelu_pytorch_tanh",)),
+    common.QKV_BIAS,
+    Set({"attention.bias.out": True, **common.FEEDFORWARD_BIASES}),
+    Switch(
+        "hidden_activation",
+        {"gelu_pytorch_tanh": Set({f"feedforward.{key}": value for key, value in TANH.items()})},
+    ),
     converted("intermediate_size", "feedforward.hidden_dim", lambda n: n // 2, lambda n: 2 * n),
     Field("logits_soft_cap", "head.softcap"),
     groups=(
         Layers(
-            CustomPattern(_blocks, lambda roles: {"block_types": roles}),
+            CustomPattern(
+                lambda config, n: (list(config["block_types"]) * n)[:n],
+                lambda roles: {"block_types": roles},
+            ),
             {
                 "attention": Role(
                     {"recurrence.kind": "none", "attention.mask.kind": "window"},
                     (Field("attention_window_size", "attention.mask.size"),),
                 ),
                 "recurrent": Role(
-                    {
-                        "attention.kind": "none",
-                        "position.kind": "none",
-                        "recurrence.kind": "rg_lru",
-                    },
+                    common.recurrent("rg_lru"),
                     (
-                        Computed(_read_recurrence, _write_recurrence),
+                        Computed(_read_heads, _write_heads),
                         Field("conv1d_width", "recurrence.conv_width"),
                     ),
                 ),
@@ -160,17 +143,23 @@ RECURRENT_GEMMA = GEMMA.derive(
     layer_keys={
         "temporal_pre_norm": "residual.norms.{mixer}",
         "channel_pre_norm": "residual.norms.feedforward",
-        **attention_names("temporal_block", maps=("q_proj", "k_proj", "v_proj", "o_proj")),
-        **gated("mlp_block", "feedforward"),
-        "temporal_block.linear_x": "recurrence.value",
-        "temporal_block.linear_y": "recurrence.gate",
-        "temporal_block.linear_out": "recurrence.out",
-        "temporal_block.conv_1d": "recurrence.value_conv",
-        "temporal_block.rg_lru.recurrent_param": "recurrence.rates",
-        "temporal_block.rg_lru.input_gate_weight": "recurrence.input_gate.weight",
-        "temporal_block.rg_lru.input_gate_bias": "recurrence.input_gate.bias",
-        "temporal_block.rg_lru.recurrent_gate_weight": "recurrence.decay_gate.weight",
-        "temporal_block.rg_lru.recurrent_gate_bias": "recurrence.decay_gate.bias",
+        **common.attention_names("temporal_block", maps=common.O_PROJ),
+        **common.gated("mlp_block", "feedforward"),
+        **common.recurrence_names(
+            "temporal_block",
+            linear_x="value",
+            linear_y="gate",
+            linear_out="out",
+            conv_1d="value_conv",
+        ),
+        **common.recurrence_names(
+            "temporal_block.rg_lru",
+            recurrent_param="rates",
+            input_gate_weight="input_gate.weight",
+            input_gate_bias="input_gate.bias",
+            recurrent_gate_weight="decay_gate.weight",
+            recurrent_gate_bias="decay_gate.bias",
+        ),
     },
     model_keys={"model.final_norm": "norm"},
     undeclared={
@@ -249,7 +238,7 @@ KEY_SHARING = CustomPattern(
 GEMMA4 = GEMMA2.derive(
     "gemma4_text",
     "Gemma4ForCausalLM",
-    *qk_norm(scale_in="float32"),
+    *common.qk_norm(scale_in="float32"),
     Set({"norm.weight": "plain", "attention.scale.kind": "none", "residual.layer_scalar": True}),
     Set({"attention.v_norm": {"kind": "rms", "weight": "none", "scale_in": "float32"}}),
     Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "attention.v_norm.eps")),
@@ -259,7 +248,7 @@ GEMMA4 = GEMMA2.derive(
     groups=(
         Layers(
             Listed(otherwise=every(6)),
-            by_type(
+            common.by_type(
                 (
                     Rope(layer_type="full_attention", scaled=False),
                     Computed(_read_full_heads, _write_full_heads),

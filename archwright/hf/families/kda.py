@@ -7,7 +7,7 @@ from archwright.hf.families.deepseek import LATENT, LATENT_NAMES
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
 from archwright.hf.layouts import View
-from archwright.hf.lenses import Computed, Config, Either, Field, Lens, Refuse, Set, Write, nested
+from archwright.hf.lenses import Config, Either, Field, Lens, Refuse, Set, Write
 from archwright.hf.weight_map import Fused, Mapped
 
 MIXTURES = common.sparse(
@@ -18,42 +18,32 @@ MIXTURES = common.sparse(
 
 def _mixers(*lenses: Lens) -> dict[str, Role]:
     """Return two types of layers: delta attention with these lenses, and latent attention."""
-    kinds = {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "linear"}
     norm = {"kind": "rms", "scale_in": "float32"}
     options = {"decay.kind": "per_channel", "gate": "sigmoid", "out_norm": norm}
     fixed = Set({f"recurrence.{option}": value for option, value in options.items()})
-    eps = Computed(lambda config: nested("recurrence.out_norm.eps", config["rms_norm_eps"]))
-    return {
-        "linear_attention": Role(kinds, (fixed, eps, *lenses)),
-        "full_attention": Role({"recurrence.kind": "none"}),
-    }
+    delta = Role(common.recurrent("linear"), (fixed, common.out_norm_eps("rms_norm_eps"), *lenses))
+    return {"linear_attention": delta, "full_attention": common.ATTENDING}
 
 
-def _names(prefix: str, out: str, **further: Mapped) -> dict[str, Mapped]:
+def _names(prefix: str, out: str, **further: str) -> dict[str, Mapped]:
     """Return the tensor names of both mixers; `out` names their last projection."""
-    parts: dict[str, Mapped] = {
-        **{f"{name[0]}_proj": f"recurrence.{name}" for name in ("key", "value")},
-        **{f"{name[0]}_conv1d": f"recurrence.{name}_conv" for name in ("query", "key", "value")},
-        **{
-            name: (f"attention.{p}", f"recurrence.{p}")
-            for name, p in (("q_proj", "query"), (out, "out"))
-        },
-        **{"b_proj": "recurrence.write", "o_norm": "recurrence.norm"},
-        **{"dt_bias": "recurrence.decay.step_bias", "A_log": "recurrence.decay.log_rate"},
+    both = {"q_proj": "query", out: "out"}
+    return {
+        **{name.replace("self_attn", prefix): ours for name, ours in LATENT_NAMES.items()},
+        **{f"{prefix}.{n}": (f"attention.{p}", f"recurrence.{p}") for n, p in both.items()},
+        **common.recurrence_names(
+            prefix,
+            k_proj="key",
+            v_proj="value",
+            b_proj="write",
+            q_conv1d="query_conv",
+            k_conv1d="key_conv",
+            v_conv1d="value_conv",
+            o_norm="norm",
+            dt_bias="decay.step_bias",
+            **further,
+        ),
     }
-    latent = {name.removeprefix("self_attn."): ours for name, ours in LATENT_NAMES.items()}
-    return {f"{prefix}.{name}": ours for name, ours in {**latent, **parts, **further}.items()}
-
-
-KIMI_SIZES: dict[str, tuple[str, str | tuple[str, ...]]] = {
-    "head_dim": (
-        "linear_head_dim",
-        ("recurrence.head_dim", "recurrence.gate_rank", "recurrence.decay.rank"),
-    ),
-    "num_heads": ("linear_num_heads", "recurrence.num_heads"),
-    "short_conv_kernel_size": ("linear_conv_kernel_dim", "recurrence.conv_width"),
-}
-"""Keys in `linear_attn_config` of published files -> keys of the class if there is none, and values."""
 
 
 def _read_types(config: Config, n: int) -> list[str]:
@@ -85,10 +75,22 @@ KIMI_LINEAR = LLAMA.derive(
         Layers(
             CustomPattern(_read_types, _write_types),
             _mixers(
-                *(
-                    Field(f"linear_attn_config.{key}", paths, same_as=newer)
-                    for key, (newer, paths) in KIMI_SIZES.items()
-                )
+                # Keys of published files, or else of the library's class.
+                Field(
+                    "linear_attn_config.head_dim",
+                    ("recurrence.head_dim", "recurrence.gate_rank", "recurrence.decay.rank"),
+                    same_as="linear_head_dim",
+                ),
+                Field(
+                    "linear_attn_config.num_heads",
+                    "recurrence.num_heads",
+                    same_as="linear_num_heads",
+                ),
+                Field(
+                    "linear_attn_config.short_conv_kernel_size",
+                    "recurrence.conv_width",
+                    same_as="linear_conv_kernel_dim",
+                ),
             ),
         ),
         MIXTURES,
@@ -97,13 +99,13 @@ KIMI_LINEAR = LLAMA.derive(
         **_names(
             "self_attn",
             "o_proj",
-            A_log=Fused(
-                ("recurrence.decay.log_rate",), View(lambda rate: rate[None, None, :, None])
-            ),
-            f_a_proj="recurrence.decay.down",
-            f_b_proj="recurrence.decay.up",
-            g_a_proj="recurrence.gate_down",
-            g_b_proj="recurrence.gate",
+            f_a_proj="decay.down",
+            f_b_proj="decay.up",
+            g_a_proj="gate_down",
+            g_b_proj="gate",
+        ),
+        "self_attn.A_log": Fused(
+            ("recurrence.decay.log_rate",), View(lambda rate: rate[None, None, :, None])
         ),
         "block_sparse_moe.gate": "feedforward.router",
         "block_sparse_moe.gate.e_score_correction_bias": "feedforward.selection_bias",
@@ -116,7 +118,9 @@ KIMI_LINEAR = LLAMA.derive(
         for name in ("gate", "up", "down")
     },
     undeclared={
-        "linear_attn_config": dict.fromkeys((*KIMI_SIZES, "full_attn_layers")),
+        "linear_attn_config": dict.fromkeys(
+            ("head_dim", "num_heads", "short_conv_kernel_size", "full_attn_layers")
+        ),
         "first_k_dense_replace": 1,
         **FIXED,
     },
@@ -131,12 +135,8 @@ def _last_of_group(config: Config, n: int) -> list[str]:
 
 IGNORED = ("q_lora_rank", "expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 """Keys of published files that the library's class ignores: a latent of queries, and limits of activations."""
-LING_SIZES = {
-    "linear_head_dim": ("head_dim", "head_dim"),
-    "linear_num_heads": ("num_heads", "num_attention_heads"),
-    "linear_conv_kernel_dim": ("conv_width", "short_conv_kernel_size"),
-}
-"""Keys -> options, and keys of published files; the library's files have another width as `head_dim`."""
+LIBRARY_SIZES = ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+"""Keys that the library's class writes; its files have another width as `head_dim`."""
 
 BAILING_HYBRID = LLAMA.derive(
     "bailing_hybrid",
@@ -150,9 +150,12 @@ BAILING_HYBRID = LLAMA.derive(
             _mixers(
                 Field("head_dim", "recurrence.head_dim"),
                 Field("short_conv_kernel_size", "recurrence.conv_width"),
-                *(
-                    Field(key, f"recurrence.{option}", same_as=older)
-                    for key, (option, older) in LING_SIZES.items()
+                Field("linear_head_dim", "recurrence.head_dim", same_as="head_dim"),
+                Field("linear_num_heads", "recurrence.num_heads", same_as="num_attention_heads"),
+                Field(
+                    "linear_conv_kernel_dim",
+                    "recurrence.conv_width",
+                    same_as="short_conv_kernel_size",
                 ),
                 Either(
                     lambda config: config["kda_safe_gate"],
@@ -167,14 +170,10 @@ BAILING_HYBRID = LLAMA.derive(
     layer_keys={
         **common.UNBIASED_EXPERT_NAMES,
         "mlp.gate.expert_bias": "feedforward.selection_bias",
-        **_names(
-            "attention",
-            "dense",
-            f_proj="recurrence.decay.up",
-            g_proj=("attention.gate", "recurrence.gate"),
-        ),
+        **_names("attention", "dense", f_proj="decay.up", A_log="decay.log_rate"),
+        "attention.g_proj": ("attention.gate", "recurrence.gate"),
     },
     model_keys={"model.word_embeddings": "embedding"},
     ignored=(*LLAMA.ignored, common.FURTHER),
-    undeclared=dict.fromkeys((*LING_SIZES, *IGNORED)),
+    undeclared=dict.fromkeys((*LIBRARY_SIZES, *IGNORED)),
 )

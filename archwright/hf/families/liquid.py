@@ -3,9 +3,7 @@
 from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, Role
-from archwright.hf.layouts import Rows
 from archwright.hf.lenses import Computed, Config, Field, Get, Set, Table, nested
-from archwright.hf.weight_map import Fused
 
 
 def _types(config: Config, n: int) -> list[str]:
@@ -33,10 +31,10 @@ def _write_hidden(get: Get) -> dict[str, object]:
 
 
 LAYER_TYPES = {
-    "full_attention": Role({"recurrence.kind": "none"}),
+    "full_attention": common.ATTENDING,
     "conv": Role(
-        {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "short_conv"},
-        (Field("conv_L_cache", "recurrence.width"), Field("conv_bias", "recurrence.bias")),
+        common.recurrent("short_conv"),
+        common.fields("recurrence", conv_L_cache="width", conv_bias="bias"),
     ),
 }
 LFM2 = LLAMA.derive(
@@ -52,11 +50,9 @@ LFM2 = LLAMA.derive(
         "self_attn.out_proj": "attention.out",
         "self_attn.q_layernorm": "attention.query_norm",
         "self_attn.k_layernorm": "attention.key_norm",
-        "conv.in_proj": Fused(
-            ("recurrence.in_gate", "recurrence.out_gate", "recurrence.value"), Rows()
+        **common.recurrence_names(
+            "conv", in_proj=("in_gate", "out_gate", "value"), conv="conv", out_proj="out"
         ),
-        "conv.conv": "recurrence.conv",
-        "conv.out_proj": "recurrence.out",
         "feed_forward.w1": "feedforward.gate",
         "feed_forward.w3": "feedforward.up",
         "feed_forward.w2": "feedforward.down",

@@ -8,6 +8,7 @@ from archwright.hf.families.common import (
     GATED,
     HIDDEN,
     MLP_BIAS,
+    O_PROJ,
     ROLES,
     ROPE,
     SIZES,
@@ -58,7 +59,7 @@ LLAMA = Family(
     layer_keys={
         "input_layernorm": "residual.norms.{mixer}",
         "post_attention_layernorm": "residual.norms.feedforward",
-        **attention_names("self_attn", maps=("q_proj", "k_proj", "v_proj", "o_proj")),
+        **attention_names("self_attn", maps=O_PROJ),
         "self_attn.q_norm": "attention.query_norm",
         "self_attn.k_norm": "attention.key_norm",
         "mlp.gate_proj": "feedforward.gate",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from archwright.hf.families.common import SIGMOID, W_EXPERTS, WINDOW, balance, experts, qk_norm
+from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.mistral import MIXTRAL
 from archwright.hf.layer_types import Layers, Listed, Role
-from archwright.hf.layouts import ByGroup
-from archwright.hf.lenses import Computed, Config, Either, Get, Lens, Refuse, Set, Table, nested
+from archwright.hf.lenses import Computed, Config, Either, Lens, Refuse, Set, Table, nested
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Constant, Fused, When
 from archwright.spec.recurrences import LinearRecurrence
@@ -18,7 +17,7 @@ from archwright.spec.recurrences import LinearRecurrence
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from archwright.spec.model_spec import LayerSpec, ModelSpec
+    from archwright.spec.model_spec import ModelSpec
 
 BLOCK = 256
 """Tokens of a block in the library's tables of decays; the default of its class."""
@@ -53,19 +52,14 @@ def _decays(name: str, spec: ModelSpec, layer: int) -> Tensor:
     return (rate * (token if name == "query_decay" else BLOCK - token)).exp()
 
 
-def _by_head(layer: LayerSpec) -> ByGroup:
-    assert isinstance(layer.recurrence, LinearRecurrence)
-    return ByGroup(groups=int(layer.recurrence.num_heads))
-
-
 def _factor(key: str, option: str, branch: str) -> Computed:
     """Return the lens of a branch's residual factor."""
 
-    def write(get: Get) -> dict[str, Any]:
-        return {key: get(f"residual.{option}")[branch]}
-
-    path = f"residual.{option}.{branch}"
-    return Computed(lambda config: nested(path, float(config[key])), write, key)
+    return Computed(
+        lambda config: nested(f"residual.{option}.{branch}", float(config[key])),
+        lambda get: {key: get(f"residual.{option}")[branch]},
+        key,
+    )
 
 
 def _read_sizes(config: Config) -> Table:
@@ -84,13 +78,10 @@ MASK: Lens = Either(
     lambda config: config["sliding_window"] is None,
     lambda get: get("attention.mask.kind") == "causal",
     (Set({"attention.mask.kind": "causal"}),),
-    (Set(WINDOW.values), *WINDOW.lenses),
+    (Set(common.WINDOW.values), *common.WINDOW.lenses),
 )
 TYPES = {
-    "linear_attention": Role(
-        {"attention.kind": "none", "position.kind": "none", "recurrence.kind": "linear"},
-        (Computed(_read_sizes),),
-    ),
+    "linear_attention": Role(common.recurrent("linear"), (Computed(_read_sizes),)),
     "full_attention": Role({"recurrence.kind": "none"}, (MASK,)),
 }
 BRANCHES = {"full_attn": "attention", "linear_attn": "recurrence", "mlp": "feedforward"}
@@ -109,12 +100,8 @@ MINIMAX = MIXTRAL.derive(
         ),
     ),
     layer_keys={
-        "self_attn.qkv_proj": Fused(
-            ("recurrence.query", "recurrence.key", "recurrence.value"), _by_head
-        ),
-        "self_attn.norm": "recurrence.norm",
-        "self_attn.output_gate": "recurrence.gate",
-        "self_attn.out_proj": "recurrence.out",
+        "self_attn.qkv_proj": Fused(common.RECURRENT_QKV, common.by_key_head),
+        **common.recurrence_names("self_attn", norm="norm", output_gate="gate", out_proj="out"),
         # A file may have blocks of another length.
         **{
             f"self_attn.{name}": When(
@@ -131,13 +118,13 @@ MINIMAX_M2 = LLAMA.derive(
     "MiniMaxM2ForCausalLM",
     Rope(),
     ROTARY,
-    *qk_norm("projection"),
-    *experts("num_local_experts", "intermediate_size", **SIGMOID),
-    balance(),
+    *common.qk_norm("projection"),
+    *common.experts("num_local_experts", "intermediate_size", **common.SIGMOID),
+    common.balance(),
     layer_keys={
         "block_sparse_moe.gate": "feedforward.router",
         "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
     }
-    | W_EXPERTS,
+    | common.W_EXPERTS,
     undeclared={"rotary_dim": None},
 )

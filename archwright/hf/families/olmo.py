@@ -120,9 +120,7 @@ def _norms(first: str, second: str) -> dict[str, Mapped]:
     }
 
 
-MAPS = {"q": "query", "k": "key", "v": "value"}
-FURTHER_MAPS = {"a": "decay.step", "b": "write", "g": "gate", "o": "out"}
-CONVS = tuple(f"recurrence.{ours}_conv" for ours in MAPS.values())
+CONVS = ("recurrence.query_conv", "recurrence.key_conv", "recurrence.value_conv")
 
 OLMO_HYBRID = OLMO2.derive(
     "olmo_hybrid",
@@ -153,28 +151,36 @@ OLMO_HYBRID = OLMO2.derive(
                         lambda n: 1 + n,
                         lambda beta: beta == 2,
                     ),
-                    Field("linear_a_log_min", "recurrence.decay.least_rate"),
-                    Field("linear_a_log_max", "recurrence.decay.most_rate"),
-                    Field("linear_dt_min", "recurrence.decay.least_step"),
-                    Field("linear_dt_max", "recurrence.decay.most_step"),
+                    *common.fields(
+                        "recurrence.decay",
+                        linear_a_log_min="least_rate",
+                        linear_a_log_max="most_rate",
+                        linear_dt_min="least_step",
+                        linear_dt_max="most_step",
+                    ),
                 ),
             },
         ),
     ),
     layer_keys={
         **_norms("input_layernorm", "post_attention_layernorm"),
-        **{
-            f"linear_attn.{n}_proj": f"recurrence.{ours}"
-            for n, ours in (MAPS | FURTHER_MAPS).items()
-        },
-        **{f"linear_attn.{n}_conv1d": f"recurrence.{ours}_conv" for n, ours in MAPS.items()},
-        "linear_attn.A_log": "recurrence.decay.log_rate",
-        "linear_attn.dt_bias": "recurrence.decay.step_bias",
+        **common.attention_names("linear_attn", "recurrence", common.O_PROJ),
+        **common.recurrence_names(
+            "linear_attn",
+            a_proj="decay.step",
+            b_proj="write",
+            g_proj="gate",
+            q_conv1d="query_conv",
+            k_conv1d="key_conv",
+            v_conv1d="value_conv",
+            A_log="decay.log_rate",
+            dt_bias="decay.step_bias",
+        ),
         "linear_attn.o_norm": common.GATED_NORM,
     },
     # transformers 5 renames norms in files, and cuts convolutions wherever their widths are.
     other_layer_keys={
         **_norms("attention_layer_norm", "feedforward_layer_norm"),
-        **{f"linear_attn.{n}_conv1d": Fused(CONVS, Chunk(i)) for i, n in enumerate(MAPS)},
+        **{f"linear_attn.{n}_conv1d": Fused(CONVS, Chunk(i)) for i, n in enumerate("qkv")},
     },
 )

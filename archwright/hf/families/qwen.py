@@ -2,8 +2,8 @@
 
 from archwright.hf.families import common
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every_by
-from archwright.hf.layouts import ByGroup, Rows, Stacked
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, every_by
+from archwright.hf.layouts import ByGroup, Stacked
 from archwright.hf.lenses import Config, Field, Refuse, Set
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused
@@ -113,16 +113,11 @@ def _by_query_head(layer: LayerSpec) -> ByGroup:
     return ByGroup(groups=common.attention_size(layer, "num_heads"))
 
 
-def _by_key_head(layer: LayerSpec) -> ByGroup:
-    """Return the layout with parts grouped by key head, together with its value heads."""
-    return ByGroup(groups=dict(layer.recurrence)["num_key_heads"])
-
-
 DECAY = "recurrence.decay."
 GATED_DELTA = Layers(
     Listed(otherwise=every_by("full_attention_interval", "linear_attention")),
     {
-        "full_attention": Role({"recurrence.kind": "none"}),
+        "full_attention": common.ATTENDING,
         "linear_attention": common.gated_delta(
             Field("rms_norm_eps", "recurrence.out_norm.eps"),
             # Initial values: rates uniform in (0.01, 16), and a bias of 1, as softplus(1) = 1.3133.
@@ -138,8 +133,6 @@ GATED_ATTENTION = (
     Refuse("attention_bias", (False,)),
     Rope(),
 )
-MAPS = tuple(f"recurrence.{part}" for part in ("query", "key", "value"))
-
 QWEN3_NEXT = LLAMA.derive(
     "qwen3_next",
     "Qwen3NextForCausalLM",
@@ -148,13 +141,18 @@ QWEN3_NEXT = LLAMA.derive(
     layer_keys={
         **SHARED_EXPERT_NAMES,
         "self_attn.q_proj": Fused(("attention.query", "attention.gate"), _by_query_head),
-        "linear_attn.in_proj_qkvz": Fused((*MAPS, "recurrence.gate"), _by_key_head),
-        "linear_attn.in_proj_ba": Fused(("recurrence.write", DECAY + "step"), _by_key_head),
-        "linear_attn.conv1d": Fused(tuple(f"{part}_conv" for part in MAPS), Rows()),
-        "linear_attn.A_log": DECAY + "log_rate",
-        "linear_attn.dt_bias": DECAY + "step_bias",
+        "linear_attn.in_proj_qkvz": Fused(
+            (*common.RECURRENT_QKV, "recurrence.gate"), common.by_key_head
+        ),
+        "linear_attn.in_proj_ba": Fused(("recurrence.write", DECAY + "step"), common.by_key_head),
+        **common.recurrence_names(
+            "linear_attn",
+            conv1d=("query_conv", "key_conv", "value_conv"),
+            A_log="decay.log_rate",
+            dt_bias="decay.step_bias",
+            out_proj="out",
+        ),
         "linear_attn.norm": common.GATED_NORM,
-        "linear_attn.out_proj": "recurrence.out",
     },
     ignored=(*LLAMA.ignored, r"mtp\..*"),
     undeclared={"partial_rotary_factor": 0.25, "full_attention_interval": 4},
@@ -168,10 +166,13 @@ QWEN3_5 = QWEN3_NEXT.derive(
     common.HIDDEN,
     groups=(GATED_DELTA,),
     layer_keys={
-        "linear_attn.in_proj_qkv": Fused(MAPS, Rows()),
-        "linear_attn.in_proj_z": "recurrence.gate",
-        "linear_attn.in_proj_b": "recurrence.write",
-        "linear_attn.in_proj_a": DECAY + "step",
+        **common.recurrence_names(
+            "linear_attn",
+            in_proj_qkv=("query", "key", "value"),
+            in_proj_z="gate",
+            in_proj_b="write",
+            in_proj_a="decay.step",
+        ),
     },
 )
 

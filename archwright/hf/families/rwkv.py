@@ -11,46 +11,29 @@ from typing import Any
 from archwright.hf.families import common
 from archwright.hf.family import Family
 from archwright.hf.layouts import View
-from archwright.hf.lenses import Computed, Config, Field, Get, Refuse, Set, Switch, Table
+from archwright.hf.lenses import Computed, Config, Field, Get, Refuse, Set, Table
 from archwright.hf.weight_map import Fused
 from archwright.spec.errors import UserError
 
 
 def _read_sizes(config: Config) -> Table:
     """Return heads and the hidden width, and refuse values wider than the model."""
-    dim, width, hidden = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    dim, width, values = config["hidden_size"], config["head_dim"], config["value_dim"]
     number = dim // width if width else config["num_heads"]
-    values = config["value_dim"]
-    if any(
-        value not in (None, dim) for value in (values if isinstance(values, list) else [values])
-    ):
+    if any(v not in (None, dim) for v in (values if isinstance(values, list) else [values])):
         raise UserError(f"config.json: value_dim: found {values}; expected hidden_size = {dim}")
-    hidden = hidden or -(-int(dim * (config["hidden_ratio"] or 4)) // 32) * 32
-    head_dim = width or dim // number
-    return {
-        "recurrence": {
-            "num_heads": number,
-            "head_dim": head_dim,
-            "norm_eps": head_dim * config["norm_eps"],
-        },
-        "feedforward": {"hidden_dim": hidden},
-    }
+    width = width or dim // number
+    heads = {"num_heads": number, "head_dim": width, "norm_eps": width * config["norm_eps"]}
+    hidden = -(-int(dim * (config["hidden_ratio"] or 4)) // 32) * 32
+    feedforward = {"hidden_dim": config["intermediate_size"] or hidden}
+    return {"recurrence": heads, "feedforward": feedforward}
 
 
 def _write_sizes(get: Get) -> dict[str, Any]:
     dim, hidden = get("dim"), get("feedforward.hidden_dim")
-    return {
-        "head_dim": get("recurrence.head_dim"),
-        "num_heads": get("recurrence.num_heads"),
-        "intermediate_size": hidden,
-        "hidden_ratio": hidden / dim,
-        "value_dim": [dim] * get("num_layers"),
-    }
-
-
-def _flat(t: Any) -> Any:
-    """Return the weight of a norm of heads, [heads, head_dim], as a vector."""
-    return t.flatten()
+    heads = {"head_dim": get("recurrence.head_dim"), "num_heads": get("recurrence.num_heads")}
+    widths = {"intermediate_size": hidden, "hidden_ratio": hidden / dim}
+    return {**heads, **widths, "value_dim": [dim] * get("num_layers")}
 
 
 def _row(i: int, t: Any) -> Any:
@@ -58,46 +41,30 @@ def _row(i: int, t: Any) -> Any:
     return t[i][None, None]
 
 
-def _low_ranks() -> dict[str, Any]:
-    """Return the names of the low-rank maps and of their biases."""
-    names = {"w": "decay", "a": "rate", "v": "share", "g": "gate"}
-    keys: dict[str, Any] = {}
-    for theirs, ours in names.items():
-        keys[f"attn.{theirs}_lora.lora.0"] = f"recurrence.{ours}.0"
-        keys[f"attn.{theirs}_lora.lora.2.weight"] = f"recurrence.{ours}.1.weight"
-        if theirs != "g":
-            keys[f"attn.{theirs}_lora.lora.2.bias"] = f"recurrence.{ours}_bias"
-    return keys
-
+LOW_RANKS = {"w": "decay", "a": "rate", "v": "share", "g": "gate"}
 
 RWKV7 = Family(
     "rwkv7",
     "RWKV7ForCausalLM",
     lenses=(
-        Field("vocab_size", "vocab_size"),
-        Field("hidden_size", "dim"),
-        Field("num_hidden_layers", "num_layers"),
-        Field("max_position_embeddings", "context_length"),
-        Set({"residual.kind": "pre", "attention.kind": "none", "position.kind": "none"}),
-        Set({"recurrence.kind": "rwkv7", "feedforward.kind": "channel_mix", "norm.kind": "layer"}),
-        Switch(
-            "norm_first",
-            {
-                True: (
-                    Set({"embedding.norm.kind": "layer"}),
-                    Field("norm_bias", "embedding.norm.bias"),
-                    Field("norm_eps", "embedding.norm.eps"),
-                ),
-                False: Set({"embedding.norm.kind": "none"}),
-            },
+        *common.SIZES[:4],
+        Set({"residual.kind": "pre", **common.recurrent("rwkv7")}),
+        Set({"feedforward.kind": "channel_mix", "norm.kind": "layer"}),
+        Set({"embedding.norm.kind": "layer"}),
+        Field("norm_bias", ("norm.bias", "embedding.norm.bias")),
+        Field("norm_eps", ("norm.eps", "embedding.norm.eps")),
+        # Last, because no norm has no options.
+        common.flag(
+            "norm_first", {"embedding.norm.kind": "layer"}, {"embedding.norm.kind": "none"}
         ),
-        Field("norm_bias", "norm.bias"),
-        Field("norm_eps", "norm.eps"),
         Computed(_read_sizes, _write_sizes),
-        Field("decay_low_rank_dim", "recurrence.decay_rank"),
-        Field("a_low_rank_dim", "recurrence.rate_rank"),
-        Field("v_low_rank_dim", "recurrence.value_rank"),
-        Field("gate_low_rank_dim", "recurrence.gate_rank"),
+        *common.fields(
+            "recurrence",
+            decay_low_rank_dim="decay_rank",
+            a_low_rank_dim="rate_rank",
+            v_low_rank_dim="value_rank",
+            gate_low_rank_dim="gate_rank",
+        ),
         Refuse("hidden_act", ("sqrelu",)),
         Refuse("attn", (None,)),
         common.TIED,
@@ -110,16 +77,25 @@ RWKV7 = Family(
             f"attn.x_{part}": Fused(("recurrence.shares",), View(partial(_row, i)))
             for i, part in enumerate("rwkvag")
         },
-        **_low_ranks(),
-        "attn.k_k": "recurrence.key_scale",
-        "attn.k_a": "recurrence.key_rate",
-        "attn.r_k": "recurrence.bonus",
-        "attn.r_proj": "recurrence.receptance",
-        "attn.k_proj": "recurrence.key",
-        "attn.v_proj": "recurrence.value",
-        "attn.o_proj": "recurrence.out",
-        "attn.g_norm.weight": Fused(("recurrence.norm.weight",), View(_flat)),
-        "attn.g_norm.bias": Fused(("recurrence.norm.bias",), View(_flat)),
+        **{f"attn.{n}_lora.lora.0": f"recurrence.{ours}.0" for n, ours in LOW_RANKS.items()},
+        **{
+            f"attn.{n}_lora.lora.2.weight": f"recurrence.{ours}.1.weight"
+            for n, ours in LOW_RANKS.items()
+        },
+        **{
+            f"attn.{n}_lora.lora.2.bias": f"recurrence.{LOW_RANKS[n]}_bias" for n in ("w", "a", "v")
+        },
+        **common.recurrence_names(
+            "attn",
+            k_k="key_scale",
+            k_a="key_rate",
+            r_k="bonus",
+            r_proj="receptance",
+            k_proj="key",
+            v_proj="value",
+            o_proj="out",
+        ),
+        "attn.g_norm": common.FLAT_NORM,
         "ffn.x_k": Fused(("feedforward.shares",), View(itemgetter(0))),
         "ffn.key": "feedforward.key",
         "ffn.value": "feedforward.value",
@@ -132,24 +108,11 @@ RWKV7 = Family(
         "lm_head": "head",
     },
     undeclared={
-        "hidden_size": 2048,
-        "hidden_ratio": 4,
-        "intermediate_size": None,
-        "num_hidden_layers": 24,
-        "head_dim": 64,
-        "num_heads": None,
-        "decay_low_rank_dim": 64,
-        "gate_low_rank_dim": 128,
-        "a_low_rank_dim": 64,
-        "v_low_rank_dim": 16,
-        "hidden_act": "sqrelu",
-        "max_position_embeddings": 2048,
-        "norm_first": True,
-        "norm_bias": True,
-        "norm_eps": 1e-5,
-        "attn": None,
-        "tie_word_embeddings": False,
-        "vocab_size": 32000,
-        "value_dim": None,
+        **dict.fromkeys(("intermediate_size", "num_heads", "attn", "value_dim")),
+        **{"vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False},
+        **{"hidden_size": 2048, "num_hidden_layers": 24, "head_dim": 64, "hidden_ratio": 4},
+        **{"decay_low_rank_dim": 64, "gate_low_rank_dim": 128},
+        **{"a_low_rank_dim": 64, "v_low_rank_dim": 16},
+        **{"hidden_act": "sqrelu", "norm_first": True, "norm_bias": True, "norm_eps": 1e-5},
     },
 )

@@ -56,7 +56,7 @@ def _attention(theirs: str, ours: str) -> dict[str, Mapped]:
     return {
         f"pre_{theirs}_layernorm": f"residual.norms.{ours}",
         f"post_{theirs}_layernorm": f"residual.out_norms.{ours}",
-        **common.attention_names(theirs, ours, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        **common.attention_names(theirs, ours, common.O_PROJ),
     }
 
 
