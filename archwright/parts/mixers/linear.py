@@ -157,11 +157,11 @@ class ChannelDecay(_ChannelMap, _Steps):
     """g = -rate softplus(f(x) + b), or lower_bound sigmoid(rate (f(x) + b)), f(x) = W x or W_2 W_1 x."""
 
     def log_decay(self, y: Tensor) -> Tensor:
+        # [batch, length, heads, key_dim]
         y = (y + self.step_bias).unflatten(-1, (-1, self.key_dim))
-        rate = upcast(self.log_rate).exp()[:, None]
-        if (bound := self.spec.lower_bound) != "none":
-            return bound * torch.sigmoid(rate * y)
-        return -rate * F.softplus(y)
+        rate, bound = upcast(self.log_rate).exp()[:, None], self.spec.lower_bound
+        g: Tensor = -rate * F.softplus(y) if bound == "none" else bound * torch.sigmoid(rate * y)
+        return g
 
 
 class SigmoidDecay(_ChannelMap):
@@ -170,7 +170,9 @@ class SigmoidDecay(_ChannelMap):
     has_bias = True
 
     def log_decay(self, y: Tensor) -> Tensor:
-        return F.logsigmoid(y).unflatten(-1, (-1, self.key_dim)) / self.spec.divisor
+        # [batch, length, heads, key_dim]
+        g: Tensor = F.logsigmoid(y).unflatten(-1, (-1, self.key_dim)) / self.spec.divisor
+        return g
 
 
 DECAYS = Registry(
