@@ -98,7 +98,7 @@ def test_a_scan_of_its_own_keeps_the_laws(law: Any, case: Case) -> None:
 
 def test_states_of_several_tensors_are_counted_and_kept() -> None:
     mixer = DiagonalLowRank(None, 8, None)
-    assert mixer.kept_blocks == HEADS
+    assert mixer.kept_blocks == 1  # it declares no split, so each rank keeps the whole state
     # float32 or wider for the state; the convolution keeps one token of 8 activations.
     assert mixer.state_bytes(100, 2) == 4 * (HEADS * WIDTH**2 + 1) + 2 * 8
     state, x = mixer.new_state(2), torch.randn(2, 5, 8)
