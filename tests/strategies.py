@@ -25,6 +25,7 @@ from archwright.spec.model_spec import (
     StackSpec,
 )
 from archwright.spec.positions import Axial, NoPosition, NoScaling, Position, TransformerXL
+from archwright.spec.recurrences import LinearRecurrence
 from archwright.spec.run_spec import RunSpec
 
 Ranges = Mapping[str, st.SearchStrategy[Any]]
@@ -180,10 +181,27 @@ SMALL: Ranges = {
 def _recurrences() -> st.SearchStrategy[Any]:
     """Draw a recurrence in one layer of three, each kind equally often."""
     kinds = [specs(cls, SMALL) for kind, cls in Recurrence.choices().items() if kind != "none"]
-    drawn = st.one_of(kinds)
+    drawn = st.one_of(kinds).map(_consistent)
     return st.sampled_from([False, False, True]).flatmap(
         lambda there: drawn if there else st.just(NoRecurrence())
     )
+
+
+def _consistent(choice: Any) -> Any:
+    """Return a recurrence without contradictions of its options, which most random ones have."""
+    if not isinstance(choice, LinearRecurrence):
+        return choice
+    change: dict[str, Any] = {}
+    write = "added" if choice.write == "step" and not choice.decay.has_step else choice.write
+    if choice.num_heads not in (2, 4):
+        change["num_key_heads"] = "auto"
+    if write != "delta":
+        change["beta_max"] = 1
+    if choice.gate == "none":
+        change["gate_rank"] = "none"
+    if choice.conv_width == "none":
+        change["conv_bias"] = False
+    return choice.model_copy(update={"write": write, **change})
 
 
 NAMES = ("default", "local", "far out")

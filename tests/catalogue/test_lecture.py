@@ -114,13 +114,14 @@ def test_every_model_has_its_year_and_the_widths_of_its_spec(name: str) -> None:
     # Of a hybrid, its layers with attention.
     attentions = [layer.attention for layer in spec.layers_by_kind.values()]
     attention = min(attentions, key=lambda choice: choice.is_none)
+    shown = cells["heads"].split(" + ")
     if attention.is_none:
-        assert cells["heads"] == ""
+        assert not any(part[0].isdigit() for part in shown)
     elif isinstance(attention, LatentAttention):
-        assert cells["heads"] == f"{attention.num_heads} MLA"
+        assert f"{attention.num_heads} MLA" in shown
     elif isinstance(attention, SoftmaxAttention):
         heads = f"{attention.num_heads}/{attention.num_kv_heads}"
-        assert cells["heads"].split(" + ")[0] == heads
+        assert heads == next(part for part in shown if part[0].isdigit())
     else:  # whose heads share no keys
         assert isinstance(attention, MaskedAttention)
         assert cells["heads"].replace("/", " ").split()[0] == str(attention.num_heads)

@@ -76,7 +76,9 @@ def test_it_is_scaled_down_and_in_the_table(name: str) -> None:
     if heads == 2:  # at a quarter of the width, with heads of 16
         assert dict(small.attention)["num_heads"] == 4
     shown = row_of(spec).cells["heads"]
-    assert shown == {"differential": "2 differential", "gated_delta": ""}.get(name, shown)
+    assert shown == {"differential": "2 differential", "gated_delta": "gated delta"}.get(
+        name, shown
+    )
 
 
 @ALL
