@@ -40,9 +40,34 @@ def test_conditions_hold_together(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["mixer=latent"], {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3"}),
+        (
+            ["mixer=latent"],
+            {
+                "deepseek-v2",
+                "deepseek-v2-lite",
+                "deepseek-v3",
+                "glm-4.7-flash",
+                "kimi-k2",
+                "kimi-linear-48b-a3b",
+                "ling-3.0-flash",
+            },
+        ),
         (["heads=MLA", "parameters<20B"], {"deepseek-v2-lite"}),
-        (["position=NoPE", "experts!=none"], {"llama-4-scout", "llama-4-maverick"}),
+        (
+            ["position=NoPE", "experts!=none"],
+            {
+                "granite-4.0-h-small",
+                "granite-4.0-h-tiny",
+                "jamba-v0.1",
+                "kimi-linear-48b-a3b",
+                "llama-4-maverick",
+                "llama-4-scout",
+                "nemotron-3-nano-30b-a3b",
+                "nemotron-3-super-120b-a12b",
+                "trinity-mini",
+                "trinity-nano",
+            },
+        ),
         (["experts=2 of 8"], {"mixtral-8x7b"}),
         (["tied=true", "context>=200k", "dim>=8192"], {"command-a"}),
         (["tied=yes", "context>200k", "dim>8192"], {"command-a"}),
