@@ -9,7 +9,7 @@ from pydantic import Field
 from archwright.spec.attention import given_or_auto
 from archwright.spec.choice import AutoCount, AutoWidth, Count, ModelSizes, ScaleDown, Width
 from archwright.spec.mixers import Recurrence
-from archwright.spec.norms import NoNorm, Norm
+from archwright.spec.norms import Norm
 
 
 class SelectiveScan(Recurrence):
@@ -33,7 +33,7 @@ class SelectiveScan(Recurrence):
     """Add a bias to the convolution."""
     bias: bool = False
     """Add biases to the projections of the input and of the output."""
-    scan_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
+    scan_norm: Norm = Field(Norm.none(), examples=[{"kind": "rms"}])
     """Norm of B, of C and of the low-rank input of dt (Jamba; Falcon-Mamba without weights)."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
