@@ -16,7 +16,14 @@ from archwright.parts.leaves import LeafCosts, leaf
 
 
 def _costs(
-    x: Tensor, steps: Tensor, rates: Tensor, writes: Tensor, *_: Tensor, chunk_size: int, **__: Any
+    x: Tensor,
+    steps: Tensor,
+    rates: Tensor,
+    writes: Tensor,
+    reads: Tensor,
+    *,
+    chunk_size: int,
+    **_: Any,
 ) -> LeafCosts:
     """Return the costs of `diagonal_scan`; an exponential counts as no FLOP."""
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -24,12 +31,17 @@ def _costs(
     state = torch.empty(batch, entries, channels, dtype=dtype, device="meta")
     chunks = -(-length // chunk_size)
     inputs = 2 * batch * length * (channels + entries)
-    kept = torch.empty(inputs + rates.numel() + chunks * state.numel(), dtype=dtype, device="meta")
     moved = inputs + batch * length * channels + 2 * chunks * state.numel()
     # The exponent and the product with B take one FLOP each, the update and the sum over entries two.
     flops = 6.0 * length * state.numel()
     out = torch.empty(x.shape, dtype=x.dtype, device="meta")
-    return LeafCosts(flops, float(moved * dtype.itemsize), (out, state), (kept,))
+    starts = state.new_empty(chunks, *state.shape)
+    # Inputs that have the dtype of the scan are kept as they are, others as a copy.
+    kept = (
+        t if t.dtype == dtype else torch.empty(t.shape, dtype=dtype, device="meta")
+        for t in (x, steps, rates, writes, reads)
+    )
+    return LeafCosts(flops, float(moved * dtype.itemsize), (out, state), (*kept, starts))
 
 
 @leaf(_costs)

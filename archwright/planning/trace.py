@@ -5,7 +5,7 @@ costs by the number of layers of the kind. Embeddings, head and loss are traced 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -57,9 +57,13 @@ class Trace:
     gathered: set[str]
     """Parts inside branches with experts, which read all tokens on each rank."""
 
-    def total(self, *sorts: Sort, phase: str = "forward") -> float:
-        """Return the FLOPs of some sorts."""
-        return sum(n for key, n in self.flops.items() if key.sort in sorts and key.phase == phase)
+    def total(self, *sorts: Sort, phase: str = "forward", without: Collection[str] = ()) -> float:
+        """Return the FLOPs of some sorts, without some parts."""
+        return sum(
+            n
+            for key, n in self.flops.items()
+            if key.sort in sorts and key.phase == phase and key.part not in without
+        )
 
 
 def kinds_of(stack: Stack) -> list[list[int]]:

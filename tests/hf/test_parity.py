@@ -19,6 +19,7 @@ from archwright.hf.weight_map import Fixed
 from archwright.hf.weights_reader import opened
 from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import EncoderDecoder
+from archwright.parts.mixers import RecurrentMixer
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from tests.hf.library import (
@@ -85,9 +86,10 @@ def test_logits_are_those_of_the_published_implementation(pair: Pair) -> None:
     assert 0.1 < theirs.std() < 8.0
     difference = float((ours - theirs).abs().max())
     if difference > 2e-5:
-        # Rounding errors of theirs are large at a few tokens if a norm divides by small values.
+        # The norm of a recurrence's output enlarges their rounding errors at a few tokens with small values.
+        is_recurrent = any(isinstance(m, RecurrentMixer) for m in pair.ours.model.mixers())
         typical = (ours - theirs).square().mean().sqrt() / theirs.std()
-        assert typical <= 2e-5 or difference <= 3 * noise(pair)
+        assert difference <= 3 * noise(pair) or (is_recurrent and typical <= 2e-5)
 
 
 @pytest.mark.sampled(fast=4)

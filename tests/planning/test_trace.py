@@ -27,17 +27,17 @@ def test_a_trace_is_a_real_pass(name: str) -> None:
     """FLOPs within 0.1 %, kept bytes within 1 %, of each layer and around them."""
     model = build(small(name))
     scans = any(isinstance(mixer, RecurrentMixer) for mixer in model.mixers())
+    # A real scan sums gradients of its pieces, outside of any part.
+    summing = {"layers.recurrence", "layers.feedforward", "other"} if scans else set[str]()
     for phase, precision in (("training", "autocast"), ("prefill", "fp32"), ("decode", "fp32")):
         given = {"length": 40, "texts": 2, "precision": precision, "kernel": "eager"}
         found = trace(model, phase, **given)
         real = trace(model, phase, **given, real=True)
         for sort in ("product", "leaf", "arithmetic"):
             for when in ("forward", "backward"):
-                # A real scan also adds up the gradients of its pieces.
-                if scans and (sort, when) == ("arithmetic", "backward"):
-                    continue
-                assert found.total(sort, phase=when) == pytest.approx(
-                    real.total(sort, phase=when), rel=1e-3
+                without = summing if (sort, when) == ("arithmetic", "backward") else ()
+                assert found.total(sort, phase=when, without=without) == pytest.approx(
+                    real.total(sort, phase=when, without=without), rel=1e-3
                 ), (phase, sort, when)
         # The gradients of a real kernel may be laid out so that they are copied once more.
         # The formula of a scan has the bytes of a fused kernel.
@@ -51,14 +51,14 @@ def test_a_trace_is_a_real_pass(name: str) -> None:
                 sum(held.num_bytes for held in of.kept if held.layer == layer)
                 for of in (found, real)
             )
-            rel = 0.1 if scans else 0.01
-            assert kept == pytest.approx(expected, rel=rel, abs=8192), (phase, layer)
+            rel = 0.02 if scans else 0.01
+            assert kept == pytest.approx(expected, rel=rel, abs=2048), (phase, layer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES[::5])
 def test_fakes_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FLOPs and kept tensors are equal on torch's fake tensors, which take longer to load, and bytes within 2 %."""
+    """FLOPs, bytes and kept tensors are equal on torch's fake tensors, which take longer to load."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def torchs(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -73,6 +73,9 @@ def test_fakes_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) ->
         with mode:
             return func(*args, **kwargs)
 
+    # Torch lays out the product of an expanded gradient of hashed keys otherwise: one copy more, 2 % of the bytes.
+    one_copy = name == "reformer"
+
     def costs() -> tuple[float, list[Any]]:
         model = build(small(name), device="meta")
         traces = [
@@ -80,7 +83,9 @@ def test_fakes_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) ->
             for phase, precision in (("training", "autocast"), ("prefill", "bf16"))
         ]
         moved = sum(sum(t.num_bytes.values()) for t in traces)
-        return moved, [(t.flops, [held.num_bytes for held in t.kept]) for t in traces]
+        bytes_of = [] if one_copy else [t.num_bytes for t in traces]
+        kept = [[held.num_bytes for held in t.kept] for t in traces]
+        return moved, [[t.flops for t in traces], bytes_of, kept]
 
     moved, others = costs()
     monkeypatch.setattr(trace_module, "fake_like", torchs)
@@ -103,7 +108,7 @@ def has_bias(model: Decoder) -> bool:
     [
         (torch.nonzero, "nonzero"),
         (torch.unique, "unique"),
-        (lambda x: x[x > 0], "index|nonzero"),
+        (lambda x: x[x > 0], "nonzero"),
         (lambda x: int(x.argmax()), "item"),
     ],
     ids=["nonzero", "unique", "a mask as an index", "a number"],

@@ -38,7 +38,8 @@ def eager(
     if scores.dropout:
         saved.append(_meta(value, *weights.shape))  # factors, 0 or 1 / (1 - dropout)
     if not view.is_full:
-        saved.append(torch.empty(length, keys, dtype=torch.bool, device="meta"))
+        heads_of_mask = view.pattern.num_heads
+        saved.append(torch.empty(heads_of_mask, length, keys, dtype=torch.bool, device="meta"))
     saved += [_meta(x, batch, keys, heads, x.shape[-1]) for x in (key, value)]  # also of one group
     if scores.softcap is not None:
         saved.append(torch.empty_like(weights))  # tanh(s / softcap)
