@@ -45,6 +45,9 @@ HIDDEN_WIDTHS = frozenset(
 )
 """Dotted paths that say how wide hidden layers are."""
 
+OTHER_WIDTHS = ("feedforward.hidden_dim", "recurrence.inner_dim", "recurrence.value_head_dim")
+"""Widths of models without such hidden layers; sizes are linear in them."""
+
 HEAD_DIM = "attention.head_dim"
 HEADS = frozenset({"num_heads", "head_dim"})
 """Options of an attention whose heads may be of another width than they share out."""
@@ -135,8 +138,24 @@ class _Matching:
         if spec.feedforward.hidden_layer and not self.held & HIDDEN_WIDTHS:
             for dim in [spec.dim] if "dim" in self.held else self._dims(spec):
                 yield from self._hidden_candidates(self._with_dim(spec, dim))
+        elif spec.feedforward.hidden_layer is None:
+            for dim in [spec.dim] if "dim" in self.held else self._dims(spec):
+                yield from self._other_candidates(self._with_dim(spec, dim))
         if "dim" not in self.held:
             yield from self._dim_candidates(spec)
+
+    def _other_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
+        """Yield the spec with the nearest of each width in `OTHER_WIDTHS`."""
+        resolved = spec.resolved(self.vocab_size)
+        for path in OTHER_WIDTHS:
+            axis, _, name = path.partition(".")
+            width = dict(getattr(resolved, axis)).get(name)
+            if not isinstance(width, int) or path in self.held:
+                continue
+            size, twice = (self.size(spec.override(f"{path}={n}")) for n in (width, 2 * width))
+            nearest = round(width + (self.wanted - size) * width / (twice - size))
+            if width / FARTHEST <= nearest <= FARTHEST * width:
+                yield spec.override(f"{path}={nearest}")
 
     def _hidden_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
         """Yield the spec with the nearest hidden widths; sizes are linear in hidden_dim."""

@@ -309,17 +309,16 @@ def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> No
 def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     base, other = pair(name)
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
-    published = load(name)
-    layers = published.layers_by_kind.values()
-    # Recurrent models may have no feed-forward, whose width makes sizes equal.
-    assert equal or not all(layer.recurrence.is_none for layer in layers)
+    assert equal
     assert (found.num_layers, found.context_length) == (base.num_layers, base.context_length)
-    # Hidden widths of experts take large steps.
-    if all(layer.recurrence.is_none for layer in layers) and not isinstance(
-        published.feedforward, Experts
-    ):
+    published = load(name)
+    whole = all(not x.feedforward.is_none for x in published.layers_by_kind.values())
+    # Hidden widths of experts take large steps; layers of one branch are small at one width.
+    if whole and not isinstance(published.feedforward, Experts):
         assert found.dim == base.dim
     for axis in ("norm", "residual"):
+        # The width of embeddings per layer follows the model's.
+        assert getattr(found, axis) == getattr(other, axis)
         assert getattr(found, axis).kind == getattr(published, axis).kind
     if not found.position.absolute:  # of which a grid has sizes that follow from the width
         assert found.position == published.position
