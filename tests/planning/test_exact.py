@@ -15,6 +15,7 @@ from archwright.parts.leaves import Formula, watched
 from archwright.parts.mixers import AttentionMixer, DisentangledAttention, LongformerAttention
 from archwright.parts.mixers.latent import LatentAttention
 from archwright.parts.positions.relative import TransformerXL
+from archwright.planning.cost import forward_flops
 from archwright.planning.memory import cache_bytes
 from archwright.planning.plans import plan
 from archwright.planning.workload import workload
@@ -79,10 +80,6 @@ def test_predicting_streams_are_counted(encoder: bool) -> None:
     agrees(spec, ready(spec), 12, rel=1e-9)
 
 
-SCANS = "recurrence between tokens"
-"""End of the names of parts that torch's counter does not count as products alone."""
-
-
 def agrees(spec: ModelSpec, model: LanguageModel, length: int, rel: float = 0.01) -> None:
     """Hold the plan of a model against what it is, what torch counts, and what its cache takes."""
     found = plan(RunSpec(model=spec), workload(context=length))
@@ -92,11 +89,12 @@ def agrees(spec: ModelSpec, model: LanguageModel, length: int, rel: float = 0.01
     texts = (tokens, tokens) if isinstance(model, EncoderDecoder) else (tokens,)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), watched(without_scans):
         model(*texts)
-    products = (n for part, n in found.forward_flops.items() if not part.endswith(SCANS))
-    planned = sum(products) + beside_the_plan(model, length)
-    # An encoder is one part, with its scans.
-    scans = not spec.encoder.is_none and not spec.recurrence.is_none
-    assert scans or counter.get_total_flops() / tokens.numel() == pytest.approx(planned, rel=rel)
+    by_part = forward_flops(model, length)
+    assert sum(by_part.values()) == pytest.approx(sum(found.forward_flops.values()))
+    # Scans do more than products, which torch does not count.
+    scans = sum(n for part, n in by_part.items() if part.endswith("layers.recurrence"))
+    planned = sum(found.forward_flops.values()) - scans + beside_the_plan(model, length)
+    assert counter.get_total_flops() / tokens.numel() == pytest.approx(planned, rel=rel)
     if not model.can_cache or any(m.lookahead != 0 for m in model.masks.values()):
         return
     cache = model.new_cache()
