@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from archwright.lab.procedure.statistics import paired_interval
+from archwright.lab.procedure.sweep import Losses, lowest, plan_sweep, replicate
+from archwright.lab.procedure.verdict import effects, excludes
 from archwright.lab.results import Effect, Interval, Replicate, RunResult
-from archwright.lab.statistics import paired_interval
-from archwright.lab.sweep import Losses, lowest, plan_sweep, replicate
-from archwright.lab.verdict import effects, excludes
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 

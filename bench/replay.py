@@ -21,8 +21,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from archwright.lab.procedure.verdict import excludes
 from archwright.lab.results import Effect
-from archwright.lab.verdict import excludes
 from archwright.spec.study_spec import StudySpec
 from bench.calibration import binomial_interval
 from bench.simulate import Surface, simulate

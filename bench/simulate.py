@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from archwright.lab.procedure import Standing, standing
+from archwright.lab.procedure.standing import Standing, standing
+from archwright.lab.procedure.sweep import replicate
+from archwright.lab.procedure.verdict import effects
 from archwright.lab.results import Effect, RunResult
-from archwright.lab.sweep import replicate
-from archwright.lab.verdict import effects
 from archwright.spec.study_spec import StudySpec
 
 Surface = Callable[[int, float], float]

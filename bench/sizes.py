@@ -19,8 +19,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.lab.statistics import SharedError, t_interval
-from archwright.lab.sweep import Sweep, placing_error
+from archwright.lab.procedure.statistics import SharedError, t_interval
+from archwright.lab.procedure.sweep import Sweep, placing_error
 from archwright.spec.errors import UserError
 
 DECIDED = ("better", "worse", "equivalent")

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from archwright.lab.procedure.verdict import excludes
 from archwright.lab.results import Effect
-from archwright.lab.verdict import excludes
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 from bench.calibration import binomial_interval

@@ -18,10 +18,10 @@ from archwright.cli.main import VERBS
 from archwright.cli.models import load_model, load_recipe
 from archwright.cli.parser import Parser
 from archwright.cli.plan_variants import variants
-from archwright.lab.command_line import study_of
-from archwright.lab.planner import USUAL_SIZE
-from archwright.lab.variants import arms, is_variant, sized_by_user
-from archwright.lab.where import Where
+from archwright.lab.design.command_line import study_of
+from archwright.lab.design.planner import USUAL_SIZE
+from archwright.lab.design.variants import arms, is_variant, sized_by_user
+from archwright.lab.running.where import Where
 from archwright.planning.workload import workload
 from archwright.spec.read import preset_names
 from archwright.spec.rules import enforce

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import archwright as aw
-from archwright.lab.command_line import study_of
+from archwright.lab.design.command_line import study_of
 from archwright.spec.norms import RMSNorm
 from tests.tiny import MACHINE, SHAPE, write_text
 

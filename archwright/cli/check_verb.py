@@ -79,7 +79,7 @@ def _check_spec(file: str) -> dict[str, Any]:
     try:
         _refuse_others(file)
         if file in study_names() or (Path(file).is_file() and is_study(read_toml(Path(file)))):
-            from archwright.lab.variants import arms
+            from archwright.lab.design.variants import arms
 
             arms(load_study(file), None)  # checks its models as well
         else:

@@ -67,7 +67,7 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse(words)
     values = {name: getattr(options, name) for name in names}
     settings = {name: value for name, value in values.items() if value is not None}
-    from archwright.lab.run_cache import POOL
+    from archwright.lab.running.run_cache import POOL
 
     settings |= {"out": options.out, "runs": options.runs or POOL, "parts": options.parts}
     settings |= {"on": options.on or "", "workers": options.workers}
@@ -75,8 +75,8 @@ def run(words: Sequence[str]) -> int:
     if not options.dry_run:
         return _compare(options, settings)
     from archwright.lab.compare import plan
-    from archwright.lab.summary import announcement
-    from archwright.lab.terminal import plan_as_json
+    from archwright.lab.report.summary import announcement
+    from archwright.lab.report.terminal import plan_as_json
 
     planned = plan(*options.what, **settings)
     if options.json:
@@ -131,7 +131,7 @@ def _compare(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     import psutil
 
     from archwright.lab.compare import Interrupted, compare
-    from archwright.lab.terminal import as_json, print_results
+    from archwright.lab.report.terminal import as_json, print_results
 
     waited = time.time() - psutil.Process().create_time()
     try:

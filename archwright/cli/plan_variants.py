@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from archwright.cli.models import load_recipe
-from archwright.lab.variants import Named, is_variant, run_key, split
+from archwright.lab.design.variants import Named, is_variant, run_key, split
 from archwright.spec.errors import UserError
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec

@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
         raise UserError(
             f'--processes: found {options.processes} with the text "-"; standard input is read by one process'
         )
-    from archwright.lab.prepare import prepare_together
+    from archwright.lab.running.prepare import prepare_together
 
     material = prepare_together(spec, options.processes, [Path(file) for file in options.parts])
     _print(material, time.perf_counter() - since)

@@ -108,7 +108,7 @@ def _measured(run: "RunSpec", options: argparse.Namespace) -> "Profile":
 
 def _all_requested(options: argparse.Namespace) -> "dict[str, RunSpec]":
     """Return the requested runs by name."""
-    from archwright.lab.variants import is_variant
+    from archwright.lab.design.variants import is_variant
 
     variants = [word for word in options.assignments if is_variant(word)]
     if not variants:

@@ -10,23 +10,23 @@ from typing import Any
 
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, check_folders, sweep
-from archwright.lab import plan as plans
-from archwright.lab.baseline_runs import Tuner, tune
-from archwright.lab.command_line import Command, absolute, load, study_of
-from archwright.lab.ngrams import counted
-from archwright.lab.page import write_page, write_tables
-from archwright.lab.plan import STUDY, Plan, slug
-from archwright.lab.plan_file import PLAN, free_name
-from archwright.lab.planner import USED, Planner
-from archwright.lab.progress import progress
+from archwright.lab.design import plan as plans
+from archwright.lab.design.command_line import Command, absolute, load, study_of
+from archwright.lab.design.ngrams import counted
+from archwright.lab.design.plan import STUDY, Plan, slug
+from archwright.lab.design.plan_file import PLAN, free_name
+from archwright.lab.design.planner import USED, Planner
+from archwright.lab.design.variants import is_variant
+from archwright.lab.report.page import write_page, write_tables
+from archwright.lab.report.summary import announcement, results_of, tuned_words
 from archwright.lab.results import StudyResults
-from archwright.lab.run_cache import POOL
-from archwright.lab.runner import Display
-from archwright.lab.scheduler import ENDING, Execution
-from archwright.lab.summary import announcement, results_of, tuned_words
-from archwright.lab.variants import is_variant
-from archwright.lab.where import Where
-from archwright.lab.workers import Workers
+from archwright.lab.running.baseline_runs import Tuner, tune
+from archwright.lab.running.progress import progress
+from archwright.lab.running.run_cache import POOL
+from archwright.lab.running.runner import Display
+from archwright.lab.running.scheduler import ENDING, Execution
+from archwright.lab.running.where import Where
+from archwright.lab.running.workers import Workers
 from archwright.machine.decide import usable_cores
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from archwright.cli.main import VERBS
-from archwright.lab.local import PACKAGE, START
+from archwright.lab.running.local import PACKAGE, START
 from tests.tiny import MACHINE, ROOT, SHAPE, archwright, command, surroundings, write_text
 
 pytestmark = pytest.mark.slow

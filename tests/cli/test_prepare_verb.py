@@ -79,7 +79,7 @@ def test_several_processes(
         return text_material(run, threads)
 
     made = list[Path]()
-    monkeypatch.setattr("archwright.lab.prepare.text_material", later)
+    monkeypatch.setattr("archwright.lab.running.prepare.text_material", later)
     words = ("modern", f"data.text={text}", BYTES)
     found = folders(prepared(capsys, *words, "--processes", "3"))
     assert {str(path.parent) for path in made} == {*found}
@@ -139,8 +139,8 @@ def test_a_process_that_dies_is_done_without(
         time.sleep(3)  # until the other has died as often as it is started
         return text_material(run, threads)
 
-    monkeypatch.setattr("archwright.lab.local.START", "raise SystemExit(3)")
-    monkeypatch.setattr("archwright.lab.prepare.text_material", slowly)
+    monkeypatch.setattr("archwright.lab.running.local.START", "raise SystemExit(3)")
+    monkeypatch.setattr("archwright.lab.running.prepare.text_material", slowly)
     words = ["prepare", "modern", f"data.text={text}", BYTES, "--processes", "2"]
     assert main(words) == 0
     out, err = capsys.readouterr()

@@ -239,8 +239,8 @@ def _make_foreign() -> None:
 def _make_study() -> None:
     """Plan a study with workers that time nothing."""
     from archwright.lab import compare, plan
-    from archwright.lab.command_line import Command, study_of
-    from archwright.lab.planner import Planner
+    from archwright.lab.design.command_line import Command, study_of
+    from archwright.lab.design.planner import Planner
 
     write_text(Path("text.txt"), 400)
     study = study_of(*STUDY_WORDS, **STUDY_OPTIONS)
@@ -265,7 +265,7 @@ class _Workers:
         self.waiting.append(name)
 
     def wait(self, timeout: float) -> Iterable[Any]:
-        from archwright.lab.workers import Done
+        from archwright.lab.running.workers import Done
 
         answer = {"setup": 0.1, "step": 0.01, "token": 0.0001}
         return [Done(self.waiting.pop(0), "done", answer)] if self.waiting else ()

@@ -132,8 +132,8 @@ def _show(seed: Seed) -> object:
 
 
 def _study(seed: Seed) -> object:
-    from archwright.lab.command_line import study_of
-    from archwright.lab.variants import arms
+    from archwright.lab.design.command_line import study_of
+    from archwright.lab.design.variants import arms
     from archwright.spec.read import to_toml
 
     study = study_of("s.toml")
@@ -555,7 +555,7 @@ def _plans(workshop: Workshop) -> Sequence[Seed]:
 
 def _checksum(path: str) -> None:
     """Make a plan's checksum again, as a forger does, where it is JSON still."""
-    from archwright.lab.plan_file import checksum
+    from archwright.lab.design.plan_file import checksum
 
     text = Path(path).read_text("utf-8", "replace")
     with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
@@ -565,7 +565,7 @@ def _checksum(path: str) -> None:
 
 def _plan(seed: Seed) -> object:
     from archwright.lab.compare import plan
-    from archwright.lab.summary import announcement
+    from archwright.lab.report.summary import announcement
 
     found = plan(*STUDY_WORDS, out="study", **STUDY_OPTIONS)
     runs = [arm.run.hash() for arm in found.arms.values()]
@@ -577,7 +577,7 @@ CHECKPOINTS = ("run/checkpoints/step-6/*.json", "run/checkpoints/step-6/*.safete
 STORES = ("cache/tokens/*/*.json", "cache/tokens/*/*.npy", "cache/tokens/*/*.bin")
 CHECKED = "archwright.hf.loading:_checked"
 JUDGED = "archwright.spec.run_rules:enforce_run"
-WHOLE_PLAN = "archwright.lab.plan_file:_check_files"
+WHOLE_PLAN = "archwright.lab.design.plan_file:_check_files"
 ROWS = "archwright.text.tables:_check"
 TOKENIZED = "archwright.text.tokenizer:Tokenizer.check"
 
@@ -596,7 +596,7 @@ TARGETS = (
         "studies",
         _presets("studies", "s.toml"),
         _study,
-        ("archwright.lab.variants:arms",),
+        ("archwright.lab.design.variants:arms",),
         words=_all_words,
         dear=4,
     ),

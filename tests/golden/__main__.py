@@ -1,9 +1,9 @@
 """`python -m tests.golden [NAMES | --renew]`: print losses, names, draws and hashes, or keep those of all.
 
 Renewing is right where a composition was added, or where numbers were meant to change: the arithmetic of a choice was
-wrong, or a default was. Then say so in the commit, and raise NUMERICS in `archwright/lab/run_cache.py` first, so that
-no study uses runs of before; other losses are not written under the same number. It is wrong after moving, renaming
-or simplifying code: what moved then is a mistake.
+wrong, or a default was. Then say so in the commit, and raise NUMERICS in `archwright/lab/running/run_cache.py` first,
+so that no study uses runs of before; other losses are not written under the same number. It is wrong after moving,
+renaming or simplifying code: what moved then is a mistake.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from archwright.lab.run_cache import NUMERICS
+from archwright.lab.running.run_cache import NUMERICS
 from tests.golden.record import COMPOSITIONS, GOLDEN, other_numbers, record
 
 
@@ -32,7 +32,7 @@ def main(*words: str) -> None:
     if differing and old["numerics"] == NUMERICS:
         sys.exit(
             f"the losses of {', '.join(differing)} differ: if that is meant, raise NUMERICS in "
-            "archwright/lab/run_cache.py and renew again; nothing was written"
+            "archwright/lab/running/run_cache.py and renew again; nothing was written"
         )
     GOLDEN.write_text(_json({"numerics": NUMERICS} | new), encoding="utf-8")
     print(__doc__)

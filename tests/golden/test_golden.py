@@ -10,7 +10,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 import archwright
-from archwright.lab.run_cache import NUMERICS
+from archwright.lab.running.run_cache import NUMERICS
 from archwright.spec.run_spec import RunSpec
 from tests.golden.record import COMPOSITIONS, GOLDEN, RELATIVE, is_model, losses, other_numbers
 from tests.tiny import ROOT, surroundings
@@ -90,7 +90,7 @@ def complaint(name: str = "", numerics: int = NUMERICS) -> str:
         )
     return (
         f"the losses of {name} differ though NUMERICS is still {numerics}: undo the change, or, if it is meant, "
-        "raise NUMERICS in archwright/lab/run_cache.py and renew the losses with `python -m tests.golden --renew`"
+        "raise NUMERICS in running/run_cache.py of the lab and renew the losses with `python -m tests.golden --renew`"
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from archwright.lab.procedure.sweep import replicate
+from archwright.lab.procedure.verdict import SCOPE, effects, verdict
 from archwright.lab.results import (
     ControlledVariable,
     Horizon,
@@ -17,8 +19,6 @@ from archwright.lab.results import (
     StudyResults,
     Variant,
 )
-from archwright.lab.sweep import replicate
-from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.spec.study_spec import StudySpec
 
 INITIAL_LOSS = math.log(256)

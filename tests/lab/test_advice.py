@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from archwright.lab.advice import _same_size, advice, more_seeds
-from archwright.lab.command_line import Command, study_of
-from archwright.lab.looks import ALPHA, Looks, decide
-from archwright.lab.plan import Cell
-from archwright.lab.procedure import Standing
+from archwright.lab.design.command_line import Command, study_of
+from archwright.lab.design.plan import Cell
+from archwright.lab.design.scaling import SIZES
+from archwright.lab.design.variants import arms
+from archwright.lab.procedure.looks import ALPHA, Looks, decide
+from archwright.lab.procedure.standing import Standing
+from archwright.lab.procedure.sweep import Sweep
+from archwright.lab.procedure.verdict import DIVERGED, UNLEARNT, effects
+from archwright.lab.report.advice import _same_size, advice, more_seeds
 from archwright.lab.results import Effect, Replicate, RunResult
-from archwright.lab.scaling import SIZES
-from archwright.lab.sweep import Sweep
-from archwright.lab.variants import arms
-from archwright.lab.verdict import DIVERGED, UNLEARNT, effects
 from archwright.spec.budget import Budget
 from archwright.spec.run_spec import AdamW
 from archwright.spec.study_spec import StudySpec, parse_count

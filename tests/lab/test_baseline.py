@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archwright.lab.baseline import FURTHEST, Search, Setting, search
-from archwright.lab.baseline_runs import at, num_steps, open_axes, remembered, tune, tuned_plan
 from archwright.lab.compare import compare, plan
-from archwright.lab.plan import Plan, of_steps
-from archwright.lab.plan_file import PLAN
+from archwright.lab.design.baseline import FURTHEST, Search, Setting, search
+from archwright.lab.design.plan import Plan, of_steps
+from archwright.lab.design.plan_file import PLAN
+from archwright.lab.design.variants import arms
+from archwright.lab.report.summary import announcement
 from archwright.lab.results import StudyResults
-from archwright.lab.summary import announcement
-from archwright.lab.variants import arms
+from archwright.lab.running.baseline_runs import (
+    at,
+    num_steps,
+    open_axes,
+    remembered,
+    tune,
+    tuned_plan,
+)
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
@@ -283,7 +290,7 @@ def test_time_is_shared_with_the_comparison_only_where_it_reads_the_same_runs(
     """A search of 10 seconds, 4 of which went into runs that a comparison of as many steps reads."""
     assert near.tuning
     asked, found = as_given(near, steps=4000), near.tuning.model_copy(update={"seconds": 6.0})
-    monkeypatch.setattr("archwright.lab.baseline_runs.remember", lambda *_: None)
+    monkeypatch.setattr("archwright.lab.running.baseline_runs.remember", lambda *_: None)
     whole = replace(tuned_plan(asked, found), tuning=None).seconds
     for left, spent, shorter in ((whole + 1, 6.0, False), (0.5 * whole, 10.0, True)):
         searcher: Any = SimpleNamespace(

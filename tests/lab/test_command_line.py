@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from archwright.cli.compare_verb import ABOUT
-from archwright.lab.command_line import Command, study_of
 from archwright.lab.compare import _check_place, _place
-from archwright.lab.plan import STUDY
-from archwright.lab.plan_file import PLAN
+from archwright.lab.design.command_line import Command, study_of
+from archwright.lab.design.plan import STUDY
+from archwright.lab.design.plan_file import PLAN
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_study, study_names, to_toml
 from archwright.spec.study_spec import OPTIONS, StudySpec

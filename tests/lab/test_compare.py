@@ -18,16 +18,16 @@ from statistics import fmean
 import pytest
 
 import archwright as aw
-from archwright.lab.command_line import Command, study_of
 from archwright.lab.compare import compare, plan
-from archwright.lab.plan import LEAST_STEPS, STUDY, Arm, saved
-from archwright.lab.planner import MFU, Planner
+from archwright.lab.design.command_line import Command, study_of
+from archwright.lab.design.plan import LEAST_STEPS, STUDY, Arm, saved
+from archwright.lab.design.planner import MFU, Planner
+from archwright.lab.procedure.sweep import tuned
+from archwright.lab.report.summary import announcement, held, results_of
+from archwright.lab.report.terminal import as_json
 from archwright.lab.results import StudyResults
-from archwright.lab.scheduler import Execution
-from archwright.lab.summary import announcement, held, results_of
-from archwright.lab.sweep import tuned
-from archwright.lab.terminal import as_json
-from archwright.lab.workers import Workers
+from archwright.lab.running.scheduler import Execution
+from archwright.lab.running.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Hidden

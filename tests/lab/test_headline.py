@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from archwright.lab.page import headline
+from archwright.lab.report.page import headline
 from archwright.lab.results import Effect, Outcome
 from archwright.reporting.document import HEADLINE_WORDS
 from tests.lab import made_results as made

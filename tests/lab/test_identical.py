@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from archwright.lab.identical import refuse_identical
-from archwright.lab.matching import count, matched
-from archwright.lab.variants import arms, split
+from archwright.lab.design.identical import refuse_identical
+from archwright.lab.design.matching import count, matched
+from archwright.lab.design.variants import arms, split
 from archwright.parts.masks import is_full, pattern_of
 from archwright.spec import masks
 from archwright.spec.errors import UserError

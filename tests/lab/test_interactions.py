@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from archwright.lab.interactions import interactions
-from archwright.lab.looks import Looks
+from archwright.lab.procedure.interactions import interactions
+from archwright.lab.procedure.looks import Looks
+from archwright.lab.procedure.statistics import t_interval
 from archwright.lab.results import Replicate, RunResult
-from archwright.lab.statistics import t_interval
 from archwright.spec.study_spec import StudySpec
 
 A, B = "optimizer.weight_decay=0.3", "schedule.kind=cosine"

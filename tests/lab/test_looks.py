@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from archwright.lab.looks import ALPHA, Looks, alpha_spent, decide, nominal_levels
+from archwright.lab.procedure.looks import ALPHA, Looks, alpha_spent, decide, nominal_levels
 
 
 def test_bounds_of_two_looks_are_those_of_a_bivariate_normal() -> None:

@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from archwright.lab.matching import FARTHEST, LEAST_WIDTH, TOLERANCE, count, matched, mismatch
-from archwright.lab.scaling import DIMS, scaled, shape
-from archwright.lab.variants import arms, set_by, split
+from archwright.lab.design.matching import (
+    FARTHEST,
+    LEAST_WIDTH,
+    TOLERANCE,
+    count,
+    matched,
+    mismatch,
+)
+from archwright.lab.design.scaling import DIMS, scaled, shape
+from archwright.lab.design.variants import arms, set_by, split
 from archwright.model.build import build
 from archwright.planning.cost import run_flops_per_token
 from archwright.runs import RunFolder

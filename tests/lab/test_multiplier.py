@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from archwright.lab.multiplier import Drops, drops, multiplier_in_tokens
+from archwright.lab.report.multiplier import Drops, drops, multiplier_in_tokens
 from archwright.lab.results import Interval
 
 SHARES = (0.25, 0.5)

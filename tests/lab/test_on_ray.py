@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from archwright.lab import on_ray
 from archwright.lab.compare import compare
+from archwright.lab.running import on_ray
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec

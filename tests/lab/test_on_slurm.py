@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from archwright.lab import remote
 from archwright.lab.compare import compare
+from archwright.lab.running import remote
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from tests.lab.fake_slurm import FakeSlurm

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from archwright.lab.page import study_page, write_page, write_tables
-from archwright.lab.page.curves import runs_at_best
-from archwright.lab.page.learning_rates import best_lr
+from archwright.lab.procedure.sweep import replicate
+from archwright.lab.procedure.verdict import DIVERGED, effects
+from archwright.lab.report.curves import runs_at_best
+from archwright.lab.report.learning_rates import best_lr
+from archwright.lab.report.page import study_page, write_page, write_tables
+from archwright.lab.report.terminal import print_results
 from archwright.lab.results import StudyResults
-from archwright.lab.sweep import replicate
-from archwright.lab.terminal import print_results
-from archwright.lab.verdict import DIVERGED, effects
 from archwright.reporting.document import HEADLINE_WORDS, Chart, Facts, Page, Table
 from archwright.spec.study_spec import StudySpec
 from tests.lab import made_results as made

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from archwright.lab.page import write_page
+from archwright.lab.report.page import write_page
 from tests.lab import made_results as made
 from tests.visitor import Visitor, of_plots, saved
 

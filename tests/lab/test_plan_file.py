@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from archwright.cli.main import main
-from archwright.lab import plan_file
 from archwright.lab.compare import compare, plan
-from archwright.lab.plan_file import FORMAT
+from archwright.lab.design import plan_file
+from archwright.lab.design.plan_file import FORMAT
 from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in
 

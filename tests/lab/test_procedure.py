@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from archwright.lab.procedure import Run, Standing, standing
+from archwright.lab.procedure.standing import Run, Standing, standing
+from archwright.lab.procedure.sweep import PLACING, replicate
+from archwright.lab.procedure.verdict import effects
 from archwright.lab.results import RunResult
-from archwright.lab.sweep import PLACING, replicate
-from archwright.lab.verdict import effects
 from archwright.spec.study_spec import StudySpec
 from bench.simulate import simulate
 

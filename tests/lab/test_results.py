@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from archwright.format import signed
+from archwright.lab.report.terminal import as_json, print_results
 from archwright.lab.results import BestRate, Drift, Interaction, TaskFacts
-from archwright.lab.terminal import as_json, print_results
 from tests.lab.made_results import nothing_yet, several_horizons, twelve_variants
 from tests.tiny import ROOT
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from archwright.lab import run_cache
 from archwright.lab.results import Unit
+from archwright.lab.running import run_cache
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import PartsFile
@@ -64,14 +64,18 @@ def test_names_stay_when_the_package_learns_more(
     material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New axes and options, left at their defaults, let runs that are there be used."""
-    monkeypatch.setattr("archwright.lab.run_cache.NUMERICS", 0)
-    monkeypatch.setattr("archwright.lab.run_cache.torch.__version__", "0")
+    monkeypatch.setattr("archwright.lab.running.run_cache.NUMERICS", 0)
+    monkeypatch.setattr("archwright.lab.running.run_cache.torch.__version__", "0")
     run = tiny_run("text.txt", "data.packing=document_mask", "model.attention.qkv_clip=8.0")
     assert run_cache.key(run, material) == "5e0cb00c2c28950d"
 
 
 @pytest.mark.parametrize(
-    "version", ["archwright.lab.run_cache.NUMERICS", "archwright.lab.run_cache.torch.__version__"]
+    "version",
+    [
+        "archwright.lab.running.run_cache.NUMERICS",
+        "archwright.lab.running.run_cache.torch.__version__",
+    ],
 )
 def test_another_arithmetic_gives_another_name(
     version: str, material: Material, monkeypatch: pytest.MonkeyPatch

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from archwright.lab.plan import Cell
+from archwright.lab.design.plan import Cell
 from archwright.lab.results import Halves, RunResult
-from archwright.lab.scheduler import LATE, Execution
+from archwright.lab.running.scheduler import LATE, Execution
 from archwright.spec.study_spec import StudySpec
 
 VALLEY = {-2: 3.6, -1: 3.14, 0: 3.0, 1: 3.1, 2: 3.5}

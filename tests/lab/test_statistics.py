@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from archwright.lab.results import Halves
-from archwright.lab.statistics import (
+from archwright.lab.procedure.statistics import (
     SharedError,
     bootstrap_interval,
     half_width,
@@ -21,6 +20,7 @@ from archwright.lab.statistics import (
     t_interval,
     text_error,
 )
+from archwright.lab.results import Halves
 from bench.calibration import binomial_interval
 
 SLEEP = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archwright.lab.results import RunResult
-from archwright.lab.sweep import (
+from archwright.lab.procedure.sweep import (
     MOVES,
     PLACING,
     RISE,
@@ -27,7 +26,8 @@ from archwright.lab.sweep import (
     tuned,
     vertex,
 )
-from archwright.lab.verdict import effects
+from archwright.lab.procedure.verdict import effects
+from archwright.lab.results import RunResult
 from archwright.spec.study_spec import StudySpec
 
 LOSSES = st.floats(0.5, 20.0)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from archwright.lab.compare import compare
-from archwright.lab.page import study_page
-from archwright.lab.page.csv_files import tables
-from archwright.lab.page.sections import answers_section
+from archwright.lab.procedure.verdict import effects
+from archwright.lab.report.csv_files import tables
+from archwright.lab.report.page import study_page
+from archwright.lab.report.sections import answers_section
+from archwright.lab.report.terminal import print_results
 from archwright.lab.results import Effect, StudyResults, TaskFacts, Unit
-from archwright.lab.terminal import print_results
-from archwright.lab.verdict import effects
 from tests.lab.made_results import two_variants
 from tests.lab.small import COMMON, OPTIONS, working_in
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tokenizers import normalizers
 
-from archwright.lab import plan as plans
 from archwright.lab.compare import compare, plan
-from archwright.lab.ngrams import bigram_loss, counted
-from archwright.lab.page import study_page
-from archwright.lab.page.csv_files import tables
+from archwright.lab.design import plan as plans
+from archwright.lab.design.ngrams import bigram_loss, counted
+from archwright.lab.report.csv_files import tables
+from archwright.lab.report.page import study_page
+from archwright.lab.report.terminal import as_json, print_results
 from archwright.lab.results import StudyResults
-from archwright.lab.terminal import as_json, print_results
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.read import read_study

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from archwright.lab.variants import arms, is_variant, run_key, sized_by_user, split, with_lr
+from archwright.lab.design.variants import arms, is_variant, run_key, sized_by_user, split, with_lr
 from archwright.plugins import load_parts_file
 from archwright.spec.errors import UserError
 from archwright.spec.read import diff, load_study, study_names

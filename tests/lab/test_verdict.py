@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from archwright.lab.looks import Decision, Looks
+from archwright.lab.procedure.looks import Decision, Looks
+from archwright.lab.procedure.verdict import ALPHA, effects, is_unlearnt
 from archwright.lab.results import Replicate, RunResult
-from archwright.lab.verdict import ALPHA, effects, is_unlearnt
 from archwright.spec.study_spec import StudySpec
 
 BASE = (3.50, 3.52, 3.48, 3.51, 3.49)

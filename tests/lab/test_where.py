@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from archwright.lab import remote, runner
 from archwright.lab.compare import compare
-from archwright.lab.jobs import Answer, Handle, Job, job
-from archwright.lab.remote import RemoteExecutor, RemoteHandle, RemoteJob
-from archwright.lab.sbatch import parameters
-from archwright.lab.where import Where
-from archwright.lab.workers import TRIES, Workers
+from archwright.lab.running import remote, runner
+from archwright.lab.running.jobs import Answer, Handle, Job, job
+from archwright.lab.running.remote import RemoteExecutor, RemoteHandle, RemoteJob
+from archwright.lab.running.sbatch import parameters
+from archwright.lab.running.where import Where
+from archwright.lab.running.workers import TRIES, Workers
 from archwright.runs import Holder, RunFolder
 from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in

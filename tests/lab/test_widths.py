@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 from archwright.lab.compare import compare
+from archwright.lab.design.variants import arms, at_width, words_of
+from archwright.lab.design.widths import PLACING, drifts, headline, rates_words, verdict
 from archwright.lab.results import Replicate, StudyResults
-from archwright.lab.variants import arms, at_width, words_of
-from archwright.lab.widths import PLACING, drifts, headline, rates_words, verdict
 from archwright.reporting.document import HEADLINE_WORDS
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec

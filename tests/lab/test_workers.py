@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from archwright.lab import run_job
-from archwright.lab.jobs import job
-from archwright.lab.local import LocalExecutor
-from archwright.lab.run_cache import NUMERICS
-from archwright.lab.workers import TRIES, Done, Workers
+from archwright.lab.running import run_job
+from archwright.lab.running.jobs import job
+from archwright.lab.running.local import LocalExecutor
+from archwright.lab.running.run_cache import NUMERICS
+from archwright.lab.running.workers import TRIES, Done, Workers
 from archwright.runs import RunFolder
 from tests.tiny import surroundings, tiny_run
 
@@ -125,7 +125,7 @@ time.sleep(60)
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGTERM")
 def test_a_worker_leaves_when_who_gave_it_work_is_gone(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "archwright.lab.worker"],
+        [sys.executable, "-m", "archwright.lab.running.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -9,7 +9,7 @@ import torch
 from archwright.cli import main
 from archwright.data.inputs import IGNORE
 from archwright.data.task_text import TaskText
-from archwright.lab.ngrams import answer_entropy
+from archwright.lab.design.ngrams import answer_entropy
 from archwright.reporting.history import read_history
 from archwright.runs import RunFolder
 from archwright.runs.load import open_run

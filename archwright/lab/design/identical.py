@@ -1,0 +1,116 @@
+"""Variants that are one model in effect: refused by name, with what made them so and what to ask for instead."""
+
+from collections.abc import Iterator, Mapping
+
+from archwright.lab.design.variants import arms, set_by, words_of
+from archwright.parts.masks import as_seen, is_full
+from archwright.spec.attention import MaskedAttention
+from archwright.spec.errors import UserError
+from archwright.spec.fingerprint import fingerprint
+from archwright.spec.masks import Mask
+from archwright.spec.model_spec import Arrangement, LayerSpec, ModelSpec
+from archwright.spec.read import diff
+from archwright.spec.run_spec import RunSpec
+from archwright.spec.study_spec import StudySpec
+
+
+def refuse_identical(study: StudySpec, runs: Mapping[str, RunSpec]) -> None:
+    """Raise a UserError with a line for each variant that is trained as another is."""
+    known: dict[str, str] = {}
+    lines = []
+    for name, run in runs.items():
+        length = longest(study, run)
+        other = known.setdefault(_effect(run, length), name)
+        if other != name:
+            lines.append(
+                f'"{name}" and "{other}" are the same model, trained alike; there is nothing to compare'
+                f"{_why(study, runs, name, other, length)}"
+            )
+    if lines:
+        raise UserError(*lines)
+
+
+def unscaled(study: StudySpec) -> Mapping[str, RunSpec]:
+    """Return the variants as they are asked for, or none where one of them is possible at another size alone."""
+    try:
+        return arms(study, None)
+    except UserError:
+        return {}
+
+
+def longest(study: StudySpec, run: RunSpec) -> int:
+    """Return the length of the longest texts that a study's runs see, in tokens."""
+    return run.model.context_length * max(1, *study.lengths, 1)
+
+
+def _effect(run: RunSpec, length: int) -> str:
+    """Return a hash of what is trained in effect: of layers as they stand, with masks as they are seen."""
+    model = run.model.resolved()
+    axes = {axis: field.get_default() for axis, field in LayerSpec.model_fields.items()}
+    bare = model.model_dump() | {
+        **{axis: choice.model_dump() for axis, choice in axes.items()},
+        "layer_kinds": {},
+        "layers": Arrangement(shared=model.layers.shared).model_dump(),
+    }
+    layers = [
+        fingerprint(_as_seen(model.layer(i), model.dim, length)) for i in range(model.num_layers)
+    ]
+    rest = run.model_copy(update={"model": ModelSpec.model_validate(bare)})
+    whose = [str(number) for number in model.layer_indices] if model.layers.shared else []
+    return "-".join([rest.hash(), *layers, *whose])
+
+
+def _as_seen(layer: LayerSpec, dim: int, length: int) -> LayerSpec:
+    if not isinstance(layer.attention, MaskedAttention):
+        return layer
+    mask = as_seen(layer.attention.mask, layer.attention.heads(dim)["num_heads"], length)
+    return layer.model_copy(update={"attention": layer.attention.model_copy(update={"mask": mask})})
+
+
+def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, length: int) -> str:
+    """Say what made two variants one, and what to do, where that can be told."""
+    for each, against in ((name, other), (other, name)):
+        if idle := next(_idle_masks(runs[each].model, runs[against].model, length), None):
+            return f": {idle}"
+    asked = unscaled(study)
+    changed = diff(asked[other], asked[name]) if asked else []
+    if not changed:
+        return ""
+    given = set_by(words_of(study)[name]) | set_by(words_of(study)[other])
+    for line in changed:
+        path = line.partition(":")[0]
+        if path in given:
+            return (
+                f": {path.removeprefix('model.')} = {given[path]} is what both have at this size (dim "
+                f"{runs[other].model.dim}); give another value or another --size"
+            )
+    path, _, value = changed[0].removeprefix("model.").partition(": ")
+    return (
+        f": they differ in {'; '.join(changed[:2])}, which scaling and matching then set for both; what words set "
+        f"stays, such as :{path}={value.rpartition(' -> ')[2]}"
+    )
+
+
+def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str]:
+    """Say of each mask that hides nothing, and that the other model does not have, how it can hide something."""
+    known = [getattr(layer.attention, "mask", None) for layer in other.layers_by_kind.values()]
+    for name, layer in model.layers_by_kind.items():
+        if not isinstance(layer.attention, MaskedAttention):
+            continue
+        mask, num_heads = layer.attention.mask, layer.attention.heads(model.dim)["num_heads"]
+        if mask not in known and is_full(mask, num_heads, length):
+            yield _more_hidden(mask, "" if name == "default" else f"layer_kinds.{name}.", length)
+
+
+def _more_hidden(mask: Mask, at: str, length: int) -> str:
+    """Say that a mask hides nothing, and by which option it shows a quarter of a text."""
+    found = f'the mask "{mask.kind}" '
+    if not mask.extent:
+        return f"{found}hides nothing in {length:,} tokens; give another {at}attention.mask.kind"
+    option = mask.extent[0]
+    value = getattr(mask, option)
+    less = max(1, length // 4 * value // mask.reach)
+    return (
+        f"{found}with {option} = {value} hides nothing in {length:,} tokens; give it less, such as "
+        f"{at}attention.mask.{option}={less}"
+    )

@@ -1,0 +1,134 @@
+"""plan.json: what of a study's plan is no spec, with a checksum over itself and over the files beside it."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from archwright.files import atomic_write
+from archwright.lab.design.baseline import Tuning
+from archwright.lab.design.matching import Counts
+from archwright.spec.choice import Spec
+from archwright.spec.errors import UserError
+
+PLAN = "plan.json"
+
+FORMAT = 3
+"""Number of the layout of a study's folder."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a run takes: to begin, for each step, and for each token that is evaluated."""
+
+    setup: float
+    step: float
+    token: float
+    counted: bool = False
+    """Whether they follow from FLOPs and none was measured."""
+
+    def run(self, steps: int, evaluated: int) -> float:
+        """Return the seconds of a whole run."""
+        return self.setup + steps * self.step + evaluated * self.token
+
+
+class ArmRecord(Spec):
+    """A variant."""
+
+    name: str
+    words: tuple[str, ...]
+    file: str
+    """Where its run is, in the study's folder."""
+    data: str
+    """Where its tokenizer and the record of its tokens are."""
+    counts: Counts
+    cost: Cost
+
+
+class PlanRecord(Spec):
+    """The contents of plan.json."""
+
+    format: int = FORMAT
+    workers: int = Field(ge=1)
+    procedure: Literal["confirm", "sweep"]
+    horizons: tuple[float, ...]
+    shorter_pairs: int = Field(ge=0)
+    ends: tuple[int, ...]
+    tuning: Tuning | None  # of batch and weight decay, if asked for
+    steps: int = Field(ge=1)
+    evaluation_tokens: int = Field(ge=1)
+    arms: tuple[ArmRecord, ...] = Field(min_length=1)
+    files: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of the files that the plan goes with."""
+    checksum: str = ""
+    """SHA-256 of all else."""
+
+
+def write(record: PlanRecord, folder: Path, files: Iterable[Path]) -> None:
+    """Write a plan into a study's folder, sealed together with files there, which are given by their paths in it."""
+    sealed = {file.as_posix(): _sha256((folder / file).read_bytes()) for file in files}
+    values = record.model_copy(update={"files": sealed}).model_dump(mode="json")
+    values["checksum"] = checksum(values)
+    atomic_write(folder / PLAN, json.dumps(values, indent=2) + "\n")
+
+
+def read(folder: Path) -> PlanRecord:
+    """Return the plan in a study's folder.
+
+    Raises:
+        UserError: it or a file beside it was changed, or it is of another format.
+    """
+    file = folder / PLAN
+    try:
+        text = file.read_text(encoding="utf-8")
+        values = json.loads(text)
+        found = values["format"]
+        if found == FORMAT and values["checksum"] == checksum(values):
+            record = PlanRecord.model_validate_json(text)
+            _check_files(folder, record)
+            return record
+    except UserError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        found = FORMAT
+    if found != FORMAT:
+        raise UserError(
+            f"{file}: found format {str(found)[:20]}, and this version reads {FORMAT}: go on with the version of "
+            "archwright that planned the study, or give --out a new folder"
+        )
+    raise UserError(
+        f"{file}: cut short or changed since it was written: bring it back as it was, or give --out a new "
+        "folder: the study is planned again there and uses the runs that fit"
+    )
+
+
+def _check_files(folder: Path, record: PlanRecord) -> None:
+    for name, sha256 in record.files.items():
+        path = folder / name
+        if not path.is_file() or _sha256(path.read_bytes()) != sha256:
+            raise UserError(
+                f"{path}: changed or gone since the study was planned: bring it back as it was, or give the study as "
+                f"it is now a folder of its own: --out {shlex.quote(str(free_name(folder)))}"
+            )
+
+
+def free_name(folder: Path) -> Path:
+    """Return the first path next to a folder that is free: studies/x-2."""
+    names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in names if not path.exists())
+
+
+def checksum(values: dict[str, Any]) -> str:
+    """Return the SHA-256 of a plan's values, apart from the checksum among them."""
+    rest = {key: value for key, value in values.items() if key != "checksum"}
+    return _sha256(json.dumps(rest, sort_keys=True).encode())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,101 @@
+"""Two choices and both together: does one change what the other is worth?"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from statistics import fmean
+
+from archwright.lab.procedure.looks import ALPHA, Looks
+from archwright.lab.procedure.statistics import SharedError, paired_p_value, t_interval, text_error
+from archwright.lab.results import Interaction, Replicate, Unit
+from archwright.spec.study_spec import StudySpec
+
+
+def interactions(
+    study: StudySpec,
+    replicates: Sequence[Replicate],
+    baseline: str,
+    unfit: Collection[str] = (),
+    unit: Unit = "nats per token",
+    placing: Mapping[str, float] | None = None,
+    looks: Looks | None = None,
+) -> list[Interaction]:
+    """Return, for each two variants of which a third has the changes of both, the interaction: the difference that the
+    second makes beside the first, minus the one that it makes alone, (both - first) - (second - baseline), over the
+    seeds that all four have. Below 0 they help each other. None where one of the four is `unfit` to be judged: its
+    learning rate is at an end of its grid, or it learnt nothing.
+
+    Student's interval, for each alone, which holds at all `looks` at a study together. Source: Box, Hunter and Hunter,
+    2005, Statistics for experimenters, section 5.
+    """
+    by_seed: dict[str, dict[int, Replicate]] = {}
+    for found in replicates:
+        by_seed.setdefault(found.variant, {})[found.seed] = found
+    results = []
+    for first, second, both in _squares(study):
+        names = (baseline, first, second, both)
+        if not by_seed.keys() >= {*names} or {*unfit} & {*names}:
+            continue
+        seeds = sorted(set.intersection(*(set(by_seed[name]) for name in names)))
+        if len(seeds) >= 2:
+            placed = math.hypot(*((placing or {}).get(name, 0.0) for name in names))
+            level = 1 - looks.level(ALPHA, len(seeds)) if looks else 1 - ALPHA
+            results.append(_interaction(names, by_seed, seeds, placed, unit, level))
+    return results
+
+
+def _squares(study: StudySpec) -> list[tuple[str, str, str]]:
+    """Return the variants (first, second, both) of each 2 x 2."""
+    words = {name: {*given} for name, given in study.variants.items()}
+    return [
+        (first, second, both)
+        for first, second in combinations(words, 2)
+        for both in words
+        if not words[first] & words[second] and words[both] == words[first] | words[second]
+    ]
+
+
+def _interaction(
+    names: tuple[str, str, str, str],
+    by_seed: Mapping[str, Mapping[int, Replicate]],
+    seeds: Sequence[int],
+    placing_error: float,
+    unit: Unit,
+    level: float,
+) -> Interaction:
+    base, one, other, both = ([by_seed[name][seed] for seed in seeds] for name in names)
+    differences = [
+        (d.loss - b.loss) - (c.loss - a.loss)
+        for a, b, c, d in zip(base, one, other, both, strict=True)
+    ]
+    # The documents of the two differences are the same ones: at most the sum of both errors.
+    documents = sum(
+        text_error([(v.best.halves, w.best.halves) for v, w in zip(vs, ws, strict=True)])
+        for vs, ws in ((both, one), (other, base))
+    )
+    shared = SharedError(documents, placing_error)
+    mean, interval = fmean(differences), t_interval(differences, level, shared)
+    interval = replace(interval, level=1 - ALPHA)
+    found = Interaction(
+        *names[1:],
+        mean=mean,
+        interval=interval,
+        p_value=paired_p_value(differences, shared),
+        seeds=tuple(seeds),
+        differences=tuple(differences),
+        sentence="",
+    )
+    return replace(found, sentence=_sentence(found, unit))
+
+
+def _sentence(found: Interaction, unit: Unit) -> str:
+    first, second, mean, interval = found.first, found.second, found.mean, found.interval
+    if not found.is_known:
+        return f"The interaction of {first} and {second} is inconclusive."
+    near, far = sorted((abs(interval.low), abs(interval.high)))
+    how, where = ("help each other", "lower") if mean < 0 else ("get in each other's way", "higher")
+    return (
+        f"{first} and {second} {how}: with both, the loss is {abs(mean):.3g} {unit} {where} (95 % interval "
+        f"{near:.3g} to {far:.3g}) than what each does alone adds up to."
+    )

@@ -1,0 +1,1 @@
+"""The report of a study: page, tables, terminal and advice."""

@@ -1,0 +1,307 @@
+"""How the loss fell, and what it is on longer texts: means over seeds, with all seeds as a band."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from archwright import format as fmt
+from archwright.lab.report.learning_rates import best_lr
+from archwright.lab.results import Point, RunResult, StudyResults, compared_of
+from archwright.reporting.curves import axes_up_to
+from archwright.reporting.document import Axis, Chart, Key, Section, Series
+from archwright.reporting.styles import FEW, short_names, shortened, trace
+
+Trace = dict[str, Any]
+
+BANDS = 0.5
+"""Opacity of all bands together; of one at most `BAND`."""
+BAND = 0.14
+ZERO = {
+    **{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0},
+    "line": {"width": 1, "color": "$ink"},
+}
+"""A line at no difference."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several seeds' losses at one place."""
+
+    at: Mapping[str, float]
+    """The columns that it can be drawn along."""
+    values: Sequence[float]
+
+
+def axes(results: StudyResults) -> list[Axis]:
+    """Return what loss can be drawn against."""
+    seconds = [point.seconds for run in results.runs for point in run.curve]
+    longest = max(filter(math.isfinite, seconds), default=0.0)
+    return axes_up_to(longest, "processor time of training")
+
+
+def curves_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
+    """Draw the held-out loss on the way, and its difference to the baseline's."""
+    chosen = {name: runs_at_best(results, name) for name in series}
+    losses = {name: _spreads(runs, lambda run, p: p.loss) for name, runs in chosen.items()}
+    if not any(losses.values()):
+        return None
+    trained = {name: _spreads(runs, lambda run, p: p.train_loss) for name, runs in chosen.items()}
+    bits = {name: _spreads(runs, _in_bits) for name, runs in chosen.items()}
+    baseline = results.variants[0].name
+    # Paired by seed and tokens.
+    base = {(run.seed, p.tokens): p.loss for run in chosen[baseline] for p in run.curve}
+    differences = {
+        name: _spreads(runs, lambda run, p: p.loss - base.get((run.seed, p.tokens), math.nan))
+        for name, runs in chosen.items()
+        if name != baseline
+    }
+    unit = results.unit
+    charts = [
+        _chart(
+            "loss",
+            "Held-out loss",
+            series,
+            losses,
+            unit,
+            f"Mean over seeds at the rate that is best for all seeds together ({_rates(chosen)}). "
+            "Bands reach from the lowest to the highest seed.",
+        )
+    ]
+    if any(trained.values()):
+        note = (
+            "Of the same runs: mean over the steps since the evaluation before, so that it lags while the loss falls, "
+            "and over seeds."
+        )
+        charts.append(_chart("training", "Training loss", series, trained, unit, note))
+    if any(differences.values()):
+        title = f"Difference from {shortened(baseline)} during training"
+        note = (
+            "Of the runs above, paired by seed at equal tokens. A difference that still moves at the end "
+            "may come out otherwise after longer training."
+        )
+        below = f"{unit}, below 0 is better"
+        chart = _chart("difference", title, series, differences, below, note, "+.4f")
+        charts.append(replace(chart, layout={"shapes": [ZERO]}))
+    if unit != "bits per byte" and any(bits.values()):
+        note = (
+            "The held-out loss by the bytes per token of the whole held-out text. Mean over seeds."
+        )
+        title = "Held-out bits per byte"
+        charts.append(_chart("bits-per-byte", title, series, bits, "bits per byte", note))
+    return Section("Loss curves", [Key(list(series.values())), *charts])
+
+
+def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
+    """Draw the loss on texts of other lengths, if it was measured."""
+    best: dict[str, list[RunResult]] = {name: [] for name in series}
+    for replicate in results.replicates:
+        best[replicate.variant].append(replicate.best)
+    spreads = {name: _by_length(runs) for name, runs in best.items()}
+    lengths = sorted({int(s.at["length"]) for found in spreads.values() for s in found})
+    if not lengths:
+        return None
+    chart = Chart(
+        name="lengths",
+        title="Loss on longer texts",
+        summary=_ends(spreads, lambda s: f"at {fmt.exact(s.at['length'])} tokens"),
+        traces=_traces(series, spreads, ".4f", along=False),
+        layout={
+            "hovermode": "x unified",
+            "xaxis": {
+                "type": "log",
+                "title": {"text": "tokens of a text"},
+                "tickvals": lengths,
+                "ticktext": [fmt.exact(length) for length in lengths],
+                "hoverformat": ",.0f",
+                "unifiedhovertitle": {"text": "%{x} tokens"},
+            },
+        },
+        unit=f"held-out {results.unit}",
+        note="Mean over seeds of each seed's best run; bands reach from the lowest to the highest seed.",
+        full_width=True,
+        saved=_columns(spreads),
+    )
+    return Section("Longer texts", [Key(list(series.values())), chart])
+
+
+def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
+    """Return a variant's runs at the learning rate that is best over seeds, of those that are compared if any is."""
+    runs = compared_of([r for r in results.runs if r.variant == variant], results.study)
+    lr = best_lr(runs)
+    return [run for run in runs if run.lr == lr]
+
+
+def _rates(chosen: Mapping[str, Sequence[RunResult]]) -> str:
+    """Return the learning rates of the curves in words."""
+    lrs = {name: fmt.short(runs[0].lr) for name, runs in chosen.items() if runs}
+    common = set(lrs.values()) if len(set(lrs.values())) == 1 else map(" ".join, lrs.items())
+    return fmt.listed(list(common)) if len(lrs) <= FEW else "see Learning rates"
+
+
+def _chart(
+    name: str,
+    title: str,
+    series: Mapping[str, Series],
+    spreads: Mapping[str, Sequence[Spread]],
+    unit: str,
+    note: str,
+    shown: str = ".4f",
+) -> Chart:
+    return Chart(
+        name=name,
+        title=title,
+        summary=_ends(spreads, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
+        traces=_traces(series, spreads, shown),
+        unit=unit,
+        note=note,
+        full_width=True,
+        saved=_columns(spreads),
+    )
+
+
+def _in_bits(run: RunResult, point: Point) -> float:
+    """Return a loss in bits per byte, by the factor of the final loss."""
+    return point.loss * (run.bits_per_byte / run.loss if run.loss else math.nan)
+
+
+def _spreads(
+    runs: Sequence[RunResult], value_of: Callable[[RunResult, Point], float]
+) -> list[Spread]:
+    """Put together the finite values at equal tokens; where seeds differ in time, their mean stands."""
+    by_tokens: dict[int, list[tuple[Point, float]]] = {}
+    for run in runs:
+        for point in run.curve:
+            if math.isfinite(value := value_of(run, point)):
+                by_tokens.setdefault(point.tokens, []).append((point, value))
+    columns = ("step", "tokens", "flops", "seconds")
+    return [
+        Spread(
+            {name: fmean(getattr(point, name) for point, _ in pairs) for name in columns},
+            [value for _, value in pairs],
+        )
+        for _, pairs in sorted(by_tokens.items())
+    ]
+
+
+def _by_length(runs: Sequence[RunResult]) -> list[Spread]:
+    lengths = sorted({length for run in runs for length in run.lengths})
+    found = [
+        Spread(
+            {"length": length},
+            [
+                run.lengths[length]
+                for run in runs
+                if math.isfinite(run.lengths.get(length, math.nan))
+            ],
+        )
+        for length in lengths
+    ]
+    return [spread for spread in found if spread.values]
+
+
+def _traces(
+    series: Mapping[str, Series],
+    spreads: Mapping[str, Sequence[Spread]],
+    shown: str,
+    along: bool = True,
+) -> list[Trace]:
+    """Draw bands first, so that no band covers a mean."""
+    short = short_names(list(series))
+    kept = {name: found for name, found in spreads.items() if found}
+    opacity = min(BAND, BANDS / max(1, len(kept)))
+    bands = [
+        {**_band(series[name], short[name], found, along), "opacity": opacity}
+        for name, found in kept.items()
+    ]
+    means = [
+        _mean(series[name], short[name], found, shown, along, ranges=len(kept) <= FEW)
+        for name, found in kept.items()
+    ]
+    return [*bands, *means]
+
+
+def _band(series: Series, name: str, found: Sequence[Spread], along: bool) -> Trace:
+    there, back = list(found), list(reversed(found))
+    return trace(
+        series,
+        f"{name}, all seeds",
+        mode="lines",
+        **_place([*there, *back], along),
+        y=[max(s.values) for s in there] + [min(s.values) for s in back],
+        fill="toself",
+        fillcolor=f"${series.color}",
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _mean(
+    series: Series, name: str, found: Sequence[Spread], shown: str, along: bool, ranges: bool
+) -> Trace:
+    most = max(len(s.values) for s in found)
+    return trace(
+        series,
+        name,
+        **_place(found, along),
+        y=[fmean(s.values) for s in found],
+        customdata=[_seeds_words(s.values, shown, most, ranges) for s in found],
+        hovertemplate=f"%{{y:{shown}}}%{{customdata}}",
+    )
+
+
+def _place(found: Sequence[Spread], along: bool) -> Trace:
+    columns = {name: [s.at[name] for s in found] for name in found[0].at}
+    return {"along": columns} if along else {"x": columns["length"]}
+
+
+def _seeds_words(values: Sequence[float], shown: str, most: int, ranges: bool) -> str:
+    """Return what follows a mean in a hover label, which has to fit on a phone."""
+    fewer = f", {len(values)} of {most} seeds" if len(values) < most else ""
+    between = f" ({min(values):{shown}} to {max(values):{shown}})" if ranges and not fewer else ""
+    return f"{between}{fewer}".replace("-", "\N{MINUS SIGN}")
+
+
+def _ends(spreads: Mapping[str, Sequence[Spread]], place: Callable[[Spread], str]) -> str:
+    ends = [(name, found[-1]) for name, found in spreads.items() if found]
+    return " ".join(f"{name}: {fmean(s.values):.4f} {place(s)}." for name, s in ends)
+
+
+def error_bars(
+    above: Sequence[float], below: Sequence[float], series: Series, **given: Any
+) -> dict[str, Any]:
+    """Return plotly's error bars in the colour of a series."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": above,
+        "arrayminus": below,
+        "thickness": 1.5,
+        "width": 4,
+        "color": f"${series.color}",
+        **given,
+    }
+
+
+def columns_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return lines as columns of a CSV."""
+    return {name: [line[name] for line in lines] for name in lines[0]} if lines else {}
+
+
+def _columns(spreads: Mapping[str, Sequence[Spread]]) -> dict[str, list[Any]]:
+    """Return means and ranges as columns of a CSV."""
+    lines = [
+        {
+            "variant": name,
+            **s.at,
+            "mean": fmean(s.values),
+            "lowest": min(s.values),
+            "highest": max(s.values),
+            "seeds": len(s.values),
+        }
+        for name, found in spreads.items()
+        for s in found
+    ]
+    return columns_of(lines)

@@ -1,0 +1,314 @@
+"""Effects of the variants on the loss: differences, their intervals, and the noise."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from archwright import format as fmt
+from archwright.lab.procedure.verdict import is_unlearnt
+from archwright.lab.report.curves import columns_of, error_bars
+from archwright.lab.results import Effect, Interaction, Interval, StudyResults
+from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
+from archwright.reporting.styles import plotly_text, shortened, trace, wrapped
+
+Shape = dict[str, Any]
+
+REM_PER_LINE = 1.1
+REM_BETWEEN_ROWS = 1.1
+SEED_OFFSET = 0.85
+"""How far below a row's middle its seeds stand, in rem."""
+SIDE = 0.15
+"""Least share of the axis on each side of 0."""
+WIDEST = 4.0
+"""An interval is cut where it reaches so many times further than everything else."""
+
+
+def effects_section(results: StudyResults, series: dict[str, Series]) -> Section:
+    """Draw and list the differences to the baseline."""
+    asked = [Text(results.study.question)] if results.study.question else []
+    if not results.effects:
+        caption = "There is no effect yet: it takes two seeds of the baseline and of a variant."
+        return Section("Effects", [*asked, Text(caption)])
+    # A difference from what learnt nothing is no number to be read.
+    learnt = [effect for effect in results.effects if not is_unlearnt(effect)]
+    chart = [_chart(results, series, learnt)] if learnt else []
+    blocks: list[Block] = [*asked, *chart, _table(results)]
+    if results.interactions:
+        blocks.append(_interactions(results))
+    return Section("Effects", blocks)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a row stands: the vertical axis counts rem, downwards."""
+
+    label: str
+    top: float
+    bottom: float
+
+    @property
+    def middle(self) -> float:
+        return (self.top + self.bottom) / 2
+
+
+def _places(effects: Sequence[Effect]) -> list[_Place]:
+    places: list[_Place] = []
+    for effect in effects:
+        label = f"{wrapped(effect.variant)}<br>{effect.outcome}"
+        height = REM_PER_LINE * (label.count("<br>") + 1) + REM_BETWEEN_ROWS
+        top = places[-1].bottom if places else 0.0
+        places.append(_Place(label, top, top + height))
+    return places
+
+
+def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[Effect]) -> Chart:
+    places = _places(effects)
+    end = places[-1].bottom
+    traces: list[dict[str, Any]] = []
+    shapes: list[Shape] = []
+    for place, effect in zip(places, effects, strict=True):
+        traces.append(_seeds(place, effect))
+        if effect.has_numbers:
+            traces.append(_mean(place, effect, series[effect.variant]))
+        shapes += _grounds(place, effect)
+    shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
+    low, high = _extent(effects)
+    drawn = [effect.interval for effect in effects if effect.has_numbers]
+    is_cut = any(interval.low < low or interval.high > high for interval in drawn)
+    cut = "An interval that leaves the chart goes on beyond it. " if is_cut else ""
+    return Chart(
+        name="effects",
+        title=f"Difference from {shortened(results.variants[0].name)}",
+        summary=" ".join(effect.sentence or _sentence(effect) for effect in effects),
+        traces=traces,
+        layout=_layout((low, high), places) | {"shapes": shapes},
+        unit=f"held-out {results.unit}, below 0 is better",
+        note=(
+            "Diamond and line: mean over paired seeds and its 95 % interval, of variants that are decided. "
+            "Circles: the seeds. "
+            "Grey band: one standard deviation of the difference between two means of the baseline alone, "
+            "which is noise. Dashed: the margins, "
+            f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
+            "matter. " + cut
+        ),
+        full_width=True,
+        height=end + 4,
+        saved=_columns(effects),
+    )
+
+
+def _layout(extent: tuple[float, float], places: Sequence[_Place]) -> dict[str, Any]:
+    return {
+        "showlegend": False,
+        "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
+        "annotations": [_direction("← better", "right", -8), _direction("worse →", "left", 8)],
+        "xaxis": {"range": [*extent], "nticks": 7, "tickformat": "~g"},
+        "yaxis": {
+            "range": [places[-1].bottom, 0],
+            "tickvals": [place.middle for place in places],
+            "ticktext": [place.label for place in places],
+            "tickfont": {"color": "$ink"},
+            "showgrid": False,
+            "fixedrange": True,
+        },
+    }
+
+
+def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
+    interval = effect.interval
+    return trace(
+        series,
+        effect.variant,
+        legendgroup=None,
+        mode="markers",
+        x=[effect.mean],
+        y=[place.middle],
+        error_x=error_bars(
+            [interval.high - effect.mean],
+            [effect.mean - interval.low],
+            series,
+            thickness=2.5,
+            width=5,
+        ),
+        marker={"size": 11, "color": f"${series.color}", "symbol": "diamond"},
+        cliponaxis=True,
+        hovertemplate=f"{wrapped(effect.variant, 40)}<br>{_sentence(effect)}"
+        f"<br>95 %: {interval_words(interval)} ({interval.method})"
+        f"{_per_byte(effect, effect.mean)}<extra></extra>",
+    )
+
+
+def _seeds(place: _Place, effect: Effect) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"{plotly_text(effect.variant)}, each seed",
+        "x": effect.differences,
+        "y": [place.middle + SEED_OFFSET] * len(effect.differences),
+        "marker": {"size": 7, "symbol": "circle-open", "color": "$muted", "line": {"width": 1.5}},
+        "cliponaxis": True,
+        "hovertext": [
+            f"seed {seed}: {fmt.signed(loss)} {effect.unit}{_per_byte(effect, loss)}"
+            for seed, loss in zip(effect.seeds, effect.differences, strict=True)
+        ],
+        "hovertemplate": f"{wrapped(effect.variant, 40)}<br>%{{hovertext}}<extra></extra>",
+    }
+
+
+def _per_byte(effect: Effect, difference: float) -> str:
+    """Return a line with a difference in bits per byte, where the text has them and is not judged in them."""
+    bits = difference / effect.loss_per_bit_per_byte
+    shown = effect.unit != "bits per byte" and math.isfinite(bits)
+    return f"<br>{fmt.signed(bits)} bits per byte" if shown else ""
+
+
+def _grounds(place: _Place, effect: Effect) -> list[Shape]:
+    """Draw what a difference is judged against: the noise as a band, the margins as lines."""
+    top, bottom = place.top, place.bottom
+    band = {
+        "type": "rect",
+        "x0": -effect.noise,
+        "x1": effect.noise,
+        "y0": top,
+        "y1": bottom,
+        "fillcolor": "$line",
+        "line": {"width": 0},
+        "layer": "below",
+    }
+    dashed = {"width": 1.5, "dash": "dash", "color": "$muted"}
+    margins = [_upright(x, top, bottom, dashed) for x in (-effect.margin, effect.margin)]
+    return [*([band] if math.isfinite(effect.noise) else []), *margins]
+
+
+def _upright(x: float, top: float, bottom: float, line: Shape) -> Shape:
+    return {
+        "type": "line",
+        "x0": x,
+        "x1": x,
+        "y0": top,
+        "y1": bottom,
+        "line": line,
+        "layer": "below",
+    }
+
+
+def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
+    return {
+        "text": text,
+        "x": 0,
+        "xanchor": anchor,
+        "xshift": shift,
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 12, "color": "$muted"},
+    }
+
+
+def _extent(effects: Sequence[Effect]) -> tuple[float, float]:
+    """Return the ends of the axis: all seeds, margins and noise, and intervals as far as these leave them room."""
+    inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin)]
+    inner += [x for e in effects for x in (-e.noise, e.noise)]
+    inner = [x for x in inner if math.isfinite(x)] or [-1.0, 1.0]
+    most = WIDEST * max(map(abs, inner))
+    drawn = [e.interval for e in effects if e.has_numbers]
+    ends = [x for i in drawn for x in (i.low, i.high) if math.isfinite(x)]
+    outer = [max(-most, min(x, most)) for x in ends]
+    low, high = min(0.0, *inner, *outer), max(0.0, *inner, *outer)
+    span = high - low or 1.0
+    return min(low - 0.04 * span, -SIDE * span), max(high + 0.04 * span, SIDE * span)
+
+
+def _table(results: StudyResults) -> Table:
+    bootstrapped = any(effect.interval.method == "BCa" for effect in results.effects)
+    head = [
+        "Variant",
+        "Outcome",
+        results.unit.capitalize(),
+        "95 % BCa" if bootstrapped else "95 % (t)",
+        *(["95 % t"] if bootstrapped else []),
+        "p (paired t)",
+        "p, Holm",
+        "90 %, for equivalence",
+        *([] if results.unit == "bits per byte" else ["Bits per byte"]),
+        "Of the baseline's loss",
+        "Seeds",
+    ]
+    rows = [_row(effect, bootstrapped) for effect in results.effects]
+    caption = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
+    return Table(caption, head, rows)
+
+
+def _interactions(results: StudyResults) -> Table:
+    """List what two choices are worth together beyond what each is alone."""
+    note = (
+        "Interactions: (both \N{MINUS SIGN} first) \N{MINUS SIGN} (second \N{MINUS SIGN} "
+        f"{results.variants[0].name}), over the seeds that all four have. Below 0 they help each other. "
+        + " ".join(found.sentence for found in results.interactions)
+    )
+
+    def numbers(found: Interaction) -> tuple[str, ...]:
+        interval, p_value = interval_words(found.interval), fmt.probability(found.p_value)
+        return fmt.signed(found.mean), interval, p_value
+
+    rows = [
+        Row(
+            (
+                found.first,
+                found.second,
+                *(numbers(found) if found.is_known else ("–",) * 3),
+                str(len(found.seeds)),
+            )
+        )
+        for found in results.interactions
+    ]
+    head = ("First", "Second", results.unit.capitalize(), "95 % (t)", "p (paired t)", "Seeds")
+    return Table(note, head, rows)
+
+
+def _row(effect: Effect, bootstrapped: bool) -> Row:
+    cells = [
+        fmt.signed(effect.mean),
+        interval_words(effect.interval),
+        *([interval_words(effect.t_interval)] if bootstrapped else []),
+        fmt.probability(effect.p_value),
+        fmt.probability(effect.holm_p_value),
+        f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
+        *([] if effect.unit == "bits per byte" else [fmt.signed(effect.bits_per_byte)]),
+        f"{fmt.signed(100 * effect.share, 2)} %" if math.isfinite(effect.share) else "–",
+    ]
+    if not effect.has_numbers or is_unlearnt(effect):
+        cells = ["–"] * len(cells)
+    shown = [effect.variant, effect.outcome, *cells, str(len(effect.seeds))]
+    return Row(shown, "; ".join(effect.caveats))
+
+
+def interval_words(interval: Interval) -> str:
+    """Return an interval as `−0.0190 to −0.0056`."""
+    ends = fmt.signed(interval.low), fmt.signed(interval.high)
+    return f"{ends[0]} to {ends[1]}"
+
+
+def _sentence(effect: Effect) -> str:
+    return f"{effect.outcome}, {fmt.signed(effect.mean)} {effect.unit}"
+
+
+def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:
+    """Return what the chart shows, for its CSV: one line for each seed."""
+    lines = [
+        {
+            "variant": e.variant,
+            "seed": seed,
+            "difference": difference,
+            "mean": e.mean,
+            "low": e.interval.low,
+            "high": e.interval.high,
+            "noise": e.noise,
+            "margin": e.margin,
+        }
+        for e in effects
+        for seed, difference in zip(e.seeds, e.differences, strict=True)
+    ]
+    return columns_of(lines)

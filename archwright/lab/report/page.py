@@ -1,0 +1,106 @@
+"""A study's page and tables, made from `StudyResults` and nothing else."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from archwright.files import atomic_write
+from archwright.format import listed
+from archwright.lab.design.plan import runs_of
+from archwright.lab.design.widths import headline as headline_of_widths
+from archwright.lab.procedure.verdict import GROUPS, claim_words
+from archwright.lab.report import curves, effects, horizons, learning_rates, sections
+from archwright.lab.report import width_charts as widths
+from archwright.lab.report.csv_files import write_tables as write_tables
+from archwright.lab.results import Effect, Outcome, StudyResults
+from archwright.reporting.document import HEADLINE_WORDS, MADE_BY, Page
+from archwright.reporting.styles import series_of
+
+
+def write_page(results: StudyResults, folder: str | Path) -> Path:
+    """Write `report.html` into a folder and return its path. The page is one file that requests nothing."""
+    path = Path(folder) / "report.html"
+    atomic_write(path, study_page(results).html())
+    return path
+
+
+def study_page(results: StudyResults) -> Page:
+    """Lay a study out as a page, whatever of it is done."""
+    head = (
+        headline_of_widths(results.drifts, HEADLINE_WORDS)
+        if results.study.widths
+        else headline(results.effects, results.variants[0].name, HEADLINE_WORDS)
+    )
+    series = series_of([variant.name for variant in results.variants])
+    first = widths.widths_section if results.study.widths else effects.effects_section
+    made = (
+        first(results, series),
+        sections.answers_section(results),
+        horizons.horizons_section(results, series),
+        curves.curves_section(results, series),
+        learning_rates.learning_rates_section(results, series),
+        curves.lengths_section(results, series),
+        sections.cost_section(results),
+        sections.held_section(results),
+        sections.changes_section(results),
+        sections.runs_section(results),
+        sections.reproduce_section(results),
+    )
+    return Page(
+        title=f"{_name(results)}: {head}",
+        kicker=f"archwright study {_name(results)}",
+        verdict=head,
+        verdict_rest=f"{results.verdict.removeprefix(head).lstrip(':;, ')} {results.scope}",
+        notice=_notice(results),
+        notes=results.notes,
+        axes=curves.axes(results),
+        sections=[section for section in made if section],
+        footer=f"{MADE_BY} from {results.folder}. One file, which requests nothing.",
+    )
+
+
+def _name(results: StudyResults) -> str:
+    return results.study.name or Path(results.folder).name
+
+
+def _notice(results: StudyResults) -> str:
+    if results.complete:
+        return ""
+    study = results.study
+    planned = runs_of(study, len(results.variants))
+    at_least = "" if not study.tune_lr else "about "
+    ended = len(results.runs) + len(results.shorter_runs)
+    return (
+        f"This study is not complete: {ended} of {at_least}{planned} runs have ended. "
+        "All that follows is of these and may still change."
+    )
+
+
+def headline(effects: Sequence[Effect], baseline: str, words: int) -> str:
+    """Return the outcomes in at most so many `words`: with all names where these fit, else counted."""
+    found = list(_headlines(effects, baseline))
+    return next((text for text in found if len(text.split()) <= words), found[-1])
+
+
+def _headlines(effects: Sequence[Effect], baseline: str) -> Iterator[str]:
+    """Yield headlines, the shortest and least precise last."""
+    if not effects:
+        yield "Nothing was compared yet"
+        return
+    if len(effects) == 1:
+        yield claim_words(effects[0].outcome, effects[0].variant, baseline)
+        brief = claim_words(effects[0].outcome, "the variant", "the baseline")
+        yield brief[:1].upper() + brief[1:]
+        return
+    names: dict[Outcome, list[str]] = {}
+    for outcome in GROUPS:
+        if members := [effect.variant for effect in effects if effect.outcome == outcome]:
+            names[outcome] = members
+    groups = [f"{listed(n)} {GROUPS[o][len(n) > 1]}" for o, n in names.items()]
+    yield f"Against {baseline}, {', '.join(groups)}"
+    counts = {o: f"{len(n)} {o.replace('below', 'within')}" for o, n in names.items()}
+    yield f"{len(effects)} variants: {', '.join(counts.values())}"
+    superior = [o for o in names if o in ("better", "worse")] or [*names][:1]
+    first, *others = [counts[o] for o in superior]
+    verb = "is" if first.startswith("1 ") else "are"
+    few = [first.replace(" ", f" {verb} ", 1), *others]
+    yield f"Of {len(effects)} variants, {listed(few)}"

@@ -1,0 +1,484 @@
+"""A study's results, put together from its runs: effects, verdict, controlled variables, notes."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from archwright import format as fmt
+from archwright.data.store import TokenStore
+from archwright.data.task_text import TaskText
+from archwright.lab.design import widths
+from archwright.lab.design.baseline import Tuning, expected_runs
+from archwright.lab.design.command_line import Command
+from archwright.lab.design.matching import mismatch
+from archwright.lab.design.plan import LEAST_STEPS, Arm, Plan, horizons
+from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
+from archwright.lab.procedure.interactions import interactions
+from archwright.lab.procedure.sweep import RISE, first_window, is_sharp
+from archwright.lab.procedure.verdict import SCOPE, UNLEARNT, effects, verdict
+from archwright.lab.report.advice import advice
+from archwright.lab.report.multiplier import multiplier_of
+from archwright.lab.results import (
+    ControlledVariable,
+    Drift,
+    Effect,
+    Replicate,
+    RunResult,
+    StudyResults,
+    TaskFacts,
+    Variant,
+)
+from archwright.lab.running.baseline_runs import GAIN, decay_of
+from archwright.lab.running.scheduler import Execution
+from archwright.runs import RunFolder
+from archwright.spec.overrides import flatten
+from archwright.spec.read import differing
+from archwright.spec.run_spec import Optimizer, Schedule
+from archwright.spec.study_spec import Match
+
+COUNTED = "  times are counted from FLOPs, as steps of this size are too slow to be timed"
+
+SHOWN = 6
+"""Differences of a variant that a plan lists."""
+
+
+def results_of(execution: Execution, command: Command, complete: bool) -> StudyResults:
+    """Return what a study found so far."""
+    plan = execution.plan
+    order = {name: i for i, name in enumerate(plan.arms)}
+    cells = sorted(execution.results, key=lambda c: (order[c.variant], c.seed, c.k))
+    variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
+    replicates, now = execution.replicates(), execution.standing()
+    sweeps, task = now.sweeps, _task(plan)
+    moved: list[Drift] = []
+    if plan.study.widths:
+        found: list[Effect] = []
+        moved, outcome = _of_widths(execution, variants, replicates)
+    else:
+        given = partial(advice, execution=execution, command=command)
+        advised = given if complete else lambda effect: ""
+        found, outcome = _compared(execution, runs, replicates, advised)
+    unfit = {name for name, sweep in sweeps.items() if sweep.at_boundary}
+    unfit |= {effect.variant for effect in found if effect.caveats}
+    return StudyResults(
+        study=plan.study,
+        folder=str(execution.folder),
+        verdict=outcome,
+        scope=SCOPE,
+        variants=variants,
+        runs=runs,
+        replicates=replicates,
+        effects=found,
+        grids={n: [plan.lr(n, k) for k in sweep.window] for n, sweep in sweeps.items()},
+        held=held(plan),
+        tokens_per_run=plan.tokens_per_run,
+        steps=plan.steps,
+        evaluation_tokens=plan.evaluation_tokens,
+        device=device_of(execution),
+        predicted_seconds=plan.seconds,
+        seconds=execution.spent,
+        command=str(command),
+        unit=plan.unit,
+        interactions=interactions(
+            plan.study, replicates, plan.baseline.name, unfit, plan.unit, now.placing, now.looks
+        ),
+        shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
+        drifts=moved,
+        task=task,
+        complete=complete,
+        notes=[*execution.notes, *_notes(found, replicates, execution)],
+    )
+
+
+def _of_widths(
+    execution: Execution, variants: Sequence[Variant], replicates: Sequence[Replicate]
+) -> tuple[list[Drift], str]:
+    """Return how far best rates moved from width to width, and that in a sentence."""
+    plan, ratio = execution.plan, math.log(execution.plan.study.lr_ratio)
+    sweeps = execution.standing().sweeps
+    steps = {name: ratio * (sweep.window[1] - sweep.window[0]) for name, sweep in sweeps.items()}
+    plateau = {name: found.plateau for name, found in execution.counted.items()}
+    moved = widths.drifts(replicates, plan.study, steps, plateau)
+    tokens, device = plan.tokens_per_run, device_of(execution)
+    return moved, widths.verdict(moved, variants, tokens=tokens, text=_text(plan), device=device)
+
+
+def _compared(
+    execution: Execution,
+    runs: Sequence[RunResult],
+    replicates: Sequence[Replicate],
+    advised: Callable[[Effect], str],
+) -> tuple[list[Effect], str]:
+    """Return each variant against the baseline, and the verdict."""
+    plan, now = execution.plan, execution.standing()
+    found = effects(
+        replicates,
+        plan.study,
+        plan.baseline.name,
+        runs=runs,
+        edges=[name for name, sweep in now.sweeps.items() if sweep.at_boundary],
+        learnt={name: found.learnt for name, found in execution.counted.items()},
+        unlearnt=now.unlearnt,
+        unit=plan.unit,
+        multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
+        advice=advised,
+        **now.judged,
+    )
+    outcome = verdict(
+        found,
+        plan.baseline.name,
+        parameters=plan.baseline.counts.non_embedding,
+        tokens=plan.tokens_per_run,
+        device=device_of(execution),
+        text=_text(plan),
+        advice=advised,
+    )
+    return found, outcome
+
+
+def _text(plan: Plan) -> str:
+    """Name the task, or the text without its folders."""
+    if task := _task(plan):
+        return task.name
+    names = [Path(text).name or text for text in plan.baseline.run.data.texts]
+    return fmt.listed(names) if len(names) < 3 else f"{len(names)} texts"
+
+
+def _task(plan: Plan) -> TaskFacts | None:
+    text = plan.baseline.material.held_out
+    if not isinstance(text, TaskText):
+        return None
+    return TaskFacts(text.task.kind, text.sampler.chance, text.sampler.floor)
+
+
+def announcement(plan: Plan) -> str:
+    """Say what is about to be run, and how long that takes."""
+    threads = plan.decisions.machine.threads
+    at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
+    tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
+    first, others = tuning[:1], [*map(str, tuning[1:])]
+    where_steep = f" (and {fmt.listed(others)} where losses are steep)" if others else ""
+    few = (
+        f"  {plan.steps} step{'s' * (plan.steps != 1)} a run are too few to answer: give {LEAST_STEPS} or more, as "
+        f"with --budget {LEAST_STEPS}steps"
+    )
+    tuned = f"learning rates tuned by seed {first[0]}{where_steep}, then" if first else "each for"
+    lines = [
+        f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
+        _each_run(plan),
+        *([COUNTED] if plan.costs[plan.baseline.name].counted else []),
+        *([few] if plan.steps < LEAST_STEPS else []),
+        f"  {batch_words(plan)}",
+        *(line for arm in plan.arms.values() for line in _announced(arm, plan)),
+        f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
+        + (
+            ""
+            if tuning or not plan.study.tune_lr
+            else ", learning rates moving on towards lower loss"
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def tuned_words(plan: Plan) -> str:
+    """Say which batch and weight decay were found, and what each run is then."""
+    return f"{batch_words(plan)}\n{_each_run(plan)}"
+
+
+def batch_words(plan: Plan) -> str:
+    """Say which batch and weight decay runs have, whether they were tuned, and how what else was tried compares."""
+    run, tuning = plan.baseline.run, plan.tuning
+    decay = decay_of(run.optimizer)
+    values = f"batch {run.batch_size} x {run.model.context_length} tokens"
+    values += "" if decay is None else f" and weight decay {decay:g}"
+    if tuning is None:
+        return f"{values}, not tuned"
+    name, several = plan.baseline.name, "s" * (len(tuning.seeds) > 1)
+    seeds = f"seed{several} {fmt.listed([f'{seed}' for seed in tuning.seeds])}"
+    if not tuning.is_done:
+        number = expected_runs(tuning, plan.study.lr_grid_size)
+        return f"{values}, to be tuned for {name} first, by {seeds}: about {number:.0f} runs"
+    size = fmt.count(plan.baseline.counts.non_embedding)
+    who = f"by {tuning.runs} runs of {seeds}"
+    if tuning.earlier:
+        who = f"by an earlier study, at {fmt.count(tuning.tokens)} tokens a run"
+    one = {"batch": "batch alone", "decay": "weight decay alone"}
+    what = f" ({one[tuning.axes[0]]})" if len(tuning.axes) == 1 else ""
+    gain = 100 * GAIN * plan.study.equivalence_margin
+    others = ", ".join(_others(tuning)) or "nothing else was tried"
+    short = " Time ran out before more was tried." if tuning.cut_short else ""
+    return (
+        f"{values}, tuned{what} for {name} at {size} parameters {who}: {others}; what gains less than {gain:.2g} % of "
+        f"the loss changes nothing.{short}"
+    )
+
+
+def _others(tuning: Tuning) -> Iterator[str]:
+    """Say of all that was tried and does not stand how much higher its loss is."""
+    found = tuning.found
+    for trial in tuning.trials:
+        if trial == found:
+            continue
+        words = [f"batch {trial.batch_size}"] * (trial.batch_size != found.batch_size)
+        if trial.weight_decay is not None and trial.weight_decay != found.weight_decay:
+            words += [f"weight decay {trial.weight_decay:g}"]
+        if trial.loss is None or found.loss is None:
+            yield f"{' and '.join(words)} failed"
+            continue
+        off = f"{100 * (trial.loss / found.loss - 1):+.1f} %"
+        yield f"{' and '.join(words)} {off}"
+
+
+def _each_run(plan: Plan) -> str:
+    return f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}"
+
+
+def _announced(arm: Arm, plan: Plan) -> Iterator[str]:
+    """Say of one variant how large it is, its learning rates, how long a run takes, and what differs."""
+    base = plan.baseline
+    size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
+    if arm is not base:
+        off = 100 * mismatch(arm.counts, base.counts, "non_embedding")
+        size += f" ({off:+.2f} %), FLOPs {100 * mismatch(arm.counts, base.counts, 'flops'):+.1f} %"
+    size += "".join(f", {shape}" for shape in _shape(arm, base))
+    powers = first_window(plan.study.lr_grid_size) if plan.study.tune_lr else range(1)
+    lrs = ", ".join(f"{plan.lr(arm.name, k):.3g}" for k in powers)
+    confirms = plan.study.tune_lr and plan.study.procedure == "confirm"
+    if confirms and arm is not base and arm.name not in plan.own_starts:
+        lrs = f"around the best of {base.name}"
+    seconds = fmt.duration(plan.run_seconds(arm.name))
+    yield f"  {arm.name}: {size}; learning rate {lrs}; {seconds} a run"
+    if arm is not base:
+        sizes = {f"model.{path}" for path in (*_sizes_of(arm), *_sizes_of(base))}
+        words = words_of(plan.study)[arm.name]
+        set_here = {run_key(word).partition("=")[0] for word in words if "=" in word}
+        # Options that only one of them has follow from its kind, unless the variant sets them.
+        changes = [
+            f"{path.removeprefix('model.')} {new}" + f" ({old})" * (old != "-")
+            for path, (old, new) in differing([base.run, arm.run]).items()
+            if path not in sizes and ("-" not in (old, new) or path in set_here)
+        ]
+        more = f" and {len(changes) - SHOWN} more" * (len(changes) > SHOWN)
+        yield f"    differs in {', '.join(changes[:SHOWN]) or 'these sizes'}{more}"
+
+
+def _shape(arm: Arm, base: Arm) -> Iterator[str]:
+    """Say how large a variant's widths are, and what its masks show, where that is not as in the baseline."""
+    if arm is base:
+        shown = {p: n for p, n in _sizes_of(arm).items() if p == "dim" or p.endswith("hidden_dim")}
+        yield from (f"{path} {value:,}" for path, value in shown.items())
+        return
+    yield from _other_sizes(arm, base).values()
+    values, base_values = (flatten(a.run.model.model_dump()) for a in (arm, base))
+    for path, value in values.items():
+        axis, _, field = path.rpartition(".")
+        default = values.get(path.split(".", 2)[-1]) if axis.startswith("layer_kinds.") else None
+        known = (base_values.get(path), default)
+        if axis.endswith(".mask") and field != "kind" and value not in known:
+            yield f"{path} {value} (texts have {arm.run.model.context_length:,})"
+
+
+def _sizes_of(arm: Arm) -> dict[str, int]:
+    """Return depth, heads and widths of a variant by path; of kinds of layers, those unlike the default's."""
+    values = flatten(arm.run.model.model_dump(exclude={"sources"}))
+    return {
+        path: value
+        for path, value in values.items()
+        if isinstance(value, int)
+        and (path in ("dim", "num_layers") or path.rpartition(".")[2] in SIZES)
+        and not (path.startswith("layer_kinds.") and value == values.get(path.split(".", 2)[-1]))
+    }
+
+
+def _other_sizes(arm: Arm, base: Arm) -> dict[str, str]:
+    """Return the sizes that a variant has unlike the baseline, in words, by path."""
+    others = _sizes_of(base)
+    return {
+        path: f"{path} {value:,}" + (f" ({base.name} {others[path]:,})" if path in others else "")
+        for path, value in _sizes_of(arm).items()
+        if value != others.get(path)
+    }
+
+
+def _notes(
+    effects: Sequence[Effect], replicates: Sequence[Replicate], execution: Execution
+) -> list[str]:
+    runs = [*execution.results.values(), *execution.shorter.values()]
+    notes = []
+    if diverged := [run for run in runs if run.diverged]:
+        notes.append(
+            f"{len(diverged)} of {len(runs)} runs diverged; each counts as the loss it started from."
+        )
+    if failed := [run for run in runs if run.failed]:
+        notes.append(f"{len(failed)} of {len(runs)} runs failed; the first: {failed[0].failed}.")
+    now, study = execution.standing(), execution.plan.study
+    for arm in [] if study.widths else execution.plan.arms.values():
+        # Matching sets hidden widths.
+        sizes = [
+            words
+            for path, words in _other_sizes(arm, execution.plan.baseline).items()
+            if f"model.{path}" not in set_by(arm.words)
+            and (study.match == "none" or not path.endswith("hidden_dim"))
+        ]
+        if sizes:
+            notes.append(f"{arm.name} also has {', '.join(sizes)}, which its words do not set.")
+    for effect in effects:
+        look = now.decisions[effect.variant].look if effect.variant in now.decisions else 0
+        if effect.outcome != "inconclusive" and 0 < look < study.seeds:
+            notes.append(f"{effect.variant} was decided after {look} of {study.seeds} seeds.")
+    if now.unlearnt:
+        notes.append(
+            f"Not trained further, as more seeds change nothing: {'; '.join(now.unlearnt)}."
+        )
+    inconclusive = [e.variant for e in effects if e.variant not in now.decisions]
+    ended = study.ends[0] if study.ends else len(execution.seeds)
+    if (number := study.seeds - ended) > 0 and (inconclusive or study.widths):
+        notes.append(
+            f"{number} of {study.seeds} seeds {'were' if number > 1 else 'was'} left out: "
+            "the budget did not pay for them."
+        )
+    if horizons(study) and not execution.shorter_pairs:
+        made = len(execution.shorter)
+        after = f" after {made} of their runs" * (made > 0)
+        notes.append(f"Shorter horizons were left out{after}: the budget did not pay for them.")
+    tuning = execution.plan.study.tuning_seed_numbers
+    if not tuning and (edges := sum(r.at_boundary for r in replicates)):
+        notes.append(
+            f"In {edges} of {len(replicates)} learning-rate sweeps the optimum was at the edge of the grid; "
+            "it may lie outside."
+        )
+    stuck = [
+        name
+        for name, counted in execution.counted.items()
+        if min((r.loss for r in replicates if r.variant == name), default=0.0) > counted.learnt
+    ]
+    if stuck and study.widths:
+        whose = "all of them" if len(stuck) == len(execution.counted) else "; ".join(stuck)
+        notes.append(f"Of these, longer runs may like other rates, as they {UNLEARNT}: {whose}.")
+    for name in execution.plan.arms:
+        if _is_coarse([r for r in replicates if r.variant == name], runs):
+            notes.append(
+                f"The grid of learning rates is coarse for {name}: beside the best its loss rises by more than "
+                f"{100 * RISE:.0f} %, so that it may do better between. A smaller --lr-ratio is finer."
+            )
+    return notes
+
+
+def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> bool:
+    """Return whether the valley of most seeds that sweep is narrower than the grid resolves."""
+
+    def sharp(found: Replicate) -> bool:
+        sweep = [r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)]
+        return is_sharp([r.loss for r in sorted(sweep, key=lambda r: r.lr)])
+
+    return sum(map(sharp, replicates)) > len(replicates) / 2
+
+
+def device_of(execution: Execution) -> str:
+    """Say what the runs were trained on."""
+    recorded = RunFolder(execution.folder).environment()
+    machine = execution.plan.decisions.machine
+    if recorded.get("gpu"):
+        return f"one {recorded['gpu']}"
+    threads = "one CPU thread" if machine.threads == 1 else f"{machine.threads} CPU threads"
+    name = str(recorded.get("cpu", "")).replace("(R)", "").replace("(TM)", "")
+    return f"{threads} ({name})" if name else threads
+
+
+def held(plan: Plan) -> list[ControlledVariable]:
+    """Return what the variants have in common, and what they could not have."""
+    run = plan.baseline.run
+    machine, arms = plan.decisions.machine, plan.arms.values()
+    threads = machine.threads
+    tokens = {
+        arm.name: f"{arm.run.data.tokenizer.kind}, {arm.material.tokenizer.vocab_size:,} tokens"
+        for arm in arms
+    }
+    common = [
+        ControlledVariable("text", ", ".join(run.data.texts)),
+        _held("tokenizer", tokens),
+        *([_held("text trained on", _text_sizes(plan))] if plan.unit == "bits per byte" else []),
+        ControlledVariable("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
+        ControlledVariable("batch and weight decay", batch_words(plan)),
+        ControlledVariable("judged on", f"the same {_judged_on(plan)}"),
+        ControlledVariable(
+            "seeds", "initial values drawn by parameter name, and the order of the data"
+        ),
+        ControlledVariable(
+            "precision and kernel", f"{machine.precision}, {machine.kernel} attention"
+        ),
+        ControlledVariable("threads", f"{threads} a run, {plan.workers} runs at a time"),
+    ]
+    sizes = {arm.name: _sizes_of(arm) for arm in arms}
+    schedules = {arm.name: _settings(arm.run.schedule) for arm in arms}
+    optimizers = {
+        arm.name: _settings(arm.run.optimizer, without=arm.run.optimizer.learning_rates[0])
+        for arm in arms
+    }
+    measured = [
+        _held("schedule", schedules),
+        _held("optimizer", optimizers),
+        _sizes("parameters outside embedding and head", "non_embedding", plan),
+        _sizes("all parameters", "parameters", plan),
+        _sizes("training FLOPs per token", "flops", plan),
+        *(
+            _held(
+                path,
+                {
+                    name: f"{found[path]:,}" if path in found else "none"
+                    for name, found in sizes.items()
+                },
+            )
+            for path in dict.fromkeys(path for found in sizes.values() for path in found)
+        ),
+    ]
+    return [*common, *measured]
+
+
+def _judged_on(plan: Plan) -> str:
+    final_bytes = plan.baseline.run.evaluate.final_bytes
+    shared = (
+        ", half for tuning learning rates and half for judging"
+        if plan.study.tuning_seed_numbers
+        else ""
+    )
+    if final_bytes is not None:
+        return f"{final_bytes:,} held-out bytes{shared}"
+    return f"{plan.evaluation_tokens:,} held-out tokens{shared}"
+
+
+def _text_sizes(plan: Plan) -> dict[str, str]:
+    """Return how many bytes of text the tokens of a run are, by variant."""
+    found = {}
+    for arm in plan.arms.values():
+        text = arm.material.train
+        assert isinstance(text, TokenStore)
+        bytes_per_token = text.num_bytes / max(1, len(text) - text.num_documents)
+        found[arm.name] = fmt.size(bytes_per_token * plan.tokens_per_run)
+    return found
+
+
+def _held(what: str, by_variant: dict[str, str]) -> ControlledVariable:
+    values = set(by_variant.values())
+    if len(values) == 1:
+        return ControlledVariable(what, values.pop())
+    return ControlledVariable(what, "", by_variant, equal=False)
+
+
+def _sizes(what: str, quantity: Match, plan: Plan) -> ControlledVariable:
+    base = plan.baseline.counts
+    values = {arm.name: arm.counts.of(quantity) for arm in plan.arms.values()}
+    if all(math.isclose(value, base.of(quantity)) for value in values.values()):
+        return ControlledVariable(what, f"{base.of(quantity):,.0f}")
+    by_variant = {
+        arm.name: f"{values[arm.name]:,.0f} ({100 * mismatch(arm.counts, base, quantity):+.2f} %)"
+        for arm in plan.arms.values()
+    }
+    by_variant[plan.baseline.name] = f"{base.of(quantity):,.0f}"
+    return ControlledVariable(what, "", by_variant, equal=False)
+
+
+def _settings(spec: Optimizer | Schedule, without: str = "") -> str:
+    values = {k: v for k, v in spec.model_dump().items() if k not in ("kind", without)}
+    return ", ".join([spec.kind, *(f"{k} {v}" for k, v in values.items())])
