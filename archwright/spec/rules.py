@@ -242,6 +242,11 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
                 f'{at}recurrence.kind: found "{layer.recurrence.kind}" {beside}, each of whose vectors would need a '
                 'state of its own; expected "none"'
             )
+        if "feedforward" in layer.mixers:
+            yield (
+                f'{at}feedforward.kind: found "{layer.feedforward.kind}" {beside}, each of whose vectors would read '
+                'the token before in another stream; expected another, such as "gelu"'
+            )
         if isinstance(layer.position, Axial | TransformerXL):
             ends = "grid ends" if isinstance(layer.position, Axial) else "table of distances ends"
             yield (
