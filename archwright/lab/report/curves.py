@@ -44,16 +44,17 @@ def axes(results: StudyResults) -> list[Axis]:
 def curves_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
     """Draw the held-out loss on the way, and its difference to the baseline's."""
     chosen = {name: runs_at_best(results, name) for name in series}
-    losses = {name: _spreads(runs, lambda run, p: p.loss) for name, runs in chosen.items()}
+    losses = {name: _spreads(runs, _clipped) for name, runs in chosen.items()}
     if not any(losses.values()):
         return None
     trained = {name: _spreads(runs, lambda run, p: p.train_loss) for name, runs in chosen.items()}
-    bits = {name: _spreads(runs, _in_bits) for name, runs in chosen.items()}
     baseline = results.variants[0].name
     # Paired by seed and tokens.
-    base = {(run.seed, p.tokens): p.loss for run in chosen[baseline] for p in run.curve}
+    base = {(run.seed, p.tokens): _clipped(run, p) for run in chosen[baseline] for p in run.curve}
     differences = {
-        name: _spreads(runs, lambda run, p: p.loss - base.get((run.seed, p.tokens), math.nan))
+        name: _spreads(
+            runs, lambda run, p: _clipped(run, p) - base.get((run.seed, p.tokens), math.nan)
+        )
         for name, runs in chosen.items()
         if name != baseline
     }
@@ -66,7 +67,7 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
             losses,
             unit,
             f"Mean over seeds at the rate that is best for all seeds together ({_rates(chosen)}). "
-            "Bands reach from the lowest to the highest seed.",
+            "Bands reach from the lowest to the highest seed. No loss is drawn above the initial one.",
         )
     ]
     if any(trained.values()):
@@ -84,12 +85,6 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
         below = f"{unit}, below 0 is better"
         chart = _chart("difference", title, series, differences, below, note, "+.4f")
         charts.append(replace(chart, layout={"shapes": [ZERO]}))
-    if unit != "bits per byte" and any(bits.values()):
-        note = (
-            "The held-out loss by the bytes per token of the whole held-out text. Mean over seeds."
-        )
-        title = "Held-out bits per byte"
-        charts.append(_chart("bits-per-byte", title, series, bits, "bits per byte", note))
     return Section("Loss curves", [Key(list(series.values())), *charts])
 
 
@@ -161,9 +156,9 @@ def _chart(
     )
 
 
-def _in_bits(run: RunResult, point: Point) -> float:
-    """Return a loss in bits per byte, by the factor of the final loss."""
-    return point.loss * (run.bits_per_byte / run.loss if run.loss else math.nan)
+def _clipped(run: RunResult, point: Point) -> float:
+    """Return a loss, at most the initial one: a first evaluation of 30 nats would make all curves one line."""
+    return min(point.loss, run.initial_loss) if math.isfinite(point.loss) else math.nan
 
 
 def _spreads(
