@@ -418,6 +418,11 @@ class StudyResults:
         found = zip(self.spike_rates(run.variant), self.spikes.get(run.variant, ()), strict=False)
         return dict(found).get(run.lr)
 
+    def counts(self, run: RunResult) -> bool:
+        """Return False if its variant was trained again at a lower learning rate, because runs spiked."""
+        spikes = self.spikes_at(run)
+        return not (spikes and spikes.halved)
+
     @property
     def accuracies(self) -> dict[str, list[float]]:
         """The accuracy of each variant's best run of every seed, of a study on a task."""

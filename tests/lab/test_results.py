@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from html import unescape
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 from archwright.format import signed
 from archwright.lab.report.terminal import as_json, print_results
-from archwright.lab.results import BestRate, Drift, Interaction, TaskFacts
-from tests.lab.made_results import nothing_yet, several_horizons, twelve_variants
+from archwright.lab.results import BestRate, Drift, Interaction, StudyResults, TaskFacts
+from tests.lab.made_results import nothing_yet, several_horizons, spiking, twelve_variants
 from tests.tiny import ROOT
 
 
@@ -30,7 +31,7 @@ def test_a_notebook_shows_the_verdict_and_a_row_for_each_variant() -> None:
     assert cells[1::5] == [effect.outcome for effect in results.effects]
     shown = [e.outcome != "inconclusive" for e in results.effects]
     assert {*shown} == {True, False}
-    means = [signed(effect.mean) for effect in results.effects]
+    means = [signed(effect.estimate) for effect in results.effects]
     assert cells[2::5] == [mean if known else "–" for mean, known in zip(means, shown, strict=True)]
     assert [cell != "–" for cell in cells[3::5]] == shown
     assert nothing_yet()._repr_html_().count("<td") == 0
@@ -42,18 +43,21 @@ def test_its_page_is_the_one_in_its_folder(tmp_path: Path) -> None:
     assert Path(results.report()) == tmp_path / "report.html"
 
 
-def test_of_several_variants_those_that_are_inconclusive_say_what_would_decide(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("results", [twelve_variants, several_horizons])
+def test_each_sentence_is_printed_once(
+    results: Callable[[], StudyResults], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = twelve_variants()
-    advised = [
-        replace(e, sentence=f"{e.variant}, about 3 more seeds would tell.") for e in results.effects
-    ]
-    print_results(replace(results, effects=advised))
+    """The verdict on few variants has them already."""
+    print_results(results())
     printed = capsys.readouterr().out
-    for effect in advised:
-        assert (effect.sentence in printed) == (effect.outcome == "inconclusive")
-    assert any(e.outcome == "inconclusive" for e in advised)
+    assert {printed.count(effect.sentence) for effect in results().effects} == {1}
+
+
+def test_the_json_has_spikes_with_their_rate_and_the_first_runs() -> None:
+    found = json.loads(as_json(spiking()))
+    (spikes,) = found["spikes"]["modern"]
+    assert spikes == {"k": 0.63, "seeds": [1, 3], "compared": 5, "halved": True, "lr": 6e-3}
+    assert sum(run["lr"] == 6e-3 for run in found["runs"]) == 5
 
 
 def test_each_key_of_the_json_is_documented() -> None:

@@ -139,6 +139,8 @@ def spike_words(name: str, spiked: int, compared: int, lr: float, again: float |
     return runs if again is None else f"{runs}; all were run again at {short(again)}"
 
 
+VISIBLE = 0.1
+"""Share of the interval's half width by which naive mean and estimate differ in words."""
 FEW = 3
 """Variants up to which the verdict has the sentence of each."""
 
@@ -365,9 +367,10 @@ def margin_words(effect: Effect) -> str:
 def _numbers(effect: Effect, baseline: str) -> str:
     """Return a difference in compute, in the unit of the loss, and as a share of it, with intervals."""
     low, high, several = effect.interval.low, effect.interval.high, len(effect.seeds) > 1
-    digits = _decimals((high - low) / 2)
+    half = (high - low) / 2
+    digits = _decimals(half)
     size, naive = (f"{abs(value):.{digits}f}" for value in (effect.estimate, effect.mean))
-    beside = [f"naive mean {naive}"] * (size != naive)
+    beside = [f"naive mean {naive}"] * (abs(effect.mean - effect.estimate) > VISIBLE * half)
     beside += [f"95 % interval {_range(low, high, digits)}, {len(effect.seeds)} seeds"] * several
     where = "lower" if effect.mean < 0 else "higher"
     parts = [
@@ -380,9 +383,8 @@ def _numbers(effect: Effect, baseline: str) -> str:
         parts.insert(
             0, f"{one} reached the final loss of {other} with {share} of the compute{interval}"
         )
-    if math.isfinite(effect.share):
-        share = f"{_per_cent(abs(effect.share))} % of the loss"
-        parts.append(share + _beside(share_range(effect) * several))
+    if share := share_words(effect):
+        parts.append(share)
     return ", ".join(parts)
 
 
@@ -420,14 +422,17 @@ def _range(low: float, high: float, digits: int, unit: str = "") -> str:
     return f"{near:.{digits}f} to {far:.{digits}f}{unit}"
 
 
-def share_range(effect: Effect) -> str:
-    """Return the interval as a share of the loss, such as `0.3 to 1.2 %`."""
-    low, high = (100 * effect.as_share(end) for end in (effect.interval.low, effect.interval.high))
-    return _range(low, high, _decimals((high - low) / 2, least=1), " %")
-
-
-def _per_cent(share: float) -> str:
-    return f"{100 * share:{'.2g' if share < 0.995 else '.0f'}}"
+def share_words(effect: Effect) -> str:
+    """Return estimate and interval as shares, such as `0.6 % of the loss (0.3 to 1.2 %)`; nothing of a loss near 0."""
+    size, low, high = (
+        100 * effect.as_share(x)
+        for x in (effect.estimate, effect.interval.low, effect.interval.high)
+    )
+    if not math.isfinite(size):
+        return ""
+    digits = _decimals((high - low) / 2, least=1, shown=1)
+    interval = _range(low, high, digits, " %") if math.isfinite(high - low) else ""
+    return f"{abs(size):.{digits}f} % of the loss{_beside(interval)}"
 
 
 def _member(effect: Effect) -> str:
@@ -441,9 +446,10 @@ def _member(effect: Effect) -> str:
     return f"{effect.variant} ({size})"
 
 
-def _decimals(half: float, least: int = 2) -> int:
-    """Return decimals that show two digits of an interval's half width."""
-    return max(least, min(6, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else 3
+def _decimals(half: float, least: int = 2, shown: int = 2) -> int:
+    """Return decimals that show so many digits of an interval's half width."""
+    known = 0 < half < math.inf
+    return max(least, min(6, shown - 1 - math.floor(math.log10(half)))) if known else 3
 
 
 def _mean(values: Sequence[float]) -> float:

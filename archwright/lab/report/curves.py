@@ -123,7 +123,9 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
 
 def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
     """Return a variant's runs at the learning rate that is best over seeds, of those that are compared if any is."""
-    runs = compared_of([r for r in results.runs if r.variant == variant], results.study)
+    runs = compared_of(
+        [r for r in results.runs if r.variant == variant and results.counts(r)], results.study
+    )
     lr = best_lr(runs)
     return [run for run in runs if run.lr == lr]
 

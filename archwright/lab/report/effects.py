@@ -7,11 +7,10 @@ from typing import Any
 
 from archwright import format as fmt
 from archwright.lab.procedure.verdict import (
-    compute_words,
     group_of,
     is_unlearnt,
     margin_words,
-    share_range,
+    share_words,
 )
 from archwright.lab.report.curves import columns_of, error_bars
 from archwright.lab.results import Effect, Interval, StudyResults
@@ -227,15 +226,13 @@ def _table(results: StudyResults) -> Table:
         "Naive mean",
         "95 %",
         "Of the baseline's loss",
-        "95 %",
         *([] if results.unit == "bits per byte" else ["Bits per byte"]),
-        "Compute",
         "Seeds",
     ]
     rows = [_row(effect) for effect in results.effects]
     caption = (
         f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better. Intervals hold at all looks "
-        "together. Compute: the share with which the lower loss reached the higher final one, below."
+        "together."
     )
     return Table(caption, head, rows)
 
@@ -268,15 +265,12 @@ def _interactions(results: StudyResults) -> Table:
 
 
 def _row(effect: Effect) -> Row:
-    finite = math.isfinite(effect.share)
     cells = [
         fmt.signed(effect.estimate),
         fmt.signed(effect.mean),
         interval_words(effect.interval),
-        f"{fmt.signed(100 * effect.share, 2)} %" if finite else "–",
-        share_range(effect) if finite else "–",
+        share_words(effect).replace(" of the loss", "") or "–",
         *([] if effect.unit == "bits per byte" else [fmt.signed(effect.bits_per_byte)]),
-        compute_words(effect, effect.multiplier)[0] if effect.multiplier else "–",
     ]
     if not effect.has_numbers or is_unlearnt(effect):
         cells = ["–"] * len(cells)

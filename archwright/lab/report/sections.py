@@ -214,8 +214,8 @@ def _held_row(held: ControlledVariable) -> Row:
 
 def _run_row(run: RunResult, results: StudyResults) -> Row:
     state_text = f"failed: {run.failed}" if run.failed else state(run, results)
-    if spikes := results.spikes_at(run):
-        state_text += ", all run again at a lower rate" * spikes.halved
+    if not results.counts(run):
+        state_text += ", run again at a lower rate"
     if 0 < run.tokens < results.tokens_per_run:
         state_text += f", {fmt.percent(run.tokens / results.tokens_per_run)} of the tokens"
     loss = fmt.loss(run.loss) if math.isfinite(run.loss) else "–"
