@@ -14,7 +14,7 @@ from tests.visitor import Visitor, of_plots, saved
 pytestmark = pytest.mark.release
 
 TOKENS = made.STEPS * made.TOKENS_PER_STEP
-CHARTS = ["effects", "loss", "training", "difference", "lr", "lengths"]
+CHARTS = ["effects", "loss", "training", "difference", "lr"]
 CURVES = slice(1, 4)
 LONG = made.LONG_NAMES[0]
 
@@ -67,9 +67,9 @@ def test_the_key_hides_a_variant_in_all_charts(tab: Any) -> None:
     tab.wait_for_timeout(300)
     pressed = "bs => bs.map(b => b.getAttribute('aria-pressed'))"
     keys = tab.get_by_role("button", name=f"Show {LONG}").evaluate_all(pressed)
-    assert keys == ["false"] * 3
+    assert keys == ["false"] * 2
     lost = [b - a for a, b in zip(shown(), before, strict=True)]
-    assert lost == [0, 2, 2, 2, 8, 2]  # band and mean; five seeds, mean, optimum and grid
+    assert lost == [0, 2, 2, 2, 7]  # band and mean; five seeds, mean, optimum and grid
     button.click()
     tab.wait_for_timeout(300)
     assert shown() == before

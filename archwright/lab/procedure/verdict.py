@@ -282,15 +282,11 @@ def _diverged_alone(
     """
     if study.tune_lr:
         return ""
-    always, never = [], []
-    for name, found in pair.items():
-        diverged = [replicate.best.diverged for replicate in found.values()]
-        best = min((r.loss for r in found.values()), default=math.inf)
-        if diverged and all(diverged):
-            always.append(name)
-        elif not any(diverged) and best <= learnt.get(name, math.inf):
-            never.append(name)
-    return always[0] if len(always) == len(never) == 1 else ""
+    diverged = {n: [r.best.diverged for r in found.values()] for n, found in pair.items()}
+    lost = [n for n, ends in diverged.items() if ends and all(ends)]
+    best = {n: min((r.loss for r in found.values()), default=math.inf) for n, found in pair.items()}
+    learns = [n for n in pair if not any(diverged[n]) and best[n] <= learnt.get(n, math.inf)]
+    return lost[0] if len(lost) == len(learns) == 1 else ""
 
 
 def is_at_odds(effect: Effect) -> bool:

@@ -10,7 +10,7 @@ from archwright import format as fmt
 from archwright.lab.report.learning_rates import best_lr
 from archwright.lab.results import Point, RunResult, StudyResults, compared_of
 from archwright.reporting.curves import axes_up_to
-from archwright.reporting.document import Axis, Chart, Key, Section, Series
+from archwright.reporting.document import Axis, Chart, Key, Row, Section, Series, Table
 from archwright.reporting.styles import FEW, short_names, shortened, trace
 
 Trace = dict[str, Any]
@@ -88,37 +88,22 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
     return Section("Loss curves", [Key(list(series.values())), *charts])
 
 
-def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
-    """Draw the loss on texts of other lengths, if it was measured."""
-    best: dict[str, list[RunResult]] = {name: [] for name in series}
+def lengths_section(results: StudyResults) -> Section | None:
+    """List the loss on texts of other lengths, if it was measured."""
+    found: dict[str, dict[int, list[float]]] = {v.name: {} for v in results.variants}
     for replicate in results.replicates:
-        best[replicate.variant].append(replicate.best)
-    spreads = {name: _by_length(runs) for name, runs in best.items()}
-    lengths = sorted({int(s.at["length"]) for found in spreads.values() for s in found})
+        for length, loss in replicate.best.lengths.items():
+            if math.isfinite(loss):
+                found[replicate.variant].setdefault(length, []).append(loss)
+    lengths = sorted({length for by_length in found.values() for length in by_length})
     if not lengths:
         return None
-    chart = Chart(
-        name="lengths",
-        title="Loss on longer texts",
-        summary=_ends(spreads, lambda s: f"at {fmt.exact(s.at['length'])} tokens"),
-        traces=_traces(series, spreads, ".4f", along=False),
-        layout={
-            "hovermode": "x unified",
-            "xaxis": {
-                "type": "log",
-                "title": {"text": "tokens of a text"},
-                "tickvals": lengths,
-                "ticktext": [fmt.exact(length) for length in lengths],
-                "hoverformat": ",.0f",
-                "unifiedhovertitle": {"text": "%{x} tokens"},
-            },
-        },
-        unit=f"held-out {results.unit}",
-        note="Mean over seeds of each seed's best run; bands reach from the lowest to the highest seed.",
-        full_width=True,
-        saved=_columns(spreads),
-    )
-    return Section("Longer texts", [Key(list(series.values())), chart])
+    rows = [
+        Row((name, *(fmt.loss(fmean(by[n])) if n in by else "–" for n in lengths)))
+        for name, by in found.items()
+    ]
+    note = f"Held-out {results.unit} by the tokens of a text: mean over each seed's best run."
+    return Section("Longer texts", [Table(note, ("Variant", *map(fmt.exact, lengths)), rows)])
 
 
 def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
@@ -149,7 +134,11 @@ def _chart(
     return Chart(
         name=name,
         title=title,
-        summary=_ends(spreads, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
+        summary=" ".join(
+            f"{n}: {fmean(found[-1].values):.4f} after {fmt.count(found[-1].at['tokens'])} tokens."
+            for n, found in spreads.items()
+            if found
+        ),
         traces=_traces(series, spreads, shown),
         unit=unit,
         note=note,
@@ -182,50 +171,37 @@ def _spreads(
     ]
 
 
-def _by_length(runs: Sequence[RunResult]) -> list[Spread]:
-    lengths = sorted({length for run in runs for length in run.lengths})
-    found = [
-        Spread(
-            {"length": length},
-            [
-                run.lengths[length]
-                for run in runs
-                if math.isfinite(run.lengths.get(length, math.nan))
-            ],
-        )
-        for length in lengths
-    ]
-    return [spread for spread in found if spread.values]
-
-
 def _traces(
-    series: Mapping[str, Series],
-    spreads: Mapping[str, Sequence[Spread]],
-    shown: str,
-    along: bool = True,
+    series: Mapping[str, Series], spreads: Mapping[str, Sequence[Spread]], shown: str
 ) -> list[Trace]:
     """Draw bands first, so that no band covers a mean."""
     short = short_names(list(series))
     kept = {name: found for name, found in spreads.items() if found}
     opacity = min(BAND, BANDS / max(1, len(kept)))
     bands = [
-        {**_band(series[name], short[name], found, along), "opacity": opacity}
+        {**_band(series[name], short[name], found), "opacity": opacity}
         for name, found in kept.items()
     ]
-    means = [
-        _mean(series[name], short[name], found, shown, along, ranges=len(kept) <= FEW)
+    return bands + [
+        trace(
+            series[name],
+            short[name],
+            along=_along(found),
+            y=[fmean(s.values) for s in found],
+            customdata=[_seeds_words(s.values, shown, found, len(kept) <= FEW) for s in found],
+            hovertemplate=f"%{{y:{shown}}}%{{customdata}}",
+        )
         for name, found in kept.items()
     ]
-    return [*bands, *means]
 
 
-def _band(series: Series, name: str, found: Sequence[Spread], along: bool) -> Trace:
+def _band(series: Series, name: str, found: Sequence[Spread]) -> Trace:
     there, back = list(found), list(reversed(found))
     return trace(
         series,
         f"{name}, all seeds",
         mode="lines",
-        **_place([*there, *back], along),
+        along=_along([*there, *back]),
         y=[max(s.values) for s in there] + [min(s.values) for s in back],
         fill="toself",
         fillcolor=f"${series.color}",
@@ -235,35 +211,16 @@ def _band(series: Series, name: str, found: Sequence[Spread], along: bool) -> Tr
     )
 
 
-def _mean(
-    series: Series, name: str, found: Sequence[Spread], shown: str, along: bool, ranges: bool
-) -> Trace:
-    most = max(len(s.values) for s in found)
-    return trace(
-        series,
-        name,
-        **_place(found, along),
-        y=[fmean(s.values) for s in found],
-        customdata=[_seeds_words(s.values, shown, most, ranges) for s in found],
-        hovertemplate=f"%{{y:{shown}}}%{{customdata}}",
-    )
+def _along(found: Sequence[Spread]) -> dict[str, list[float]]:
+    return {name: [s.at[name] for s in found] for name in found[0].at}
 
 
-def _place(found: Sequence[Spread], along: bool) -> Trace:
-    columns = {name: [s.at[name] for s in found] for name in found[0].at}
-    return {"along": columns} if along else {"x": columns["length"]}
-
-
-def _seeds_words(values: Sequence[float], shown: str, most: int, ranges: bool) -> str:
+def _seeds_words(values: Sequence[float], shown: str, found: Sequence[Spread], ranges: bool) -> str:
     """Return what follows a mean in a hover label, which has to fit on a phone."""
+    most = max(len(s.values) for s in found)
     fewer = f", {len(values)} of {most} seeds" if len(values) < most else ""
     between = f" ({min(values):{shown}} to {max(values):{shown}})" if ranges and not fewer else ""
     return f"{between}{fewer}".replace("-", "\N{MINUS SIGN}")
-
-
-def _ends(spreads: Mapping[str, Sequence[Spread]], place: Callable[[Spread], str]) -> str:
-    ends = [(name, found[-1]) for name, found in spreads.items() if found]
-    return " ".join(f"{name}: {fmean(s.values):.4f} {place(s)}." for name, s in ends)
 
 
 def error_bars(

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from archwright import format as fmt
 from archwright.lab.procedure.verdict import (
@@ -44,8 +43,7 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
     return Section("Effects", blocks)
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a row stands: the vertical axis counts rem, downwards."""
 
     label: str
@@ -77,7 +75,7 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
         if effect.has_numbers:
             traces.append(_mean(place, effect, series[effect.variant]))
         shapes += _grounds(place, effect)
-    shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
+    shapes.append(_upright(0, places[0], places[-1], {"width": 1, "color": "$ink"}))
     low, high = _extent(effects)
     drawn = [effect.interval for effect in effects if effect.has_numbers]
     is_cut = any(interval.low < low or interval.high > high for interval in drawn)
@@ -176,19 +174,12 @@ def _grounds(place: _Place, effect: Effect) -> list[Shape]:
     """Draw the margins as lines."""
     dashed = {"width": 1.5, "dash": "dash", "color": "$muted"}
     ends = (-effect.margin, effect.margin) if math.isfinite(effect.margin) else ()
-    return [_upright(x, place.top, place.bottom, dashed) for x in ends]
+    return [_upright(x, place, place, dashed) for x in ends]
 
 
-def _upright(x: float, top: float, bottom: float, line: Shape) -> Shape:
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "y0": top,
-        "y1": bottom,
-        "line": line,
-        "layer": "below",
-    }
+def _upright(x: float, first: _Place, last: _Place, line: Shape) -> Shape:
+    ends = {"x0": x, "x1": x, "y0": first.top, "y1": last.bottom}
+    return {"type": "line", **ends, "line": line, "layer": "below"}
 
 
 def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
@@ -250,11 +241,8 @@ def _interactions(results: StudyResults) -> Table:
             (
                 found.first,
                 found.second,
-                *(
-                    (fmt.signed(found.mean), interval_words(found.interval))
-                    if found.is_known
-                    else ("–", "–")
-                ),
+                fmt.signed(found.mean) if found.is_known else "–",
+                interval_words(found.interval) if found.is_known else "–",
                 str(len(found.seeds)),
             )
         )
@@ -290,17 +278,11 @@ def _sentence(effect: Effect) -> str:
 
 def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:
     """Return what the chart shows, for its CSV: one line for each seed."""
+    names = ("variant", "mean", "estimate", "margin")
     lines = [
-        {
-            "variant": e.variant,
-            "seed": seed,
-            "difference": difference,
-            "mean": e.mean,
-            "estimate": e.estimate,
-            "low": e.interval.low,
-            "high": e.interval.high,
-            "margin": e.margin,
-        }
+        {name: getattr(e, name) for name in names}
+        | {"low": e.interval.low, "high": e.interval.high}
+        | {"seed": seed, "difference": difference}
         for e in effects
         for seed, difference in zip(e.seeds, e.differences, strict=True)
     ]

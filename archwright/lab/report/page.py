@@ -40,7 +40,7 @@ def study_page(results: StudyResults) -> Page:
         horizons.horizons_section(results, series),
         curves.curves_section(results, series),
         learning_rates.learning_rates_section(results, series),
-        curves.lengths_section(results, series),
+        curves.lengths_section(results),
         sections.cost_section(results),
         sections.held_section(results),
         sections.changes_section(results),
