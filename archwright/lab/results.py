@@ -356,9 +356,9 @@ class StudyResults:
     study: StudySpec
     folder: str
     verdict: str
-    """One sentence that states the outcome, scale, tokens and device."""
+    """Outcomes in sentences."""
     scope: str
-    """Limits of the verdict."""
+    """Scale, tokens and device of the verdict, and its limits."""
     variants: Sequence[Variant]
     runs: Sequence[RunResult]
     """Those of the whole horizon."""

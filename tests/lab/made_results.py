@@ -11,10 +11,9 @@ import numpy as np
 from archwright.lab.procedure.looks import ALPHA, Looks, decide
 from archwright.lab.procedure.standing import Spikes
 from archwright.lab.procedure.sweep import replicate
-from archwright.lab.procedure.verdict import SCOPE, effects, margin_of, spike_words, verdict
+from archwright.lab.procedure.verdict import effects, margin_of, scope, spike_words, verdict
 from archwright.lab.results import (
     ControlledVariable,
-    Effect,
     Horizon,
     Multiplier,
     Point,
@@ -89,7 +88,7 @@ def several_horizons() -> StudyResults:
         multiplier=lambda effect: multipliers[effect.variant],
         **judged(whole.replicates, whole.study, "modern"),
     )
-    return _changed(whole, effects=again, verdict=_verdict(again))
+    return _changed(whole, effects=again, verdict=verdict(again, "modern"))
 
 
 def spiking() -> StudyResults:
@@ -105,7 +104,7 @@ def spiking() -> StudyResults:
         whole,
         runs=[*first, *whole.runs],
         spikes={"modern": [Spikes(0.63, (1, 3), 5, halved=True)]},
-        verdict=_verdict(whole.effects, words),
+        verdict=verdict(whole.effects, "modern", [words]),
     )
 
 
@@ -192,8 +191,8 @@ def results_of(made: Made) -> StudyResults:
     return StudyResults(
         study=study,
         folder="studies/does the activation matter",
-        verdict=_verdict(found),
-        scope=SCOPE,
+        verdict=verdict(found, names[0]),
+        scope=scope(163_584, STEPS * TOKENS_PER_STEP, "one thread of a CPU that was made up"),
         variants=variants,
         runs=runs,
         replicates=replicates,
@@ -223,12 +222,6 @@ def judged(replicates: Sequence[Replicate], study: StudySpec, baseline: str) -> 
     looks = Looks(len(seeds), len(seeds), early=False)
     decisions = decide(differences, [margin] * len(seeds), looks, ALPHA) if seeds else {}
     return {"decisions": decisions, "looks": looks}
-
-
-def _verdict(found: Sequence[Effect], *spikes: str) -> str:
-    device = "one thread of a CPU that was made up"
-    tokens = STEPS * TOKENS_PER_STEP
-    return verdict(found, "modern", parameters=163_584, tokens=tokens, device=device, spikes=spikes)
 
 
 def _changed(results: StudyResults, **changes: Any) -> StudyResults:

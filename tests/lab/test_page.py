@@ -106,7 +106,8 @@ def test_runs_that_spiked_stand_beside_those_that_count(tmp_path: Path) -> None:
     results = made.spiking()
     page = study_page(results)
     assert (
-        "2 of 5 runs of modern spiked at lr 6e-3; all were run again at 3e-3." in page.verdict_rest
+        "2 of 5 runs of modern spiked at lr 0.006; all were run again at 0.003."
+        in page.verdict_rest
     )
     states = [row.cells[4] for row in table(page, "Runs").rows]
     assert states.count("spiked, run again at a lower rate") == 2

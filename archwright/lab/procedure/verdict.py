@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from archwright.format import count, listed, short, signed
+from archwright.format import count, listed, signed
 from archwright.lab.procedure.estimate import shrunken
 from archwright.lab.procedure.looks import ALPHA, Decision, Looks
 from archwright.lab.procedure.statistics import SharedError, text_error
@@ -29,7 +29,6 @@ AT_EQUAL_TOKENS = " at equal tokens, not at equal compute"
 SMALL = "by less than the margin"
 AT_BOUNDARY = "the best learning rate of {} is at the edge of its grid"
 LATER = "pairs that were trained after the decision have moved the interval"
-SCOPE = "Measured at this size and token budget only."
 
 
 def effects(
@@ -110,17 +109,8 @@ def margin_of(study: StudySpec, baseline_loss: float, slope: float | None) -> fl
     return study.equivalence_margin * baseline_loss
 
 
-def verdict(
-    effects: Sequence[Effect],
-    baseline: str,
-    *,
-    parameters: float,
-    tokens: float,
-    device: str,
-    text: str = "",
-    spikes: Sequence[str] = (),
-) -> str:
-    """Return outcomes, `spikes`, scale and device in sentences; of many variants, outcomes in groups."""
+def verdict(effects: Sequence[Effect], baseline: str, spikes: Sequence[str] = ()) -> str:
+    """Return outcomes and `spikes` in sentences; of many variants, outcomes in groups."""
     said = [effect.sentence for effect in effects] or [f"{baseline} was compared with nothing."]
     if len(effects) > FEW:
         groups = []
@@ -128,15 +118,20 @@ def verdict(
             if members := [_member(effect) for effect in effects if group_of(effect) == words]:
                 groups.append(f"{listed(members)} {'are' if len(members) > 1 else 'is'} {words}")
         said = [f"Against {baseline} in {effects[0].unit}, {', '.join(groups)}."]
+    return " ".join([*said, *(f"{words}." for words in spikes)])
+
+
+def scope(parameters: float, tokens: float, device: str, text: str = "") -> str:
+    """Return the scale at which a verdict holds."""
     source = f" of {text}" if text else ""
-    scale = f"At {count(parameters)} non-embedding parameters and {count(tokens)} tokens{source} on {device}."
-    return " ".join([*said, *(f"{words}." for words in spikes), scale])
+    scale = f"{count(parameters)} non-embedding parameters and {count(tokens)} tokens{source}"
+    return f"Measured at {scale} on {device}, and for this size and token budget only."
 
 
 def spike_words(name: str, spiked: int, compared: int, lr: float, again: float | None) -> str:
     """Return a finding of runs that spiked; `again`: the learning rate at which all were trained again."""
-    runs = f"{spiked} of {compared} runs of {name} spiked at lr {short(lr)}"
-    return runs if again is None else f"{runs}; all were run again at {short(again)}"
+    runs = f"{spiked} of {compared} runs of {name} spiked at lr {lr:.2g}"
+    return runs if again is None else f"{runs}; all were run again at {again:.2g}"
 
 
 VISIBLE = 0.1

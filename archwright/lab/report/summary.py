@@ -16,7 +16,7 @@ from archwright.lab.design.plan import LEAST_STEPS, Arm, Plan, horizons
 from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
 from archwright.lab.procedure.interactions import interactions
 from archwright.lab.procedure.sweep import first_window
-from archwright.lab.procedure.verdict import SCOPE, UNLEARNT, effects, spike_words, verdict
+from archwright.lab.procedure.verdict import UNLEARNT, effects, scope, spike_words, verdict
 from archwright.lab.report.advice import advice
 from archwright.lab.report.multiplier import multiplier_of
 from archwright.lab.results import (
@@ -69,7 +69,7 @@ def results_of(execution: Execution, command: Command, complete: bool) -> StudyR
         study=plan.study,
         folder=str(execution.folder),
         verdict=outcome,
-        scope=SCOPE if plan.study.widths else scope_of(plan),
+        scope=scope_of(execution),
         variants=variants,
         runs=runs,
         replicates=replicates,
@@ -131,16 +131,7 @@ def _compared(
         advice=advised,
         **now.judged,
     )
-    outcome = verdict(
-        found,
-        plan.baseline.name,
-        parameters=plan.baseline.counts.non_embedding,
-        tokens=plan.tokens_per_run,
-        device=device_of(execution),
-        text=_text(plan),
-        spikes=[*_spiked(execution)],
-    )
-    return found, outcome
+    return found, verdict(found, plan.baseline.name, [*_spiked(execution)])
 
 
 def _spiked(execution: Execution) -> Iterator[str]:
@@ -155,9 +146,13 @@ def _spiked(execution: Execution) -> Iterator[str]:
             yield spike_words(name, len(spikes.seeds), spikes.compared, lr(name, spikes.k), again)
 
 
-def scope_of(plan: Plan) -> str:
+def scope_of(execution: Execution) -> str:
     """Return the limits of a verdict: its scale, a horizon at which effects turn, few documents."""
-    said, base = [SCOPE], plan.baseline
+    plan, base = execution.plan, execution.plan.baseline
+    if plan.study.widths:
+        return "Measured at these sizes and this token budget only."
+    size, device = base.counts.non_embedding, device_of(execution)
+    said = [scope(size, plan.tokens_per_run, device, _text(plan))]
     per_parameter = plan.tokens_per_run / base.counts.non_embedding
     task = isinstance(base.material.held_out, TaskText)
     if (per_parameter < TURNING or plan.steps < LEAST_STEPS) and not task:
