@@ -93,8 +93,8 @@ def test_compute_is_said_of_the_lower_loss() -> None:
     page = study_page(made.several_horizons())
     found = table(page, "Compute")
     assert [row.cells for row in found.rows] == [
-        ("modern", "gelu", "less than 0.26", ""),
-        ("alibi", "modern", "0.72", "0.60 to 0.85"),
+        ("gelu", "modern", "gelu", "less than 0.26", ""),
+        ("alibi", "alibi", "modern", "0.72", "0.60 to 0.85"),
     ]
     assert [row.mark for row in found.rows] == ["beyond the horizons that were trained", ""]
     points = chart(page, "horizons").saved
@@ -205,7 +205,7 @@ def test_an_effect_is_drawn_and_listed_as_it_was_found() -> None:
     assert said["Outcome"] == effect.outcome
     baseline = [r.loss for r in results.replicates if r.variant == "modern"]
     share = 100 * effect.estimate / (sum(baseline) / len(baseline))
-    assert said["Of the baseline's loss"].startswith(f"{share:.1f} % (")
+    assert said["Of the baseline's loss"] == f"{share:+.1f} %"
 
 
 def test_the_numbers_of_two_seeds_are_those_of_a_pocket_calculator() -> None:
@@ -229,7 +229,8 @@ def test_the_numbers_of_two_seeds_are_those_of_a_pocket_calculator() -> None:
         "Outcome": "better",
         "Naive mean": "−0.2150",
         "95 %": "−0.2945 to −0.1355",
-        "Of the baseline's loss": "6.1 % (3.9 to 8.4 %)",
+        "Of the baseline's loss": "−6.1 %",
+        "95 %, of the loss": "−8.4 % to −3.9 %",
         "Bits per byte": "−0.1075",
         "Seeds": "2",
     }

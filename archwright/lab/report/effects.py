@@ -9,7 +9,6 @@ from archwright.lab.procedure.verdict import (
     group_of,
     is_unlearnt,
     margin_words,
-    share_words,
 )
 from archwright.lab.report.curves import columns_of, error_bars
 from archwright.lab.results import Effect, Interval, StudyResults
@@ -39,7 +38,7 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
     chart = [_chart(results, series, learnt)] if learnt else []
     blocks: list[Block] = [*asked, *chart, _table(results)]
     if results.interactions:
-        blocks.append(_interactions(results))
+        blocks.append(Text(" ".join(found.sentence for found in results.interactions)))
     return Section("Effects", blocks)
 
 
@@ -135,8 +134,7 @@ def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
         marker={"size": 11, "color": f"${series.color}", "symbol": "diamond"},
         cliponaxis=True,
         hovertemplate=f"{wrapped(effect.variant, 40)}<br>{_sentence(effect)}"
-        f"<br>95 %: {interval_words(interval)} "
-        f"{_per_byte(effect, effect.estimate)}<extra></extra>",
+        f"<br>95 %: {interval_words(interval)}<extra></extra>",
     )
 
 
@@ -150,18 +148,11 @@ def _seeds(place: _Place, effect: Effect) -> dict[str, Any]:
         "marker": {"size": 7, "symbol": "circle-open", "color": "$muted", "line": {"width": 1.5}},
         "cliponaxis": True,
         "hovertext": [
-            f"seed {seed}: {fmt.signed(loss)} {effect.unit}{_per_byte(effect, loss)}"
+            f"seed {seed}: {fmt.signed(loss)} {effect.unit}"
             for seed, loss in zip(effect.seeds, effect.differences, strict=True)
         ],
         "hovertemplate": f"{wrapped(effect.variant, 40)}<br>%{{hovertext}}<extra></extra>",
     }
-
-
-def _per_byte(effect: Effect, difference: float) -> str:
-    """Return a line with a difference in bits per byte, where the text has them and is not judged in them."""
-    bits = difference / effect.loss_per_bit_per_byte
-    shown = effect.unit != "bits per byte" and math.isfinite(bits)
-    return f"<br>{fmt.signed(bits)} bits per byte" if shown else ""
 
 
 def _margins(effects: Sequence[Effect]) -> str:
@@ -198,13 +189,12 @@ def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
 
 def _extent(effects: Sequence[Effect]) -> tuple[float, float]:
     """Return the ends of the axis: all seeds and margins, and intervals as far as these leave them room."""
-    inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin)]
-    inner = [x for x in inner if math.isfinite(x)] or [-1.0, 1.0]
-    most = WIDEST * max(map(abs, inner))
-    drawn = [e.interval for e in effects if e.has_numbers]
-    ends = [x for i in drawn for x in (i.low, i.high) if math.isfinite(x)]
-    outer = [max(-most, min(x, most)) for x in ends]
-    low, high = min(0.0, *inner, *outer), max(0.0, *inner, *outer)
+    inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin, 0.0)]
+    inner = [x for x in inner if math.isfinite(x)]
+    most = WIDEST * max(map(abs, inner)) or 1.0
+    ends = [x for e in effects if e.has_numbers for x in (e.interval.low, e.interval.high)]
+    outer = [max(-most, min(x, most)) for x in ends if math.isfinite(x)]
+    low, high = min(*inner, *outer, 0.0), max(*inner, *outer, 0.0)
     span = high - low or 1.0
     return min(low - 0.04 * span, -SIDE * span), max(high + 0.04 * span, SIDE * span)
 
@@ -217,6 +207,7 @@ def _table(results: StudyResults) -> Table:
         "Naive mean",
         "95 %",
         "Of the baseline's loss",
+        "95 %, of the loss",
         *([] if results.unit == "bits per byte" else ["Bits per byte"]),
         "Seeds",
     ]
@@ -228,42 +219,24 @@ def _table(results: StudyResults) -> Table:
     return Table(caption, head, rows)
 
 
-def _interactions(results: StudyResults) -> Table:
-    """List what two choices are worth together beyond what each is alone."""
-    note = (
-        "Interactions: (both \N{MINUS SIGN} first) \N{MINUS SIGN} (second \N{MINUS SIGN} "
-        f"{results.variants[0].name}), over the seeds that all four have. Below 0 they help each other. "
-        + " ".join(found.sentence for found in results.interactions)
-    )
-
-    rows = [
-        Row(
-            (
-                found.first,
-                found.second,
-                fmt.signed(found.mean) if found.is_known else "–",
-                interval_words(found.interval) if found.is_known else "–",
-                str(len(found.seeds)),
-            )
-        )
-        for found in results.interactions
-    ]
-    head = ("First", "Second", results.unit.capitalize(), "95 %", "Seeds")
-    return Table(note, head, rows)
-
-
 def _row(effect: Effect) -> Row:
     cells = [
         fmt.signed(effect.estimate),
         fmt.signed(effect.mean),
         interval_words(effect.interval),
-        share_words(effect).replace(" of the loss", "") or "–",
+        _share(effect, effect.estimate),
+        f"{_share(effect, effect.interval.low)} to {_share(effect, effect.interval.high)}",
         *([] if effect.unit == "bits per byte" else [fmt.signed(effect.bits_per_byte)]),
     ]
     if not effect.has_numbers or is_unlearnt(effect):
         cells = ["–"] * len(cells)
     shown = [effect.variant, group_of(effect), *cells, str(len(effect.seeds))]
     return Row(shown, "; ".join(effect.caveats))
+
+
+def _share(effect: Effect, difference: float) -> str:
+    share = effect.as_share(difference)
+    return f"{fmt.signed(100 * share, 1)} %" if math.isfinite(share) else "–"
 
 
 def interval_words(interval: Interval) -> str:

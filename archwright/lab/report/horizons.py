@@ -25,10 +25,16 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
         "The compute with which the lower loss reached the higher final loss, as a share of what that took, read "
         "between the ends of runs of several lengths and never beyond them."
     )
-    head = ("Lower loss", "Reached the final loss of", "With this share of compute", "95 %")
+    head = (
+        "Variant",
+        "Lower loss",
+        "Reached the final loss of",
+        "With this share of compute",
+        "95 %",
+    )
     rows = [
         Row(
-            (*by_loss(effect, baseline), *compute_words(effect, found)),
+            (effect.variant, *by_loss(effect, baseline), *compute_words(effect, found)),
             "beyond the horizons that were trained" if found.is_bound else "",
         )
         for effect, found in known

@@ -172,8 +172,6 @@ def _table(results: StudyResults) -> Table:
     head = (
         "Variant",
         "Tuned rate",
-        "Over seeds",
-        "Best for all seeds together",
         "Rates that count",
         "Best at an end",
         "Diverged",
@@ -189,14 +187,11 @@ def _table(results: StudyResults) -> Table:
 def _row(results: StudyResults, name: str) -> Row:
     replicates = _replicates(results, name)
     runs = [run for run in results.runs if run.variant == name]
-    best = best_lr(runs)
     lrs = [replicate.lr for replicate in replicates]
     return Row(
         (
             name,
             fmt.short(geometric_mean(lrs)) if lrs else "–",
-            f"{fmt.short(min(lrs))} to {fmt.short(max(lrs))}" if lrs else "–",
-            fmt.short(best) if math.isfinite(best) else "–",
             ", ".join(fmt.short(lr) for lr in sorted(results.grids.get(name, ()))) or "–",
             f"{sum(r.at_boundary for r in replicates)} of {len(replicates)} seeds",
             f"{sum(r.diverged for r in runs)} of {len(runs)} runs",
