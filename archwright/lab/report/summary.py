@@ -371,12 +371,8 @@ def _notes(
         )
     if horizons(study) and not execution.shorter_pairs:
         made = len(execution.shorter)
-        which = (
-            f"Shorter horizons were cut short after {made} runs"
-            if made
-            else "Shorter horizons were left out"
-        )
-        notes.append(f"{which}: the budget did not pay for more.")
+        said = f"cut short after {made} runs" if made else "left out"
+        notes.append(f"Shorter horizons were {said}: the budget did not pay for them.")
     tuning = execution.plan.study.tuning_seed_numbers
     if not tuning and (edges := sum(r.at_boundary for r in replicates)):
         notes.append(
