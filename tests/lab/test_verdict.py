@@ -145,7 +145,7 @@ def test_outcomes(differences, outcome, words):
 )
 def test_every_outcome_follows_its_definition(differences, shift, margin):
     differences = [d + shift for d in differences]
-    effect = found(differences, options={"equivalence_margin": margin})
+    effect = found(differences, options={"margin": f"{100 * margin:.6g}% of the loss"})
     if np.ptp(differences) < 1e-6:
         return
     differs = stats.ttest_1samp(effect.differences, 0).pvalue < ALPHA
@@ -165,7 +165,7 @@ def test_every_outcome_follows_its_definition(differences, shift, margin):
 
 def test_margins_are_the_studys():
     differences = (0.01, -0.01, 0.002, -0.005, 0.003)
-    assert found(differences, options={"equivalence_margin": 0.001}).outcome == "inconclusive"
+    assert found(differences, options={"margin": "0.1% of the loss"}).outcome == "inconclusive"
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_holm_is_named_where_it_decides():
     t = shape.std(ddof=1) / math.sqrt(5)
     losses = dict.fromkeys(("a", "b", "c"), 3.5 - 3.0 * t + shape)  # p = 0.04 for each
     for effect in effects(
-        replicates(old=[3.5] * 5, **losses), study("a", "b", "c", equivalence_margin=0.001), "old"
+        replicates(old=[3.5] * 5, **losses), study("a", "b", "c", margin="0.1% of the loss"), "old"
     ):
         assert effect.p_value < ALPHA < effect.holm_p_value
         assert effect.outcome == "inconclusive"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from archwright.data.task_text import TaskText
 from archwright.files import atomic_write
 from archwright.lab.design import plan_file
-from archwright.lab.design.baseline import Tuning, expected_runs
 from archwright.lab.design.matching import Counts
 from archwright.lab.design.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.design.variants import with_lr
@@ -78,8 +77,6 @@ class Plan:
     costs: Mapping[str, Cost]
     shorter_pairs: int = PAIRS
     """Pairs that are trained again for shares of the steps, at most."""
-    tuning: Tuning | None = None
-    """What is known of the baseline's batch and weight decay, where they are tuned; runs have what was found."""
 
     @property
     def baseline(self) -> Arm:
@@ -113,7 +110,7 @@ class Plan:
     @property
     def num_runs(self) -> int:
         """Runs of the whole study, about."""
-        return runs_of(self.study, len(self.arms), self.shorter_pairs, self.tuning)
+        return runs_of(self.study, len(self.arms), self.shorter_pairs)
 
     def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
         """Return the seconds that a run of a variant takes, one of a share of its steps, or one that tunes."""
@@ -136,10 +133,7 @@ class Plan:
             * sum(self.run_seconds(name, share) for share in horizons(self.study))
             for name in self.arms
         )
-        searched = expected_runs(self.tuning, self.study.lr_grid_size)
-        work += searched * self.run_seconds(self.baseline.name, tunes=True)
-        spent = self.tuning.seconds if self.tuning else 0.0
-        return spent + work / min(self.workers, max(1, self.num_runs))
+        return work / min(self.workers, max(1, self.num_runs))
 
     def lr(self, name: str, k: float) -> float:
         """Return the k-th learning rate of a variant's lattice."""
@@ -200,14 +194,10 @@ def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
     return [*found.values()]
 
 
-def runs_of(
-    study: StudySpec, variants: int, pairs: int = PAIRS, tuning: Tuning | None = None
-) -> int:
+def runs_of(study: StudySpec, variants: int, pairs: int = PAIRS) -> int:
     """Return the mean number of runs of a study of so many variants, the baseline among them."""
     shorter = min(pairs, study.seeds) * len(horizons(study))
-    return round(
-        (runs_each(study) + shorter) * variants + expected_runs(tuning, study.lr_grid_size)
-    )
+    return round((runs_each(study) + shorter) * variants)
 
 
 def runs_each(study: StudySpec) -> float:
@@ -227,14 +217,14 @@ def tuning_runs_each(study: StudySpec) -> float:
 
 def compared_runs_each(study: StudySpec) -> float:
     """Return how many of them are compared; where each seed sweeps, all."""
-    if study.tune_lr and study.procedure == "sweep":
+    if study.widths:
         return study.seeds * study.lr_grid_size + EXTRA_LRS
     return len(study.seed_numbers)
 
 
 def horizons(study: StudySpec) -> tuple[float, ...]:
     """Return the shares of the steps for which a study trains its first pairs again."""
-    return study.horizons if study.procedure == "confirm" else ()
+    return () if study.widths else study.horizons
 
 
 def evaluated(run: RunSpec, final: int, *, has_curve: bool = True) -> int:
@@ -259,11 +249,9 @@ def save(plan: Plan, folder: RunFolder) -> None:
     record = PlanRecord(
         workers=plan.workers,
         steps=plan.steps,
-        procedure=plan.study.procedure,
         horizons=plan.study.horizons,
         shorter_pairs=plan.shorter_pairs,
         ends=plan.study.ends,
-        tuning=plan.tuning,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
@@ -301,9 +289,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     }
     run = next(iter(runs.values()))
     return Plan(
-        study=study.model_copy(
-            update={name: getattr(record, name) for name in ("procedure", "horizons", "ends")}
-        ),
+        study=study.model_copy(update={"horizons": record.horizons, "ends": record.ends}),
         arms=arms,
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),
         workers=record.workers,
@@ -311,14 +297,12 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         evaluation_tokens=record.evaluation_tokens,
         costs={arm.name: arm.cost for arm in record.arms},
         shorter_pairs=record.shorter_pairs,
-        tuning=record.tuning,
     )
 
 
 def file_of(plan: Plan, folder: Path, name: str) -> Path:
-    """Return the file of a variant's run; a tuned one has another, as a plan seals its files."""
-    tuned = "-tuned" if plan.tuning and plan.tuning.is_done else ""
-    return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}{tuned}.toml"
+    """Return the file of a variant's run."""
+    return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}.toml"
 
 
 def slug(name: str) -> str:

@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from archwright.files import atomic_write
-from archwright.lab.design.baseline import Tuning
 from archwright.lab.design.matching import Counts
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 
 PLAN = "plan.json"
 
-FORMAT = 3
+FORMAT = 4
 """Number of the layout of a study's folder."""
 
 
@@ -56,11 +55,9 @@ class PlanRecord(Spec):
 
     format: int = FORMAT
     workers: int = Field(ge=1)
-    procedure: Literal["confirm", "sweep"]
     horizons: tuple[float, ...]
     shorter_pairs: int = Field(ge=0)
     ends: tuple[int, ...]
-    tuning: Tuning | None  # of batch and weight decay, if asked for
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)

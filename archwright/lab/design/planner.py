@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from archwright.checkpoint.started import StartRecord
 from archwright.data.eval_windows import Windows
-from archwright.lab.design.baseline import Tuning, expected_runs
 from archwright.lab.design.command_line import Command
 from archwright.lab.design.identical import refuse_identical, unscaled
 from archwright.lab.design.matching import count, matched, mismatch
@@ -32,7 +30,6 @@ from archwright.lab.design.scaling import SIZES, SMALLEST
 from archwright.lab.design.variants import Arms, arms, set_by, sized_by_user, words_of
 from archwright.lab.procedure.standing import PAIRS
 from archwright.lab.running import run_cache
-from archwright.lab.running.baseline_runs import open_axes, remembered, tuned_plan
 from archwright.lab.running.run_job import timing
 from archwright.lab.running.scheduler import ENDING
 from archwright.lab.running.workers import Workers
@@ -86,8 +83,6 @@ class Planner:
     command: Command
     say: Callable[[str], None] = lambda text: None
     started: float = field(default_factory=time.monotonic)
-    runs: Path | None = None
-    """Where what earlier studies tuned is known."""
     decisions: Decisions = field(init=False)
     evaluation_tokens: int = field(init=False)
     """Held-out tokens that every run is judged on."""
@@ -100,8 +95,6 @@ class Planner:
         """
         size = self._first_size()
         asked = arms(self.study, size)
-        # What cannot be done is said before anything is timed.
-        self._tuning(next(iter(asked.values())))
         may_grow = self.study.size == "auto" and size is not None and self.study.wall_seconds
         refuse_identical(self.study, unscaled(self.study) if may_grow else asked)
         found = self._settled(asked)
@@ -121,38 +114,14 @@ class Planner:
             except UserError:  # it takes longer than its FLOPs let expect
                 if size == sizes[-1]:
                     raise
-
-        def planned(steps: int) -> Plan:
-            done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
-            decided = (workers, steps, self.evaluation_tokens, costs)
-            return Plan(self.study, done, self.decisions, *decided, tuning=tuning)
-
-        tuning = self._tuning(next(iter(found.values())).run)
-        plan = planned(steps)
-        if tuning is None:
-            return plan
-        if self.runs and (earlier := remembered(self.runs, plan)):
-            return tuned_plan(plan, earlier, self._left())
-        plan = planned(self._steps(found, costs, workers, tuning))
-        return replace(plan, tuning=tuning.model_copy(update={"tokens": plan.tokens_per_run}))
+        done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
+        decided = (workers, steps, self.evaluation_tokens, costs)
+        return Plan(self.study, done, self.decisions, *decided)
 
     @property
     def _spent(self) -> float:
         """Wall time since the user asked."""
         return time.monotonic() - self.started
-
-    def _left(self) -> float | None:
-        """Return the wall time that a budget leaves for runs."""
-        if (seconds := self.study.wall_seconds) is None:
-            return None
-        return seconds * USED - self._spent - ENDING
-
-    def _tuning(self, run: RunSpec) -> Tuning | None:
-        """Return what is to be tuned of a baseline."""
-        if not self.study.tune_baseline:
-            return None
-        seeds = tuple(self.study.tuning_seed_numbers)
-        return Tuning(axes=open_axes(self.study, run), tokens=run.tokens_per_step, seeds=seeds)
 
     def _first_size(self) -> float | None:
         if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
@@ -316,8 +285,7 @@ class Planner:
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
-        first = expected_runs(self._tuning(baseline.run), self.study.lr_grid_size)
-        each = seconds * USED * workers / (_wholes(self.study) * len(found) + first)
+        each = seconds * USED * workers / (_wholes(self.study) * len(found))
         lengths = make_batches(baseline.run, baseline.material).lengths
 
         def fits(run: RunSpec) -> bool:
@@ -334,15 +302,9 @@ class Planner:
         most = max((n for n, run in possible.items() if fits(run)), default=min(possible))
         return [size for size in reversed(possible) if size <= most]
 
-    def _steps(
-        self,
-        found: Mapping[str, Arm],
-        costs: Mapping[str, Cost],
-        workers: int,
-        tuning: Tuning | None = None,
-    ) -> int:
-        """Return the steps of each run that the budget pays for, beside the search of what is tuned first."""
-        baseline, run = next(iter(found)), next(iter(found.values())).run
+    def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:
+        """Return the steps of each run that the budget pays for."""
+        run = next(iter(found.values())).run
         seconds = self.study.wall_seconds
         if seconds is None:
             parameters = next(iter(found.values())).counts.parameters
@@ -355,14 +317,12 @@ class Planner:
             curves * cost.run(0, whole) + ends * cost.run(0, at_the_end) for cost in costs.values()
         )
         step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
-        first = expected_runs(tuning, self.study.lr_grid_size)
-        fixed = (fixed + first * costs[baseline].run(0, at_the_end)) / workers
-        step = (step + first * costs[baseline].step) / workers
+        fixed, step = fixed / workers, step / workers
         planning = self._spent + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = SLACK * (planning + fixed + LEAST_STEPS * step) / USED
-            runs = runs_of(self.study, len(found), tuning=tuning)
+            runs = runs_of(self.study, len(found))
             longer = self.command.again(budget=Budget(time_budget(least)))
             raise UserError(
                 f"budget: {self.study.budget} pays for {max(0, steps)} steps in each of about {runs} runs; expected "
