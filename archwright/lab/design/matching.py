@@ -20,13 +20,16 @@ from archwright.spec.study_spec import Match
 Flops = Callable[[LanguageModel], float]
 """Returns the FLOPs of a training token."""
 TOLERANCE = 0.005
-"""Largest share by which a variant may miss the baseline's size."""
+"""Miss of the baseline's size, as a share, at which the search ends."""
+
+LARGEST_MISS = 0.02
+"""Largest miss of the nearest size, as a share: a variant that is farther off is refused."""
 
 RATIOS = (0.5, 16.0)
 """hidden_dim over dim, beyond which dim is changed instead."""
 
-FARTHEST = 4
-"""Times by which dim may become wider or narrower: beyond that, models of one size are no longer comparable."""
+WIDER, NARROWER = 4, 2.5
+"""Factors by which dim may grow or shrink: models that lack a branch in each layer need three times the width."""
 
 LEAST_WIDTH = 8
 """Narrowest dim and hidden width that matching makes."""
@@ -94,7 +97,7 @@ def matched(
     held: Collection[str] = (),
     flops: Flops | None = None,
 ) -> tuple[ModelSpec, bool]:
-    """Return the spec with the widths at which it equals `target`, and whether it does within 0.5 %.
+    """Return the spec with the widths at which it equals `target`, and whether it does, within 2 % at most.
 
     The widths are hidden_dim; dim, where that is not enough; and last the width of heads. Values at the dotted
     paths `held` stay. Where nothing near enough is found, the nearest is returned.
@@ -109,7 +112,7 @@ def matched(
             return candidate, True
         if miss < least:
             nearest, least = candidate, miss
-    return nearest, least <= TOLERANCE
+    return nearest, least <= LARGEST_MISS
 
 
 def mismatch(counts: Counts, target: Counts, match: Match) -> float:
@@ -154,7 +157,7 @@ class _Matching:
                 continue
             size, twice = (self.size(spec.override(f"{path}={n}")) for n in (width, 2 * width))
             nearest = round(width + (self.wanted - size) * width / (twice - size))
-            if width / FARTHEST <= nearest <= FARTHEST * width:
+            if width / WIDER <= nearest <= WIDER * width:
                 yield spec.override(f"{path}={nearest}")
 
     def _hidden_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
@@ -248,7 +251,7 @@ class _Matching:
         return sorted(near, key=lambda dim: abs(size(dim) / self.wanted - 1))
 
     def _other_dims(self, spec: ModelSpec) -> list[int]:
-        step, dims = self._step(spec), range(_narrowest(spec), FARTHEST * spec.dim + 1)
+        step, dims = self._step(spec), range(_narrowest(spec), WIDER * spec.dim + 1)
         return [dim for dim in dims if dim % step == 0 and dim != spec.dim]
 
     def _step(self, spec: ModelSpec) -> int:
@@ -276,7 +279,7 @@ class _Matching:
 
 def _narrowest(spec: ModelSpec) -> int:
     """Return the least dim that matching may give a model."""
-    return max(min(spec.dim, LEAST_WIDTH), math.ceil(spec.dim / FARTHEST))
+    return max(min(spec.dim, LEAST_WIDTH), math.ceil(spec.dim / NARROWER))
 
 
 def _table(layer: dict[str, Any]) -> dict[str, Any]:
