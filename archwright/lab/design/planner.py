@@ -172,8 +172,8 @@ class Planner:
             if not equal:
                 off = 100 * mismatch(counts, target, self.study.match)
                 lines.append(
-                    f"{name}: the nearest to the size of {first} that its words allow is {off:+.0f} %, at dim "
-                    f"{model.dim}: set fewer widths, or give a larger --size or --match none"
+                    f"{name}: cannot have the size of {first} (dim {baseline.model.dim}): the nearest is "
+                    f"{off:+.0f} %, at dim {model.dim}: set fewer or narrower widths, or give a larger --size or --match none"
                 )
         if lines:
             raise UserError(*lines)

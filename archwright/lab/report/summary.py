@@ -16,7 +16,7 @@ from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
 from archwright.lab.procedure.interactions import interactions
 from archwright.lab.procedure.sweep import RISE, first_window, is_sharp
 from archwright.lab.procedure.verdict import SCOPE, UNLEARNT, effects, verdict
-from archwright.lab.report.advice import advice
+from archwright.lab.report.advice import advice, same_size
 from archwright.lab.report.multiplier import multiplier_of
 from archwright.lab.results import (
     ControlledVariable,
@@ -167,6 +167,7 @@ def announcement(plan: Plan) -> str:
         _each_run(plan),
         *([COUNTED] if plan.costs[plan.baseline.name].counted else []),
         *([few] if plan.steps < LEAST_STEPS else []),
+        *([_in_steps(plan)] if plan.study.budget.seconds else []),
         f"  {batch_words(plan)}",
         *(line for arm in plan.arms.values() for line in _announced(arm, plan)),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
@@ -177,6 +178,11 @@ def announcement(plan: Plan) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _in_steps(plan: Plan) -> str:
+    """Return the options that give these runs on any machine, whatever its speed."""
+    return f"  the same on any machine: --budget {plan.steps}steps --size {same_size(plan)}"
 
 
 def batch_words(plan: Plan) -> str:
