@@ -11,6 +11,7 @@ from typing import Any
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, check_folders, sweep
 from archwright.lab.design import plan as plans
+from archwright.lab.design import plan_file
 from archwright.lab.design.command_line import Command, absolute, load, study_of
 from archwright.lab.design.ngrams import counted
 from archwright.lab.design.plan import STUDY, Plan, slug
@@ -241,7 +242,7 @@ def _place(path: Path, study: StudySpec) -> Path:
     """Return the folder of a study, inside that of the same study with another budget if there is one."""
     if not _is_planned(path):
         return path
-    there = read_study(path / STUDY)
+    there = _there(path)
     changed = {
         key: getattr(study, key) for key in LARGER if getattr(study, key) != getattr(there, key)
     }
@@ -281,7 +282,7 @@ def _check_place(path: Path, study: StudySpec) -> None:
     """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
     check_folders(path.absolute(), "variants", "timing", "tokenizer", "tokenizers", "jobs")
     if _is_planned(path):
-        there = read_study(path / STUDY)
+        there = _there(path)
         if lines := diff(there.model_copy(update={"parts": study.parts}), study):
             raise UserError(
                 f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out "
@@ -301,6 +302,15 @@ def _check_place(path: Path, study: StudySpec) -> None:
             f"{path} is not a study and not empty: it holds {others[0]}"
             f"{f' and {len(others) - 1} more' if others[1:] else ''}. Give --out a new or empty folder"
         )
+
+
+def _there(path: Path) -> StudySpec:
+    """Return the study of a folder; a plan of another version is reported before its study."""
+    try:
+        return read_study(path / STUDY)
+    except UserError:
+        plan_file.read(path)
+        raise
 
 
 def _is_planned(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """A study that is decided: what runs, with what, for how long; and how that is written down."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +23,6 @@ from archwright.training.resolve import EVALUATIONS, with_steps
 
 STUDY = "study.toml"
 """The study as it was asked for, in its folder."""
-
-TOKENIZERS = "tokenizers"
-"""Where the tokenizers of variants are that have others than the baseline's, in the folder."""
 
 LEAST_STEPS = 500
 """Steps of a run below which a study cannot answer: post-norm models are then on the plateau on which they know how
@@ -234,18 +231,17 @@ def evaluated(run: RunSpec, final: int, *, has_curve: bool = True) -> int:
 
 
 def save(plan: Plan, folder: RunFolder) -> None:
-    """Write a plan into the folder of its study; plan.json last, as it makes the rest binding."""
-    files = [file_of(plan, Path(), arm.name) for arm in plan.arms.values()]
+    """Write a plan into the folder of its study; plan.json last, as it makes the others binding."""
+    files = [variant_file(plan.arms, arm.name) for arm in plan.arms.values()]
     for file, arm in zip(files, plan.arms.values(), strict=True):
-        path = folder.path / file
-        path.parent.mkdir(exist_ok=True)
-        atomic_write(path, to_toml(arm.run))
-    places = [Path(), *(Path(TOKENIZERS) / str(i) for i in range(1, len(tokenizers(plan.arms))))]
-    data = {}
-    for place, material in zip(places, tokenizers(plan.arms), strict=True):
-        data[material.tokenizer.fingerprint] = place.as_posix()
-        known = environment(plan.decisions) if place == Path() else {}
-        RunFolder(folder.path / place).write_environment(known | {"data": material.record()})
+        (folder.path / file).parent.mkdir(exist_ok=True)
+        atomic_write(folder.path / file, to_toml(arm.run))
+    materials = tokenizers(plan.arms)
+    places = [tokenizer_folder(folder.path, number) for number in range(len(materials))]
+    for place, material in zip(places, materials, strict=True):
+        known = environment(plan.decisions) if place == folder.path else {}
+        RunFolder(place).write_environment(known | {"data": material.record()})
+    numbers = {material.tokenizer.fingerprint: i for i, material in enumerate(materials)}
     record = PlanRecord(
         workers=plan.workers,
         steps=plan.steps,
@@ -257,41 +253,38 @@ def save(plan: Plan, folder: RunFolder) -> None:
             ArmRecord(
                 name=arm.name,
                 words=arm.words,
-                file=file.as_posix(),
-                data=data[arm.material.tokenizer.fingerprint],
+                tokenizer=numbers[arm.material.tokenizer.fingerprint],
                 counts=arm.counts,
                 cost=plan.costs[arm.name],
             )
-            for file, arm in zip(files, plan.arms.values(), strict=True)
+            for arm in plan.arms.values()
         ),
     )
-    environments = [place / folder.environment_file.name for place in places]
-    beside = (Path(STUDY), *environments, *files)
-    plan_file.write(
-        record, folder.path, [file for file in beside if (folder.path / file).is_file()]
-    )
+    name = folder.environment_file.name
+    environments = [(place / name).relative_to(folder.path) for place in places]
+    sealed = (Path(STUDY), *environments, *files)
+    plan_file.write(record, folder.path, [f for f in sealed if (folder.path / f).is_file()])
 
 
 def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
-    """Return the plan in a study's folder, or None where none was finished."""
+    """Return the plan in a study's folder, or None if there is none."""
     if not (folder.path / PLAN).exists():
         return None
     record = plan_file.read(folder.path)
-    runs = {arm.name: read_run(folder.path / arm.file) for arm in record.arms}
-    materials: dict[str, Material] = {}
+    names = [arm.name for arm in record.arms]
+    runs = {name: read_run(folder.path / variant_file(names, name)) for name in names}
+    materials: dict[int, Material] = {}
     for arm in record.arms:
-        if arm.data not in materials:
-            place = RunFolder(folder.path / arm.data)
-            materials[arm.data] = reload_data(runs[arm.name], place)
-    arms = {
-        arm.name: Arm(arm.name, arm.words, runs[arm.name], arm.counts, materials[arm.data])
-        for arm in record.arms
-    }
-    run = next(iter(runs.values()))
+        if arm.tokenizer not in materials:
+            place = RunFolder(tokenizer_folder(folder.path, arm.tokenizer))
+            materials[arm.tokenizer] = reload_data(runs[arm.name], place)
     return Plan(
         study=study.model_copy(update={"horizons": record.horizons, "ends": record.ends}),
-        arms=arms,
-        decisions=Decisions(run.machine, folder.environment()["peak_flops"]),
+        arms={
+            a.name: Arm(a.name, a.words, runs[a.name], a.counts, materials[a.tokenizer])
+            for a in record.arms
+        },
+        decisions=Decisions(runs[names[0]].machine, folder.environment()["peak_flops"]),
         workers=record.workers,
         steps=record.steps,
         evaluation_tokens=record.evaluation_tokens,
@@ -300,9 +293,14 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     )
 
 
-def file_of(plan: Plan, folder: Path, name: str) -> Path:
-    """Return the file of a variant's run."""
-    return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}.toml"
+def variant_file(names: Iterable[str], name: str) -> Path:
+    """Return the path of a variant's run in the study's folder."""
+    return Path("variants") / f"{list(names).index(name)}-{slug(name)}.toml"
+
+
+def tokenizer_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a tokenizer and of the record of its tokens; the first is the study's."""
+    return folder / "tokenizers" / str(number) if number else folder
 
 
 def slug(name: str) -> str:

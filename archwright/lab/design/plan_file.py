@@ -42,10 +42,8 @@ class ArmRecord(Spec):
 
     name: str
     words: tuple[str, ...]
-    file: str
-    """Where its run is, in the study's folder."""
-    data: str
-    """Where its tokenizer and the record of its tokens are."""
+    tokenizer: int = Field(ge=0)
+    """Number of its tokenizer; the baseline has the first."""
     counts: Counts
     cost: Cost
 
@@ -62,9 +60,9 @@ class PlanRecord(Spec):
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)
     files: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 of the files that the plan goes with."""
+    """SHA-256 of the files of the plan."""
     checksum: str = ""
-    """SHA-256 of all else."""
+    """SHA-256 of all other values."""
 
 
 def write(record: PlanRecord, folder: Path, files: Iterable[Path]) -> None:

@@ -15,7 +15,6 @@ from archwright.lab.design.identical import refuse_identical, unscaled
 from archwright.lab.design.matching import count, matched, mismatch
 from archwright.lab.design.plan import (
     LEAST_STEPS,
-    TOKENIZERS,
     Arm,
     Plan,
     compared_runs_each,
@@ -23,6 +22,7 @@ from archwright.lab.design.plan import (
     horizons,
     runs_each,
     runs_of,
+    tokenizer_folder,
     tuning_runs_each,
 )
 from archwright.lab.design.plan_file import Cost
@@ -173,7 +173,7 @@ class Planner:
                 off = 100 * mismatch(counts, target, self.study.match)
                 lines.append(
                     f"{name}: cannot have the size of {first} (dim {baseline.model.dim}): the nearest is "
-                    f"{off:+.0f} %, at dim {model.dim}: set fewer or narrower widths, or give a larger --size or --match none"
+                    f"{off:+.0f} %, at dim {model.dim}: set narrower widths, a larger --size or --match none"
                 )
         if lines:
             raise UserError(*lines)
@@ -209,8 +209,8 @@ class Planner:
                 f'objective.kind: found "{run.objective.kind}" where tokenizers differ; bits per byte, by which they '
                 'are judged, are defined for "next_token"'
             )
-        StartRecord(self.folder.path).add(TOKENIZERS)
-        place = self.folder.path / TOKENIZERS / str(number)
+        place = tokenizer_folder(self.folder.path, number)
+        StartRecord(self.folder.path).add(place.parent.name)
         shutil.rmtree(place, ignore_errors=True)  # of a model of another size
         place.mkdir(parents=True)
         return prepare_data(run, RunFolder(place))
