@@ -46,31 +46,31 @@ from archwright.training.evaluation import held_out_windows, reading_of
 from archwright.training.resolve import make_batches, resolved, with_steps
 
 USUAL_SIZE = 2e5
-"""Non-embedding parameters where the budget says nothing of time."""
+"""Non-embedding parameters if the budget is not a time."""
 
 LEAST_TOKENS_PER_PARAMETER = 5.0
-"""The largest size is taken that is trained on so many tokens for each parameter."""
+"""Tokens per parameter that the largest size within a budget gets."""
 
 LEAST_EVALUATION = 8192
-"""Held-out tokens below which a loss says more of the text than of the model."""
+"""Fewest held-out tokens that judge a model."""
 
 USED = 0.97
-"""Share of the budget that is planned. Where runs take longer than estimated seeds are left out, and where they take
-less, more is trained that narrows intervals."""
+"""Planned share of the budget. If runs take longer, seeds are left out; if they take less, more seeds are trained."""
 
 TIMED_SECONDS = (0.3, 4.0)
-"""Least and most time for which steps are timed, about a hundredth of the budget."""
+"""Limits of the time for which steps are timed, about a hundredth of the budget."""
 
 COUNTED_FROM = 10.0
-"""Seconds of a step by its FLOPs from which no step is timed."""
+"""Seconds of a step by its FLOPs from which steps are not timed."""
+
 MFU = 0.4
-"""Share of the peak that such a step is taken to reach, as by `archwright plan`."""
+"""Utilisation that is assumed for such a step, as by `archwright plan`."""
 
 SLACK = 1.2
-"""Times the time that the fewest steps need, as advised: timings vary with what else runs."""
+"""Factor on the time of the fewest steps in advice, as timings vary with the load of the machine."""
 
 WARMUP = 0.1
-"""Share of the steps in which the learning rate rises, where a study does not say."""
+"""Default warm-up as a share of the steps."""
 
 
 @dataclass
@@ -180,28 +180,28 @@ class Planner:
         return found
 
     def _materials(self, asked: Arms) -> dict[str, Material]:
-        """Return the tokens of each variant: those of the baseline unless it has a tokenizer of its own."""
+        """Return the tokens of each variant. Variants share those of the baseline unless their tokenizers differ."""
         known: list[tuple[TokenizerSpec, str, Material]] = []
         found = {}
         for name, run in asked.items():
-            asked_for = run.data.tokenizer
-            material = next((m for spec, _, m in known if spec == asked_for), None)
+            spec = run.data.tokenizer
+            material = next((m for other, _, m in known if other == spec), None)
             if material is None:
                 material = self._material(run, len(known))
-                for _, other, there in known:
-                    if there.tokenizer.fingerprint == material.tokenizer.fingerprint:
-                        task = not run.data.task.is_none
-                        then = "a task has tokens of its own" if task else "give less, or more text"
-                        raise UserError(
-                            f'data.tokenizer: "{name}" and "{other}" have the same tokens, so that there is nothing '
-                            f"to compare: {then}"
-                        )
-                known.append((asked_for, name, material))
+                fingerprint = material.tokenizer.fingerprint
+                if same := [n for _, n, m in known if m.tokenizer.fingerprint == fingerprint]:
+                    task = not run.data.task.is_none
+                    then = "a task has tokens of its own" if task else "give less, or more text"
+                    raise UserError(
+                        f'data.tokenizer: "{name}" and "{same[0]}" have the same tokens, so that there is nothing to '
+                        f"compare: {then}"
+                    )
+                known.append((spec, name, material))
             found[name] = material
         return found
 
     def _material(self, run: RunSpec, number: int) -> Material:
-        """Return the tokens of the first tokenizer, which the study's folder keeps, or of a further one."""
+        """Return the tokens of a tokenizer; the study's folder keeps those of the first."""
         if number == 0:
             return prepare_data(run, self.folder)
         if not run.objective.defines_bits_per_byte:
@@ -218,14 +218,10 @@ class Planner:
     def _judged(self, run: RunSpec) -> RunSpec:
         """Let all runs be judged on the same tokens, in windows that do not overlap."""
         length = run.model.context_length
-        update = {
-            "stride": length,
-            "final_max_tokens": self.study.evaluation_tokens,
-            "lengths": tuple(length * times for times in self.study.lengths),
-        }
-        return run.model_copy(
-            update={"evaluate": run.evaluate.model_copy(update=update), "budget": Budget("1steps")}
-        )
+        tokens, lengths = self.study.evaluation_tokens, [length * n for n in self.study.lengths]
+        update = {"stride": length, "final_max_tokens": tokens, "lengths": tuple(lengths)}
+        evaluate = run.evaluate.model_copy(update=update)
+        return run.model_copy(update={"evaluate": evaluate, "budget": Budget("1steps")})
 
     def _evaluation_windows(self, run: RunSpec, material: Material) -> Windows:
         length = run.model.context_length
@@ -267,11 +263,9 @@ class Planner:
         """
         if (places := self.workers.prepare(self.decisions.machine)) is not None:
             return places
-        cores = usable_cores()
-        if self.decisions.machine.device == "cuda":
-            return 1
-        if self.study.parallelism == "processes":
-            return cores
+        cores, cuda = usable_cores(), self.decisions.machine.device == "cuda"
+        if cuda or self.study.parallelism == "processes":
+            return 1 if cuda else cores
         self.decisions.decide("threads", cores, "parallelism=none gives each run all cores")
         for name, arm in found.items():
             run = arm.run.model_copy(update={"machine": self.decisions.machine})
