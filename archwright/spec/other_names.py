@@ -71,6 +71,13 @@ CHOICES = {
 OPTIONS = dict.fromkeys(("gpus", "num-gpus", "ngpus", "nproc-per-node"), "--devices")
 """Options of commands, by their names elsewhere."""
 
+GONE = {
+    "procedure": "gone in this version; leave it out",
+    "tune_baseline": "gone; give batch_size=N for all, and values of optimizer.weight_decay as variants",
+    "equivalence_margin": 'gone; give margin, such as "1% of the loss" or "10%" (of compute)',
+}
+"""Options of studies that earlier versions had, and their replacements."""
+
 VALUES = {
     "gpu": "cuda",
     "float32": "fp32",

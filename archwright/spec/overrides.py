@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
-from archwright.spec.other_names import KEYS
+from archwright.spec.other_names import GONE, KEYS
 from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml
 from archwright.spec.validation_errors import show
 
@@ -251,6 +251,8 @@ def _unknown_path(cls: type[Spec], keys: Keys) -> str:
     if free or has_path(cls, keys):
         return ""
     path, known = ".".join(keys), [*dict.fromkeys(paths(cls))]
+    if path in GONE:
+        return f"{path}: {GONE[path]}"
     short = [k.partition(".")[2] for k in known if k.startswith("model.")]
     meant = _meant(path, short, known)
     hint = f' Did you mean "{meant}"?' if meant else nearest(path, [*short, *known])

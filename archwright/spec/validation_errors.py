@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from archwright.format import QUOTED, number_text, shortened
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.other_names import VALUES
+from archwright.spec.other_names import GONE, VALUES
 
 Path = tuple[str, ...]
 
@@ -100,6 +100,8 @@ def locate(cls: type[Spec], loc: tuple[Any, ...], values: object) -> tuple[Path,
 
 def unknown(path: str, key: str, owner: type[Spec]) -> str:
     """Say that `key` is no option of `owner`, with what is and the nearest name."""
+    if key in GONE:
+        return f"{path}: {GONE[key]}"
     names = [field.alias or name for name, field in owner.model_fields.items()]
     return f"{path}: unknown option; accepted: {', '.join(names)}.{nearest(key, names)}"
 

@@ -298,7 +298,7 @@ def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
 def test_curves_are_of_the_runs_that_are_compared() -> None:
     """Those that place the rate are evaluated at their ends alone: a mean over both would jump there."""
     results = made.two_variants()
-    study = results.study.model_copy(update={"procedure": "confirm", "tuning_seeds": 2})
+    study = results.study.model_copy(update={"first_seed": 0, "tuning_seeds": 2})
     assert [*study.tuning_seed_numbers] == [0, 1]
     mean = chart(study_page(replace(results, study=study)), "loss").traces[2]
     at = [run for run in results.runs if run.variant == "modern" and run.lr == 3e-3]
@@ -319,7 +319,9 @@ def test_differences_are_paired_by_seed() -> None:
 
 
 def test_what_diverged_is_marked_and_draws_no_mean() -> None:
-    page = study_page(made.incomplete())
+    results = made.incomplete()
+    tuning = results.study.model_copy(update={"first_seed": 0, "tuning_seeds": 5})
+    page = study_page(replace(results, study=tuning))
     traces = {trace["name"]: trace for trace in chart(page, "lr").traces}
     assert traces["modern, diverged"]["x"] == [9e-3, 9e-3]
     assert math.isnan(traces["modern"]["y"][-1])
@@ -392,7 +394,7 @@ def test_tables_hold_every_number_as_it_was(
             effect.interval.high,
         )
     for line, run in zip(runs, found.runs, strict=True):
-        assert line["role"] == "compared"  # each seed sweeps for itself
+        assert line["role"] == "compared"
         in_grid = run.lr in found.grids.get(run.variant, ())
         assert line["counts"] == str(found.counts(run) and (in_grid or not found.study.tune_lr))
         lengths = {int(k.split("_")[-1]): float(v) for k, v in line.items() if "_at_" in k}

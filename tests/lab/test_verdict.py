@@ -132,7 +132,9 @@ def test_outcomes(differences, outcome, words):
 def test_a_small_difference_is_one_whose_interval_is_between_0_and_the_margin(
     differences, shift, margin
 ):
-    effect = found([d + shift for d in differences], options={"equivalence_margin": margin})
+    effect = found(
+        [d + shift for d in differences], options={"margin": f"{100 * margin:.6g}% of the loss"}
+    )
     ends = sorted((abs(effect.interval.low), abs(effect.interval.high)))
     leaves_out = effect.interval.low > 0 or effect.interval.high < 0
     assert effect.within_margin == (leaves_out and ends[1] < margin * np.mean(BASE))
@@ -141,7 +143,7 @@ def test_a_small_difference_is_one_whose_interval_is_between_0_and_the_margin(
 
 
 def test_a_margin_of_compute_is_the_slope_times_its_logarithm():
-    asked = SimpleNamespace(margin_of_compute=0.1, equivalence_margin=0.0)
+    asked = SimpleNamespace(margin_of_compute=0.1, margin_of_loss=None)
     assert margin_of(asked, 3.5, 0.2) == pytest.approx(0.2 * math.log(1.1))
     assert math.isnan(margin_of(asked, 3.5, None))
     effect = found((-0.021, -0.02, -0.02, -0.021, -0.02), slope=0.2)
@@ -197,7 +199,7 @@ def test_far_beyond_the_bound_nothing_is_shrunken_and_pairs_after_the_decision_c
 
 def test_margins_are_the_studys():
     differences = (0.01, -0.01, 0.002, -0.005, 0.003)
-    assert found(differences, options={"equivalence_margin": 0.001}).outcome == "inconclusive"
+    assert found(differences, options={"margin": "0.1% of the loss"}).outcome == "inconclusive"
 
 
 def test_holm_is_named_where_it_decides():
@@ -205,7 +207,7 @@ def test_holm_is_named_where_it_decides():
     t = shape.std(ddof=1) / math.sqrt(5)
     losses = dict.fromkeys(("a", "b", "c"), 3.5 - 3.2 * t + shape)  # p = 0.033 for each
     for effect in judged(
-        replicates(old=[3.5] * 5, **losses), study("a", "b", "c", equivalence_margin=0.001)
+        replicates(old=[3.5] * 5, **losses), study("a", "b", "c", margin="0.1% of the loss")
     ):
         assert effect.interval.high < 0
         assert effect.outcome == "inconclusive"

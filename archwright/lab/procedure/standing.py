@@ -92,7 +92,7 @@ def standing(
 
     `tuning_seeds` seeds at most sweep the learning rates of each variant, the baseline first; others start around its
     vertex. Fresh seeds, paired with the baseline's, are trained at the vertex alone. At each look, variants that are
-    decided are trained no further. Without tuning, every seed has the given rate. With `procedure = "sweep"` each seed
+    decided are trained no further. Without tuning, every seed has the given rate. In a study of widths each seed
     sweeps for itself and is compared by the lowest point of its parabola.
 
     Args:
@@ -107,7 +107,7 @@ def standing(
         own_starts: variants that do not start around the baseline's vertex.
     """
     number = len(study.seed_numbers) if seeds is None else seeds
-    if study.tune_lr and study.procedure == "sweep":
+    if study.widths:
         return _each_sweeps(study, losses, number, may_shift)
     sweeps: dict[str, Sweep] = {}
     powers: dict[str, float] = {}
@@ -185,7 +185,7 @@ def shorter_runs(
     study: StudySpec, compared: Mapping[str, Mapping[int, Sequence[float]]], pairs: int = PAIRS
 ) -> list[tuple[str, int, float, float]]:
     """Return the runs (variant, seed, k, share) that show the first pairs at shorter horizons."""
-    if study.procedure == "sweep" or not study.horizons:
+    if study.widths:
         return []
     baseline, *variants = compared
     seeds = sorted(compared[baseline])[:pairs]

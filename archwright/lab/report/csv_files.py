@@ -60,7 +60,7 @@ def _run(run: RunResult, results: StudyResults, lengths: Sequence[int], role: st
     study = results.study
     role = role or ("tuning" if run.seed in study.tuning_seed_numbers else "compared")
     # Where each seed sweeps, or one tunes, rates that the grid has left behind count for nothing.
-    sweeps = role == "tuning" or (study.tune_lr and study.procedure == "sweep")
+    sweeps = role == "tuning" or bool(study.widths)
     counts = results.counts(run)
     counts &= not sweeps or run.lr in results.grids.get(run.variant, ())
     at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}

@@ -9,7 +9,6 @@ from archwright import format as fmt
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText
 from archwright.lab.design import widths
-from archwright.lab.design.baseline import Tuning, expected_runs
 from archwright.lab.design.command_line import Command
 from archwright.lab.design.matching import mismatch
 from archwright.lab.design.plan import LEAST_STEPS, Arm, Plan, horizons
@@ -17,7 +16,7 @@ from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
 from archwright.lab.procedure.interactions import interactions
 from archwright.lab.procedure.sweep import first_window
 from archwright.lab.procedure.verdict import UNLEARNT, effects, scope, spike_words, verdict
-from archwright.lab.report.advice import advice
+from archwright.lab.report.advice import advice, same_size
 from archwright.lab.report.multiplier import multiplier_of
 from archwright.lab.results import (
     ControlledVariable,
@@ -29,7 +28,6 @@ from archwright.lab.results import (
     TaskFacts,
     Variant,
 )
-from archwright.lab.running.baseline_runs import GAIN, decay_of
 from archwright.lab.running.scheduler import Execution
 from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
@@ -200,6 +198,7 @@ def announcement(plan: Plan) -> str:
         _each_run(plan),
         *([COUNTED] if plan.costs[plan.baseline.name].counted else []),
         *([few] if plan.steps < LEAST_STEPS else []),
+        *([_in_steps(plan)] if plan.study.budget.seconds else []),
         f"  {batch_words(plan)}",
         *(line for arm in plan.arms.values() for line in _announced(arm, plan)),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
@@ -212,53 +211,18 @@ def announcement(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def tuned_words(plan: Plan) -> str:
-    """Say which batch and weight decay were found, and what each run is then."""
-    return f"{batch_words(plan)}\n{_each_run(plan)}"
+def _in_steps(plan: Plan) -> str:
+    """Return the options that give these runs on any machine, whatever its speed."""
+    return f"  the same on any machine: --budget {plan.steps}steps --size {same_size(plan)}"
 
 
 def batch_words(plan: Plan) -> str:
-    """Say which batch and weight decay runs have, whether they were tuned, and how what else was tried compares."""
-    run, tuning = plan.baseline.run, plan.tuning
-    decay = decay_of(run.optimizer)
+    """Return the batch and the weight decay of all runs."""
+    run = plan.baseline.run
+    decay = run.optimizer.model_dump().get("weight_decay")
     values = f"batch {run.batch_size} x {run.model.context_length} tokens"
     values += "" if decay is None else f" and weight decay {decay:g}"
-    if tuning is None:
-        return f"{values}, not tuned"
-    name, several = plan.baseline.name, "s" * (len(tuning.seeds) > 1)
-    seeds = f"seed{several} {fmt.listed([f'{seed}' for seed in tuning.seeds])}"
-    if not tuning.is_done:
-        number = expected_runs(tuning, plan.study.lr_grid_size)
-        return f"{values}, to be tuned for {name} first, by {seeds}: about {number:.0f} runs"
-    size = fmt.count(plan.baseline.counts.non_embedding)
-    who = f"by {tuning.runs} runs of {seeds}"
-    if tuning.earlier:
-        who = f"by an earlier study, at {fmt.count(tuning.tokens)} tokens a run"
-    one = {"batch": "batch alone", "decay": "weight decay alone"}
-    what = f" ({one[tuning.axes[0]]})" if len(tuning.axes) == 1 else ""
-    gain = 100 * GAIN * plan.study.equivalence_margin
-    others = ", ".join(_others(tuning)) or "nothing else was tried"
-    short = " Time ran out before more was tried." if tuning.cut_short else ""
-    return (
-        f"{values}, tuned{what} for {name} at {size} parameters {who}: {others}; what gains less than {gain:.2g} % of "
-        f"the loss changes nothing.{short}"
-    )
-
-
-def _others(tuning: Tuning) -> Iterator[str]:
-    """Say of all that was tried and does not stand how much higher its loss is."""
-    found = tuning.found
-    for trial in tuning.trials:
-        if trial == found:
-            continue
-        words = [f"batch {trial.batch_size}"] * (trial.batch_size != found.batch_size)
-        if trial.weight_decay is not None and trial.weight_decay != found.weight_decay:
-            words += [f"weight decay {trial.weight_decay:g}"]
-        if trial.loss is None or found.loss is None:
-            yield f"{' and '.join(words)} failed"
-            continue
-        off = f"{100 * (trial.loss / found.loss - 1):+.1f} %"
-        yield f"{' and '.join(words)} {off}"
+    return f"{values}, not tuned"
 
 
 def _each_run(plan: Plan) -> str:
@@ -275,8 +239,7 @@ def _announced(arm: Arm, plan: Plan) -> Iterator[str]:
     size += "".join(f", {shape}" for shape in _shape(arm, base))
     powers = first_window(plan.study.lr_grid_size) if plan.study.tune_lr else range(1)
     lrs = ", ".join(f"{plan.lr(arm.name, k):.3g}" for k in powers)
-    confirms = plan.study.tune_lr and plan.study.procedure == "confirm"
-    if confirms and arm is not base and arm.name not in plan.own_starts:
+    if plan.study.tuning_seed_numbers and arm is not base and arm.name not in plan.own_starts:
         lrs = f"around the best of {base.name}"
     seconds = fmt.duration(plan.run_seconds(arm.name))
     yield f"  {arm.name}: {size}; learning rate {lrs}; {seconds} a run"

@@ -13,7 +13,7 @@ from typing import Any
 
 from archwright.lab.running.jobs import Handle, Job
 from archwright.lab.running.remote import RemoteExecutor, RemoteHandle, RemoteJob
-from archwright.lab.running.sbatch import WHOLE, parameters
+from archwright.lab.running.where import WHOLE, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec
 

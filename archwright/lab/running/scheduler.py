@@ -99,7 +99,7 @@ class Execution(Runner):
 
     @property
     def _needs_slope(self) -> bool:
-        return bool(getattr(self.plan.study, "margin_of_compute", None))
+        return bool(self.plan.study.margin_of_compute)
 
     def _for_slope(self, wanted: Collection[Cell]) -> list[Cell]:
         """Return the missing shorter runs of the baseline's first compared seeds."""
@@ -138,17 +138,13 @@ class Execution(Runner):
     @property
     def by_halves(self) -> bool:
         """Whether one half of the held-out windows tunes and the other judges; False without tuning."""
-        return self._confirms and bool(self.plan.study.tuning_seed_numbers)
-
-    @property
-    def _confirms(self) -> bool:
-        return self.plan.study.procedure == "confirm"
+        return bool(self.plan.study.tuning_seed_numbers)
 
     def _as_judged(self, run: RunResult) -> RunResult:
         """Return a run whose `halves` has the loss that judges, and the documents that are known of it."""
         if self.by_halves or run.halves is None:
             return run
-        whole = replace(run.halves, judged=run.loss) if self._confirms else None
+        whole = None if self.plan.study.widths else replace(run.halves, judged=run.loss)
         return replace(run, halves=whole)
 
     @property
@@ -166,7 +162,7 @@ class Execution(Runner):
             there = [c for c in self.results if c.variant == name]
             if not wanted:
                 found[name] = 0
-            elif study.procedure == "sweep":
+            elif study.widths:
                 swept = sum(c.k in sweep.window for c in there)
                 found[name] = max(wanted.count(name), len(self.seeds) * grid - swept)
             else:
@@ -260,7 +256,7 @@ class Execution(Runner):
 
     def _text_error(self, variant: str, pairs: int) -> float:
         """Return the standard error of a variant's mean from the choice of documents."""
-        if not self._confirms:
+        if self.plan.study.widths:
             return 0.0
         seeds, base = self.plan.study.seed_numbers[:pairs], next(iter(self.plan.arms))
         by_seed = {
@@ -301,7 +297,7 @@ class Execution(Runner):
     def _takes_back(self) -> bool:
         """Take back shorter horizons, then a seed, if there is time for them again."""
         study, planned = self.plan.study, self.plan.study.seed_numbers
-        if study.procedure == "sweep" or study.wall_seconds is None:
+        if study.widths or study.wall_seconds is None:
             return False
         # What fills a budget gives way to them.
         left = study.wall_seconds - ENDING - self.spent - (0 if self.fills else self.remaining())
