@@ -519,7 +519,7 @@ class LongformerAttention(EqualHeads):
     causal: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of all projections, including those for global tokens."""
+    """Biases of all projections, for global and other tokens."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
@@ -546,8 +546,8 @@ class LSHAttention(EqualHeads):
     """Softmax attention among tokens of one hash bucket (Kitaev et al., 2020, Reformer, section 2).
 
     Queries also serve as keys. They are hashed by random rotations, sorted by bucket and cut into chunks. A query
-    attends to the keys of its own and neighbouring chunks that its mask permits, but to itself only if it sees no other
-    key. The chunk of a token depends on all tokens of its text, even if the mask is causal.
+    attends, under its mask, to the keys of its own and neighbouring chunks, but to itself only if it sees no other key.
+    The chunk of a token depends on all tokens of its text, even under a causal mask.
     """
 
     kind: Literal["lsh"] = "lsh"
@@ -612,7 +612,7 @@ class DisentangledAttention(EqualHeads):
     knows_distances: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of the four projections; projections of distances have those of `key` (R) and `query` (S)."""
+    """Biases of the four projections; R has a bias if `key` does, S if `query` does."""
     terms: Literal["both", "content_to_position", "position_to_content"] = "both"
     """Distance terms: q_i R_d, k_j S_d, or both. Scores are divided by the square root of the number of terms,
     including q_i k_j."""
@@ -622,7 +622,7 @@ class DisentangledAttention(EqualHeads):
     """Table rows per direction; "none": one per distance. With fewer rows, up to half of them are for single short
     distances, and long distances share the rest on a log scale (He et al., 2021, DeBERTa V3; DeBERTa V2's code)."""
     distance_maps: Literal["own", "content"] = "own"
-    """Projections of distances: separate ones, or those of queries and keys (DeBERTa V2 and V3)."""
+    """Projections of distances: separate, or shared with queries and keys (DeBERTa V2 and V3)."""
     distance_norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
     """Norm of the table's rows (DeBERTa V2 and V3)."""
     distance_dropout: Probability = 0.0

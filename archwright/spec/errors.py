@@ -35,7 +35,7 @@ def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     word = str(word)
     if not 0 < len(word) <= LONGEST:
         return ""
-    import difflib  # seldom wanted
+    import difflib  # rarely needed
 
     names = {choice.lower(): choice for choice in choices if len(choice) <= LONGEST}
     if same := names.get(word.lower()):

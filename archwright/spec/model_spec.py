@@ -330,7 +330,7 @@ class ModelSpec(StackSpec, Shown):
         if self.generator.is_none:
             return self
         values = self.model_dump() | {"generator": {"kind": "none"}}
-        if self.embedding_dim == self.dim:  # nothing is projected by itself
+        if self.embedding_dim == self.dim:  # without a generator, nothing is projected
             values["embedding"] |= {"project": "table", "project_bias": False}
         return validated(ModelSpec, values)
 

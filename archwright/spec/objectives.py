@@ -161,7 +161,7 @@ class MaskedTokens(Objective):
 
     @property
     def least_context(self) -> int:
-        # Two tokens, and the three special ones around them.
+        # Two tokens and three special tokens.
         return 5 if self.judges_rows else 1
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
@@ -269,7 +269,7 @@ class SpanCorruption(FromText):
 
     @property
     def least_context(self) -> int:
-        # One token is kept, a sentinel stands for another, and one ends the text.
+        # A kept token, a sentinel and the end token.
         return 3
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
@@ -353,7 +353,7 @@ class Denoising(FromText):
 
     @property
     def least_context(self) -> int:
-        # The mode, a token that is kept, a sentinel for another, and one that ends the text.
+        # The mode, a kept token, a sentinel and the end token.
         return 4
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
@@ -414,7 +414,7 @@ class SequenceToSequence(Objective):
 
     @property
     def least_context(self) -> int:
-        # A token, and the one that ends a text.
+        # A token and the end token.
         return 2
 
 

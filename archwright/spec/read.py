@@ -122,7 +122,7 @@ def load_run(name: str | Path | ModelSpec | RunSpec) -> RunSpec:
 
 
 def given_model(name: str | Path) -> ModelSpec:
-    """Return the model of the preset at the root of a file's bases; else the model itself."""
+    """Return the model of a preset, or of the preset that a file is based on; without one, the default model."""
     if not str(name).endswith(".toml"):
         return load_run(name).model
     values = _read(Path(name), ModelSpec)

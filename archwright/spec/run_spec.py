@@ -119,7 +119,8 @@ class DataSpec(Spec):
 
     @classmethod
     def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
-        """Add implied values: a new text resets pairs and the task, and a new task or new pairs reset the text."""
+        """Add implied values: a new text drops pairs and sets the task, new pairs reset the text, and a new task sets
+        the text."""
         if over.get("text") and "pairs" not in over:
             over = over | {"pairs": ""}
         elif over.get("pairs") and not {"text", "task"} & over.keys():
@@ -387,8 +388,8 @@ class MachineSpec(Spec):
     activation_checkpointing: ActivationCheckpointing = "none"
     """Recomputation in the backward pass, to save memory. selective: all of a layer except matmuls with weights and
     attention outputs; scores are recomputed if the kernel stores them (Korthikanti et al., 2022). full: whole layers
-    from their inputs, for up to a third more FLOPs (Chen et al., 2016). Compiled layers always recompute like
-    selective."""
+    from their inputs, for up to a third more FLOPs (Chen et al., 2016). Compiled layers recompute like selective, even
+    with "none"."""
     compile: Literal["auto", "none", "block"] = "auto"
     """block: torch.compile for each layer; auto: if it makes steps faster, measured in runs of over ten minutes."""
     fused: Literal["auto", "none", "liger"] = "auto"
