@@ -301,10 +301,10 @@ class SoftmaxAttention(MaskedAttention):
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm of queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "per_head", "projection"] = "head"
-    """Vectors that qk_norm normalizes: each head, with weights shared by all heads (Qwen 3) or per head (Command R+),
-    or the whole projection (OLMo 2)."""
+    """Vectors that qk_norm normalizes. head: each head, with shared weights (Qwen 3); per_head: each head, with weights
+    per head (Command R+); projection: the whole projection (OLMo 2)."""
     qk_norm_position: Literal["before", "after"] = "before"
-    """Apply qk_norm before or after the rotation by position (after: Llama 4)."""
+    """Apply qk_norm before or after (Llama 4) the rotation by position."""
     v_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms", "weight": "none"}])
     """Norm of each head's value (Gemma 3n)."""
     value_scale: float = Field(1.0, gt=0, examples=[0.5])
@@ -323,8 +323,8 @@ class SoftmaxAttention(MaskedAttention):
     sinks: bool = False
     """A learned logit per head in the denominator of the softmax (gpt-oss)."""
     gate: Literal["none", "value", "head"] = "none"
-    """Multiply the heads' outputs by sigmoid(gate(x)), with a gate per value (Qwen3-Next) or per head (Qiu et al.,
-    2025)."""
+    """Multiply the heads' outputs by sigmoid(gate(x)). value: a gate per value (Qwen3-Next); head: a gate per head (Qiu
+    et al., 2025)."""
     out_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over the concatenated heads, before the output projection (Wang et al., 2022, Foundation Transformers;
     BitNet b1.58)."""
@@ -434,7 +434,7 @@ class LatentAttention(MaskedAttention):
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     gate: Literal["none", "value", "head"] = "none"
-    """Multiply the heads' outputs by sigmoid(gate(x)), with a gate per value or per head (Ling 3.0)."""
+    """Multiply the heads' outputs by sigmoid(gate(x)). value: a gate per value; head: a gate per head (Ling 3.0)."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
     """Keys that a query may attend to."""
     dropout: Probability = 0.0
@@ -614,15 +614,15 @@ class DisentangledAttention(EqualHeads):
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
     """Biases of the four projections; R has a bias if `key` does, S if `query` does."""
     terms: Literal["both", "content_to_position", "position_to_content"] = "both"
-    """Distance terms: q_i R_d, k_j S_d, or both. Scores are divided by the square root of the number of terms,
-    including q_i k_j."""
+    """Distance terms. content_to_position: q_i R_d; position_to_content: k_j S_d. Scores are divided by the square root
+    of the number of terms, including q_i k_j."""
     max_distance: AutoTokens = Field("auto", examples=[256])
     """Largest distinct distance, in tokens; auto: context_length."""
     num_buckets: Count | Literal["none"] = Field("none", examples=[256])
     """Table rows per direction; "none": one per distance. With fewer rows, up to half of them are for single short
     distances, and long distances share the rest on a log scale (He et al., 2021, DeBERTa V3; DeBERTa V2's code)."""
     distance_maps: Literal["own", "content"] = "own"
-    """Projections of distances: separate, or shared with queries and keys (DeBERTa V2 and V3)."""
+    """Projections of distances. own: separate ones; content: those for queries and keys (DeBERTa V2 and V3)."""
     distance_norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
     """Norm of the table's rows (DeBERTa V2 and V3)."""
     distance_dropout: Probability = 0.0

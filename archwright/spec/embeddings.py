@@ -17,8 +17,8 @@ class Embedding(Spec):
     """Width of the table; auto: the model's width. With another width, `project_in` maps the table's rows to dim, and
     the head reads the table through `project_out` (Lan et al., 2019, ALBERT, section 3.1; OPT-350m)."""
     project: Literal["table", "normed"] = "table"
-    """Input of `project_in`: the table's rows, or the result of positions, norm and dropout at the table's width
-    (ALBERT, ELECTRA)."""
+    """Input of `project_in`. table: rows of the table; normed: the result of positions, norm and dropout, at the
+    table's width (ALBERT, ELECTRA)."""
     project_bias: bool = False
     """Add a learned bias in `project_in` (ALBERT, ELECTRA)."""
     scale: Literal["none", "sqrt_dim"] | Annotated[float, Field(gt=0)] = Field(
@@ -117,8 +117,8 @@ class Head(Spec):
     or [1, dim] for detecting replaced tokens."""
 
     predicts: Literal["tokens", "replaced"] = "tokens"
-    """Outputs: a logit per token of the vocabulary; or a single logit, the log-odds that the token was replaced (Clark
-    et al., 2020, ELECTRA, section 2)."""
+    """tokens: a logit per token of the vocabulary; replaced: a single logit, the log-odds that the token was replaced
+    (Clark et al., 2020, ELECTRA, section 2)."""
     tied: bool = False
     """Use the embedding's table as the head's weight (Press and Wolf, 2016)."""
     transform: Transform = NoTransform()

@@ -157,7 +157,7 @@ class GELU(Plain):
 
     kind: Literal["gelu"] = "gelu"
     approximate: Literal["none", "tanh"] = "none"
-    """Exact error function, or its tanh approximation."""
+    """none: exact error function; tanh: its tanh approximation."""
 
 
 class QuickGELU(Plain):
@@ -228,7 +228,7 @@ class GeGLU(Gated):
 
     kind: Literal["geglu"] = "geglu"
     approximate: Literal["none", "tanh"] = "none"
-    """Exact error function, or its tanh approximation."""
+    """none: exact error function; tanh: its tanh approximation."""
 
 
 class SwiGLU(Gated):
@@ -360,12 +360,12 @@ class Experts(FeedForward):
     top_groups: Count = 1
     """Groups that a token chooses from."""
     group_score: Literal["max", "top_two"] = "max"
-    """Score of a group: its best expert's (DeepSeek V2), or the sum of its best two (V3)."""
+    """Score of a group. max: its best expert's score (DeepSeek V2); top_two: the sum of its best two (V3)."""
     router_weight_on: Literal["output", "input"] = "output"
-    """Multiply an expert's output or its input by its weight (input: Llama 4)."""
+    """Multiply an expert's output, or its input (Llama 4), by its weight."""
     shared: Literal["none", "added", "averaged", "gated"] = "none"
-    """A shared expert for all tokens, in addition to the chosen ones: added (DeepSeekMoE), added and all divided by two
-    (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
+    """A shared expert for all tokens, in addition to the chosen ones. added: its output is added (DeepSeekMoE);
+    averaged: added, and the sum divided by two (Command A+); gated: times sigmoid(w x) (Qwen2-MoE)."""
     shared_hidden_dim: AutoWidth = Field("auto", examples=[1024])
     """Hidden width of the shared expert; auto: the routed experts' width."""
     latent_dim: Width | Literal["none"] = Field("none", examples=[256])
@@ -377,7 +377,8 @@ class Experts(FeedForward):
     """Weight of the load-balancing loss num_experts sum of f_e p_e of each layer, with the share f_e of choices on
     expert e and its mean score p_e (Fedus et al., 2021, eq. 4)."""
     balance_over: Literal["layer", "model"] = "layer"
-    """Averages f_e and p_e per layer, or over all layers together (transformers' auxiliary loss)."""
+    """Averages f_e and p_e. layer: separately per layer; model: over all layers together (transformers' auxiliary
+    loss)."""
     router_z_loss: float = Field(0.0, ge=0, examples=[0.001])
     """Weight of the router z-loss, the mean of log² of the router's softmax sum in each layer (Zoph et al., 2022, eq.
     5)."""

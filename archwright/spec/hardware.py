@@ -25,7 +25,7 @@ class Hardware(Spec):
     source: str = Field("none", examples=["NVIDIA H200 Tensor Core GPU, data sheet"])
     """Source of the values."""
     evidence: Literal["published", "measured"] = "published"
-    """Evidence for its speeds: published by the maker, or measured on the device."""
+    """Evidence for its speeds. published: by the maker; measured: on the device."""
     memory_bytes: float = Field(80e9, gt=0)
     """Memory of the device, in bytes."""
     memory_bandwidth: float = Field(2e12, gt=0)

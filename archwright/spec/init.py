@@ -28,8 +28,8 @@ class Glorot(Init):
     embedding_std: AutoFloat = Field("auto", examples=[0.02])
     """Standard deviation of embeddings, truncated at 3 sigma; auto: 1, or dim^-0.5 with a tied head."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "alike"
-    """Output projections of branches: initialized like other matrices, divided by sqrt(2 num_layers) or by sqrt(2
-    layer) with layers from 1, or zero, so that every layer is initially the identity."""
+    """Output projections of branches. alike: like other matrices; depth: divided by sqrt(2 num_layers); layer: divided
+    by sqrt(2 layer), with layers from 1; zero: every layer is initially the identity."""
 
 
 class GPT2(Init):
@@ -43,8 +43,8 @@ class GPT2(Init):
     """Standard deviation of embeddings; auto: std. With a small one and a norm after it, embeddings change fast (RWKV's
     SmallInit has 1e-4)."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "depth"
-    """Output projections of branches: initialized like other matrices, divided by sqrt(2 num_layers) or by sqrt(2
-    layer) with layers from 1, or zero, so that every layer is initially the identity."""
+    """Output projections of branches. alike: like other matrices; depth: divided by sqrt(2 num_layers); layer: divided
+    by sqrt(2 layer), with layers from 1; zero: every layer is initially the identity."""
 
     def auto_embedding_std(self, embedding_dim: int, *, tied: bool) -> float:
         return self.std
@@ -58,8 +58,8 @@ class FanIn(Init):
     embedding_std: AutoFloat = Field("auto", examples=[0.02])
     """Standard deviation of the embedding; auto: 1."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "alike"
-    """Output projections of branches: initialized like other matrices, divided by sqrt(2 num_layers) or by sqrt(2
-    layer) with layers from 1, or zero, so that every layer is initially the identity."""
+    """Output projections of branches. alike: like other matrices; depth: divided by sqrt(2 num_layers); layer: divided
+    by sqrt(2 layer), with layers from 1; zero: every layer is initially the identity."""
 
     def auto_embedding_std(self, embedding_dim: int, *, tied: bool) -> float:
         return 1.0
@@ -76,8 +76,8 @@ class MuP(Init):
     std: float = Field(0.02, gt=0)
     """Standard deviation of matrices at base_dim, and of embedding and head at any width."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "depth"
-    """Output projections of branches: initialized like other matrices, divided by sqrt(2 num_layers) or by sqrt(2
-    layer) with layers from 1, or zero, so that every layer is initially the identity."""
+    """Output projections of branches. alike: like other matrices; depth: divided by sqrt(2 num_layers); layer: divided
+    by sqrt(2 layer), with layers from 1; zero: every layer is initially the identity."""
 
     def logit_divisor(self, dim: int) -> float:
         return dim / self.base_dim

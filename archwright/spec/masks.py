@@ -270,8 +270,8 @@ class BigBird(Mask):
     num_random: int = Field(3, ge=0, le=1000, examples=[2])
     """Number r of random blocks that each other block sees."""
     random: Literal["drawn", "first"] = "drawn"
-    """Draw blocks for each layer, head and block, as the published code does in training ("drawn"), or use the first
-    block for all of them, counted 1 + r times, as `transformers` does at inference ("first")."""
+    """drawn: draw blocks for each layer, head and block, as the published code does in training; first: use the first
+    block for all of them, counted 1 + r times, as `transformers` does at inference."""
 
     @property
     def differs_by_head(self) -> bool:

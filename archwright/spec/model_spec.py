@@ -215,7 +215,7 @@ class EncoderStack(Encoder, TwoWayStack):
     context_length: AutoTokens = Field("auto", examples=[512])
     """Longest source in training, in tokens; auto: the decoder's context length."""
     embeddings: Literal["shared", "own"] = "shared"
-    """Share the decoder's embedding table, or use a separate one (FSMT)."""
+    """shared: use the decoder's embedding table; own: use a separate table (FSMT)."""
     vocab_size: AutoWidth = Field("auto", examples=[32_000])
     """Rows of a separate table; auto: the decoder's vocabulary size."""
 

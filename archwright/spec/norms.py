@@ -50,8 +50,8 @@ class RMSNorm(Norm):
     weight: Weight = "plain"
     """Multiply by w (plain), by 1 + w (unit_offset: Gemma) or by no weight (none: Llama 4's query and key norm)."""
     scale_in: Literal["float32", "input_dtype"] = "float32"
-    """Dtype of the product with the weight: float32, cast to the input's dtype afterwards (OLMo 2), or the input's
-    dtype (Llama)."""
+    """Dtype of the product with the weight. float32: cast to the input's dtype afterwards (OLMo 2); input_dtype: the
+    input's dtype (Llama)."""
 
     def num_parameters(self, dim: int) -> int:
         return dim * (self.weight != "none")

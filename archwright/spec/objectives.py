@@ -134,10 +134,10 @@ class MaskedTokens(Objective):
     """Longest run of neighbouring tokens chosen together; lengths n from 1 to this are drawn with a probability
     proportional to 1 / n (Lan et al., 2019, ALBERT, section 4.1)."""
     segments: Literal["one", "next", "order"] = "one"
-    """Contents of a row: one text, or a text in two segments and a second loss, added to the first, for predicting
-    whether the second segment follows the first. It does in half of the rows. In the others, the second segment is from
-    another row ("next": Devlin et al., 2018, section 3.1), or the two are swapped ("order": Lan et al., 2019, section
-    3.1)."""
+    """Contents of a row. one: a single text. next, order: two segments of a text and a second loss, added to the first,
+    for predicting whether the second segment follows the first. It does in half of the rows. In the others, the second
+    segment is from another row (next: Devlin et al., 2018, section 3.1), or the two are swapped (order: Lan et al.,
+    2019, section 3.1)."""
     class_token: str = Field("[CLS]", min_length=1)
     """Special token at the start of a row of two segments."""
     separator_token: str = Field("[SEP]", min_length=1)

@@ -77,7 +77,7 @@ class DynamicNTK(Scaling):
 
 
 class YaRN(Scaling):
-    """Slow frequencies are divided by the factor, fast ones kept and those between blended. Cosines and sines are
+    """Slow frequencies are divided by the factor, fast ones stay and those between are blended. Cosines and sines are
     multiplied by attention_factor (Peng et al., 2023, section 3.4)."""
 
     kind: Literal["yarn"] = "yarn"
@@ -86,7 +86,7 @@ class YaRN(Scaling):
     original_length: AutoTokens = Field("auto", examples=[256])
     """Training length, in tokens; auto: context_length."""
     beta_fast: float = Field(32.0, gt=0)
-    """Frequencies with more turns than this within the original length are kept."""
+    """Frequencies with more turns than this within the original length stay unscaled."""
     beta_slow: float = Field(1.0, gt=0)
     """Frequencies with fewer turns than this within the original length are divided."""
     attention_factor: AutoFloat = Field("auto", examples=[1.0])
@@ -99,7 +99,7 @@ class YaRN(Scaling):
 
 
 class Llama3Scaling(Scaling):
-    """Long wavelengths are divided by the factor, short ones kept and those between blended (Llama 3.1)."""
+    """Long wavelengths are divided by the factor, short ones stay and those between are blended (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
     factor: float = Field(8.0, ge=1)
@@ -109,7 +109,7 @@ class Llama3Scaling(Scaling):
     low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above original_length / low_freq_factor are divided."""
     high_freq_factor: float = Field(4.0, gt=0)
-    """Wavelengths below original_length / high_freq_factor are kept."""
+    """Wavelengths below original_length / high_freq_factor stay unscaled."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         low, high = self.low_freq_factor, self.high_freq_factor
@@ -212,11 +212,11 @@ class Sinusoidal(Position):
     theta: float = Field(10_000.0, gt=1)
     """Base of the wavelengths, which run from 2 pi to 2 pi theta tokens."""
     layout: Literal["interleaved", "half"] = "interleaved"
-    """Sines and cosines alternate as in the paper, or all sines come first as in Marian."""
+    """interleaved: sines and cosines alternate, as in the paper; half: all sines come first, as in Marian."""
     offset: int = Field(0, ge=0, le=2**30, examples=[2])
     """Position of the first token (2 in XGLM)."""
     spacing: Literal["paper", "fairseq"] = "paper"
-    """Wavelengths of theta^(2i/dim), or of theta^(i / (dim/2 - 1)), with theta as the last."""
+    """paper: wavelengths theta^(2i/dim); fairseq: theta^(i / (dim/2 - 1)), with theta as the last."""
 
 
 class Learned(Position):
@@ -280,7 +280,7 @@ class RoPE(Position):
     fraction: float = Field(1.0, gt=0, le=1, examples=[0.25])
     """Share of each head's coordinates that rotate, from the first on."""
     pairing: Literal["half", "interleaved"] = "half"
-    """Coordinates of a pair: (i, i + r/2) as in Llama, or (2i, 2i + 1) as in the paper."""
+    """Coordinates of a pair. half: (i, i + r/2), as in Llama; interleaved: (2i, 2i + 1), as in the paper."""
     scaling: Scaling = Field(NoScaling(), examples=[{"kind": "yarn", "factor": 4.0}])
     """Scaling of the frequencies for longer texts."""
 
@@ -319,7 +319,7 @@ class T5Bias(Position):
     max_distance: int = Field(128, ge=2, le=2**30)
     """Distances from this one on share the last bucket."""
     shared: bool = True
-    """Use one table for all layers (T5), or one per layer (umT5)."""
+    """Use one table for all layers (T5), not one per layer (umT5)."""
 
     def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
         return self.num_buckets * num_heads

@@ -47,7 +47,7 @@ class FixedDecay(Decay):
 
     kind: Literal["fixed"] = "fixed"
     rates: Literal["retention", "slopes"] = "retention"
-    """exp(g) = 1 - 2^(-4 - h), or g = -2^(-8 h / H) as the slopes of ALiBi."""
+    """retention: exp(g) = 1 - 2^(-4 - h); slopes: g = -2^(-8 h / H), as the slopes of ALiBi."""
     slower_with_depth: bool = False
     """Multiply g by 1 - layer / (num_layers - 1), layer from 0 (MiniMax-01)."""
 
@@ -163,7 +163,8 @@ class LinearRecurrence(Recurrence):
     decay: Decay = Field(HeadDecay(), examples=[{"kind": "per_channel"}])
     """Factor of the state before each write."""
     write: Literal["added", "step", "delta"] = "delta"
-    """Add k v^T, or k (step v)^T with the decay's step (SSD), or replace the value of k (delta rule)."""
+    """added: add k v^T; step: add k (step v)^T, with the decay's step (SSD); delta: replace the value of k (delta
+    rule)."""
     beta_max: Literal[1, 2] = 1
     """Largest strength beta of the delta rule; 2 allows negative eigenvalues (Grazzi et al., 2024)."""
     conv_width: Count | Literal["none"] = 4
@@ -173,15 +174,15 @@ class LinearRecurrence(Recurrence):
     activation: Literal["none", "silu"] = "silu"
     """Function of queries, keys and values, after the convolutions."""
     qk_norm: Literal["none", "l2"] = "l2"
-    """Length of queries and keys: unchanged, or 1."""
+    """l2: scale queries and keys to length 1."""
     scale: Literal["none", "sqrt"] = "sqrt"
-    """Divide queries by sqrt(head_dim)."""
+    """sqrt: divide queries by sqrt(head_dim)."""
     skip: bool = False
     """Add D v to the output, with a learned number D per head (Mamba-2)."""
     out_norm: Norm = Field(RMSNorm(eps=1e-5), examples=[{"kind": "layer"}])
     """Norm over the output."""
     out_norm_over: Literal["head", "group", "all"] = "head"
-    """Norm over each head, over the heads that share a key (Mamba-2), or over all heads (MiniMax-01)."""
+    """head: norm over each head; group: over the heads that share a key (Mamba-2); all: over all heads (MiniMax-01)."""
     gate: Literal["none", "silu", "sigmoid"] = "silu"
     """Multiply the output by this function of a map of x."""
     gate_position: Literal["before", "after"] = "after"

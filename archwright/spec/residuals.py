@@ -25,13 +25,13 @@ class PerBranch(Uniform):
 
     plain: ClassVar[str] = "number"
     attention: float = Field(1.0, examples=[0.5])
-    """Number of the attention branch."""
+    """Value for the attention branch."""
     recurrence: float | Literal["attention"] = Field("attention", examples=[0.5])
-    """Number of the recurrence; "attention": the attention branch's number."""
+    """Value for the recurrence; "attention": the value for the attention branch."""
     cross_attention: float | Literal["attention"] = Field("attention", examples=[0.5])
-    """Number of the cross-attention; "attention": the attention branch's number."""
+    """Value for the cross-attention; "attention": the value for the attention branch."""
     feedforward: float = Field(1.0, examples=[0.5])
-    """Number of the feed-forward branch."""
+    """Value for the feed-forward branch."""
 
     def __getitem__(self, branch: str) -> float:
         number: float | str = getattr(self, branch)
@@ -39,7 +39,7 @@ class PerBranch(Uniform):
 
     @property
     def given(self) -> dict[str, float]:
-        """Numbers by branch, without "attention" entries."""
+        """Values by branch, without "attention" entries."""
         return {name: number for name, number in self if not isinstance(number, str)}
 
     @property
@@ -190,7 +190,7 @@ class Parallel(Residual):
     flow: ClassVar[str] = "< norm f +"
     at_once: ClassVar[bool] = True
     num_norms: Literal[1, 2] = 1
-    """One norm for both branches (GPT-J, PaLM), or one per branch (GPT-NeoX)."""
+    """1: one norm for both branches (GPT-J, PaLM); 2: one per branch (GPT-NeoX)."""
 
     def norm_names(self, groups: Groups) -> list[str]:
         return ["shared"] if self.num_norms == 1 else [*groups]
@@ -240,8 +240,8 @@ class Reversible(Residual):
     final_norm: ClassVar[bool] = True
     is_reversible: ClassVar[bool] = True
     join: Literal["concat", "mean"] = "concat"
-    """Input of the final norm: both streams concatenated (Reformer's published code), or their mean, which is as wide
-    as one."""
+    """Input of the final norm. concat: both streams concatenated (Reformer's published code); mean: their mean, which
+    has the width of one stream."""
 
     @property
     def streams(self) -> int:

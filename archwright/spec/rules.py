@@ -311,7 +311,7 @@ def mup_is_dense(spec: "ModelSpec") -> Iterator[str]:
     if not isinstance(spec.init, MuP):
         return
     for at, _ in _choices(spec, Experts):
-        # A router's output width is independent of the model's width, unlike hidden matrices and the head.
+        # muP has no class for a router: its output width is fixed, as a head's, but it is inside the model.
         yield (
             f'{at}kind: found "experts" with init.kind "mup", whose rates are not '
             "derived for a router; expected another of the two"

@@ -83,7 +83,7 @@ class TokenizerSpec(Spec):
     """Tokenizer of a run."""
 
     kind: Literal["bpe", "bytes", "file"] = "bpe"
-    """Byte-level BPE trained on the text, raw bytes, or a tokenizer.json."""
+    """bpe: byte-level BPE trained on the text; bytes: raw bytes; file: a tokenizer.json."""
     vocab_size: int = Field(4096, ge=257, le=2**24)
     """Number of tokens of a trained BPE, including special tokens."""
     path: Recordable = ""
@@ -110,10 +110,11 @@ class DataSpec(Spec):
     separator: str = ""
     """Separator of documents inside a plain text file; empty: one document per file."""
     errors: Literal["strict", "replace"] = "strict"
-    """Treatment of bytes that are not UTF-8."""
+    """Bytes that are not UTF-8. strict: refuse them; replace: read them as U+FFFD."""
     tokenizer: TokenizerSpec = TokenizerSpec()
     packing: Literal["concat", "document_mask"] = "concat"
-    """Pack documents end to end, or also hide them from one another, with positions per document."""
+    """concat: pack documents end to end; document_mask: also hide them from one another, with positions per
+    document."""
     task: Task = Documents()
     """Synthetic task named by `text`, with its options."""
 
@@ -241,7 +242,7 @@ class Muon(Optimizer):
     nesterov: bool = True
     """Nesterov momentum: (1 - momentum) G + momentum M instead of M."""
     method: Literal["polar", "jordan"] = "polar"
-    """Polynomials of the Newton-Schulz iterations: Polar Express (Amsel et al., 2025), or Jordan's."""
+    """Polynomials of the Newton-Schulz iterations. polar: Polar Express (Amsel et al., 2025); jordan: Jordan's."""
     steps: int = Field(3, ge=1, le=20)
     """Newton-Schulz iterations; "jordan" needs 5."""
     weight_decay: float = Field(0.1, ge=0, le=1e6)
@@ -383,8 +384,8 @@ class MachineSpec(Spec):
     """Kernel of recurrences: recurrent (token by token), chunked (matmuls per chunk) or fla (flash-linear-attention,
     with bf16 matmuls); auto: fla on CUDA if installed, else chunked."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
-    """Logits of a whole microbatch at once, or in chunks to save memory; auto: chunks if float32 logits would take more
-    than 256 MiB."""
+    """whole: all logits of a microbatch at once; chunked: a chunk at a time, to save memory; auto: chunked if float32
+    logits would take more than 256 MiB."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Recomputation in the backward pass, to save memory. selective: all of a layer except matmuls with weights and
     attention outputs; scores are recomputed if the kernel stores them (Korthikanti et al., 2022). full: whole layers

@@ -32,8 +32,8 @@ class ScaleSpec(Spec):
     """Pipeline parallelism: number of stages. Each process holds consecutive layers, and `grad_accum_steps`
     microbatches pass from stage to stage."""
     pipeline_schedule: PipelineSchedule = "1f1b"
-    """Order of microbatches in a stage: one forward, one backward (1f1b); or interleaved, with two shorter runs of
-    layers per process and about half the bubble."""
+    """Order of microbatches in a stage. 1f1b: one forward, one backward; interleaved_1f1b: two shorter runs of layers
+    per process, with about half the bubble."""
     param_dtype: ParamDtype = "float32"
     """Dtype in which processes of `shard` and `context` gather the weights of layers. bfloat16, with
     machine.precision=bf16, halves the traffic and also rounds weights of norms and routers, which autocast leaves in
