@@ -193,7 +193,7 @@ class DistanceScores(Choice):
 
 
 class NoDistanceScores(DistanceScores):
-    """No such scores."""
+    """No distance scores."""
 
     kind: Literal["none"] = "none"
 
@@ -216,8 +216,7 @@ class Attention(Mixer):
 
     axis: ClassVar[str] = "attention"
     has_streams: ClassVar[bool] = False
-    """True if the model's `predicting_streams` can run through it: tokens interact only through cached keys under the
-    mask."""
+    """True if `predicting_streams` can run through it: tokens interact only through cached keys under the mask."""
     knows_distances: ClassVar[bool] = False
     """True if scores depend on distances without a position encoding."""
 
@@ -238,8 +237,7 @@ class MaskedAttention(Attention):
     """Attention of queries to keys under a mask, with scores and a KV cache."""
 
     further_positions: ClassVar[int] = 0
-    """Number of position encodings of scores in addition to the layer's own, each with an equal number of
-    parameters."""
+    """Number of position encodings of scores in addition to the layer's own, of equal sizes."""
 
     if TYPE_CHECKING:
         num_heads: AutoCount
@@ -264,8 +262,7 @@ class MaskedAttention(Attention):
         return {**self.heads(sizes.dim), "scale": scale}
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Scale a fixed factor with the key width: as 1 / width if it is 1 / width (Granite), else as 1 /
-        sqrt(width)."""
+        """Scale a fixed factor with the key width: as 1 / width if it is that (Granite), else as its root."""
         changes = super().scaled_down(to)
         if isinstance(self.scale, FixedScale):
             widths = [n for name, n in self.heads(to.old.dim).items() if name.endswith("head_dim")]
@@ -276,7 +273,7 @@ class MaskedAttention(Attention):
 
 
 class SoftmaxAttention(MaskedAttention):
-    """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017). Groups of query heads share a key-value head
+    """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017); groups of query heads share a key-value head
     (Ainslie et al., 2023)."""
 
     kind: Literal["softmax"] = "softmax"
@@ -323,8 +320,8 @@ class SoftmaxAttention(MaskedAttention):
     sinks: bool = False
     """A learned logit per head in the denominator of the softmax (gpt-oss)."""
     gate: Literal["none", "value", "head"] = "none"
-    """Multiply the heads' outputs by sigmoid(gate(x)). value: a gate per value (Qwen3-Next); head: a gate per head (Qiu
-    et al., 2025)."""
+    """Multiply the heads' outputs by sigmoid(gate(x)), per value (value: Qwen3-Next) or per head (head: Qiu et al.,
+    2025)."""
     out_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over the concatenated heads, before the output projection (Wang et al., 2022, Foundation Transformers;
     BitNet b1.58)."""
@@ -434,7 +431,7 @@ class LatentAttention(MaskedAttention):
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     gate: Literal["none", "value", "head"] = "none"
-    """Multiply the heads' outputs by sigmoid(gate(x)). value: a gate per value; head: a gate per head (Ling 3.0)."""
+    """Multiply the heads' outputs by sigmoid(gate(x)), per value (value) or per head (head: Ling 3.0)."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
     """Keys that a query may attend to."""
     dropout: Probability = 0.0
@@ -560,8 +557,8 @@ class LSHAttention(EqualHeads):
     num_buckets: Literal["auto"] | Buckets | Annotated[tuple[Buckets, ...], Field(strict=False)] = (
         Field("auto", examples=[32])
     )
-    """Buckets of a round, or one number per hash, multiplied; auto: the largest power of 2 up to 2 context_length /
-    chunk_size, as two numbers if it is large."""
+    """Buckets of a round, or a list of factors, one per hash; auto: the largest power of 2 up to 2 context_length /
+    chunk_size, as two factors if it is large."""
     chunk_size: Tokens = Field(64, examples=[32])
     """Length of a chunk of sorted tokens. Shorter texts are attended to in full."""
     chunks_before: int = Field(1, ge=0, le=2**6)
@@ -614,8 +611,8 @@ class DisentangledAttention(EqualHeads):
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
     """Biases of the four projections; R has a bias if `key` does, S if `query` does."""
     terms: Literal["both", "content_to_position", "position_to_content"] = "both"
-    """Distance terms. content_to_position: q_i R_d; position_to_content: k_j S_d. Scores are divided by the square root
-    of the number of terms, including q_i k_j."""
+    """Distance terms. content_to_position: q_i R_d; position_to_content: k_j S_d; both: their sum. Scores are divided
+    by the square root of the number of terms, including q_i k_j."""
     max_distance: AutoTokens = Field("auto", examples=[256])
     """Largest distinct distance, in tokens; auto: context_length."""
     num_buckets: Count | Literal["none"] = Field("none", examples=[256])

@@ -84,8 +84,7 @@ class DenseTransform(Transform):
 
 
 class SequenceHead(Choice):
-    """The axis of heads that classify a whole row, in addition to predicting tokens: whether its second segment follows
-    the first."""
+    """The axis of heads that classify whole rows of two segments: whether the second follows the first."""
 
     axis: ClassVar[str] = "sequence_head"
 

@@ -82,11 +82,9 @@ class Hidden(FeedForward):
     """Ratio of hidden width to model width if hidden_dim and ratio are unset."""
     gated: ClassVar[bool]
     hidden_dim: AutoWidth = Field("auto", examples=[2048])
-    """Width of the hidden layer; auto: ratio dim, or else 4 dim, or 8/3 dim if gated, rounded up to a multiple of
-    64."""
+    """Hidden width; auto: ratio dim, or else 4 dim (8/3 dim if gated), rounded up to a multiple of 64."""
     ratio: Annotated[float, Field(gt=0, le=1024)] | Literal["none"] = Field("none", examples=[4.0])
-    """Ratio of hidden width to model width, to the nearest multiple of 8, if hidden_dim is auto; none: the usual
-    ratio."""
+    """Hidden width over model width, to the nearest multiple of 8, if hidden_dim is auto; none: the usual ratio."""
     bias: FeedForwardBias = Field(FeedForwardBias(), examples=[True])
     """Biases of all projections."""
     hidden_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
@@ -179,8 +177,8 @@ class SquaredReLU(Plain):
 
 
 class XIELU(Plain):
-    """a_p x^2 + b x above 0, a_n (exp(x) - 1 - x) + b x below, with two learned scalars per layer (Huang and Schlag,
-    2025; Apertus)."""
+    """a_p x^2 + b x above 0, a_n (exp(x) - 1 - x) + b x below, a_p and a_n learned (Huang and Schlag, 2025;
+    Apertus)."""
 
     kind: Literal["xielu"] = "xielu"
     alpha_positive: float = Field(0.8, gt=0)
@@ -280,8 +278,7 @@ class ChannelMix(FeedForward, Mixer):
 
 
 class Routing(Choice):
-    """The axis of routing functions, which turn a router's logits, in float32, into the experts of a token and their
-    weights."""
+    """The axis of routing functions, from a router's logits in float32 to a token's experts and their weights."""
 
     axis: ClassVar[str] = "routing"
     sums_to_one: ClassVar[bool] = False
@@ -343,7 +340,7 @@ class Experts(FeedForward):
     normalize_power: float = Field(1.0, gt=0)
     """Exponent p of the divisor (sum of w^p)^(1/p) (DBRX)."""
     normalize_eps: float = Field(1e-20, gt=0, examples=[1e-6])
-    """Added to this sum (LFM2: 1e-6)."""
+    """Added to the divisor (LFM2: 1e-6)."""
     normalize_min: float = Field(0.0, ge=0, examples=[1e-12])
     """Least divisor (ERNIE 4.5)."""
     routed_scaling_factor: float = Field(1.0, gt=0)
@@ -377,11 +374,9 @@ class Experts(FeedForward):
     """Weight of the load-balancing loss num_experts sum of f_e p_e of each layer, with the share f_e of choices on
     expert e and its mean score p_e (Fedus et al., 2021, eq. 4)."""
     balance_over: Literal["layer", "model"] = "layer"
-    """Averages f_e and p_e. layer: separately per layer; model: over all layers together (transformers' auxiliary
-    loss)."""
+    """Averages f_e and p_e. layer: in each layer; model: over all layers together (transformers' auxiliary loss)."""
     router_z_loss: float = Field(0.0, ge=0, examples=[0.001])
-    """Weight of the router z-loss, the mean of log² of the router's softmax sum in each layer (Zoph et al., 2022, eq.
-    5)."""
+    """Weight of the z-loss, the mean of log² of the router's softmax sum in each layer (Zoph et al., 2022, eq. 5)."""
 
     @property
     def has_selection_bias(self) -> bool:

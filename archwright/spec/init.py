@@ -72,7 +72,7 @@ class MuP(Init):
 
     kind: Literal["mup"] = "mup"
     base_dim: Width = Field(256, examples=[128])
-    """Width without changes, at which learning rates were tuned."""
+    """Width at which learning rates were tuned; muP changes nothing there."""
     std: float = Field(0.02, gt=0)
     """Standard deviation of matrices at base_dim, and of embedding and head at any width."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "depth"

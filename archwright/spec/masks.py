@@ -230,8 +230,7 @@ class BlockSparse(Mask):
     stride: Tokens = Field(8, examples=[4])
     """Every `stride`-th block is visible to all later queries."""
     per_head: bool = True
-    """True if visible blocks differ by head: head h has the offset h max(1, stride // num_heads). If false, all offsets
-    are 0."""
+    """True if visible blocks differ by head: head h has offset h max(1, stride // num_heads), otherwise 0."""
 
     @property
     def differs_by_head(self) -> bool:

@@ -252,10 +252,10 @@ class NoGenerator(Generator):
 
 
 class GeneratorStack(Generator, TwoWayStack):
-    """A stack of layers that fills in masked tokens (Clark et al., 2020, ELECTRA, section 2). A token is drawn from its
-    head's distribution at each masked position, and the model's head, with `head.predicts = "replaced"`, detects
-    replaced tokens. It has the axes of a layer, such as `generator.norm`, and its own arrangement. Both stacks share
-    one embedding, including its positions and norm (section 3.2)."""
+    """A stack of layers that fills in masked tokens (Clark et al., 2020, ELECTRA, section 2). At each masked position,
+    a token is drawn from the generator's distribution. The model's head, with `head.predicts = "replaced"`, detects
+    replaced tokens. The generator has the axes of a layer, such as `generator.norm`, and its own arrangement. Both
+    stacks share one embedding, including its positions and norm (section 3.2)."""
 
     kind: Literal["stack"] = "stack"
     dim: AutoWidth = Field("auto", examples=[64])

@@ -60,9 +60,9 @@ class MQAR(Task):
     because examples with few pairs teach most at first (Arora et al., 2024, Based, figure 2, trains on such a mixture).
     Held-out examples have `pairs`."""
     keys: Symbols = 128
-    """Number of different keys, drawn without repetition."""
+    """Number of different keys; an example has each at most once."""
     values: Symbols = 128
-    """Number of different values, drawn without repetition."""
+    """Number of different values; an example has each in at most one pair."""
     power: float = Field(0.01, gt=0, le=1)
     """Exponent a of the distances: p(d) is proportional to d^(a - 1); 1 is uniform."""
 
