@@ -247,7 +247,7 @@ class Effect:
     @property
     def share(self) -> float:
         """The mean difference as a share of the baseline's loss; NaN of a loss near 0."""
-        share = self.mean / self.baseline_loss
+        share = self.mean / abs(self.baseline_loss)
         return share if abs(share) < MOST_SHARE else float("nan")
 
 

@@ -205,7 +205,7 @@ def _measured(
         interval=interval,
         t_interval=student,
         equivalence=equivalence,
-        margin=margin * baseline_loss,
+        margin=margin * abs(baseline_loss),
         noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
         p_value=paired_p_value(differences, shared) if enough else 1.0,
         text_error=shared.text,
