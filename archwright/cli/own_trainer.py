@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,12 +128,13 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any], words: Sequenc
     """Run a study of another trainer, or print its commands."""
     from archwright.lab.compare import Interrupted
     from archwright.lab.external import study
-    from archwright.lab.external.spec import Limits
     from archwright.lab.report.terminal import as_json, print_results
     from archwright.lab.running.where import Where
     from archwright.spec.errors import UserError
 
-    given = {**settings, **{name: getattr(options, name) for name in FIELDS}}
+    ours = ("out", "runs", "parts", "on", "workers", "slurm", "add_seeds")
+    given = {name: value for name, value in settings.items() if name not in ours}
+    given |= {name: getattr(options, name) for name in FIELDS}
     what = options.what
     if what and (options.command is not None or len(what) > 1):
         raise UserError(f"{what[-1]}: not used with --command; give variants with --variants")
@@ -140,24 +142,25 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any], words: Sequenc
         raise UserError("--add-seeds, --parts: not for another trainer; give --seeds at the start")
     file = what[0] if what else ""
     if options.dry_run:
-        for line in study.dry_run(file, twin=options.twin, **given):
+        for line in study.dry_run(file, twin=options.twin, out=options.out, **given):
             print(line)
         return 0
     if file.endswith(".csv"):
         results = study.compare_losses(file, options.out, **given)
     else:
-        limits = Limits(options.jobs, options.gpus_per_job, options.max_runs or math.inf)
         where = Where(options.on or "", options.workers, ",".join(options.slurm))
         try:
             results = study.compare_command(
                 file,
                 out=options.out,
-                limits=limits,
+                jobs=options.jobs,
+                gpus_per_job=options.gpus_per_job,
+                max_runs=options.max_runs or math.inf,
                 where=where,
                 twin=options.twin,
                 mix_code=options.mix_code,
                 quiet=options.quiet,
-                again=["archwright", "compare", *words],
+                again=shlex.join(["archwright", "compare", *words]),
                 **given,
             )
         except Interrupted as stop:

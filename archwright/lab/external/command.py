@@ -4,16 +4,15 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from archwright.spec.errors import UserError, nearest
 
 PLACEHOLDERS = ("variant", "seed", "lr", "steps", "out")
 REQUIRED = ("variant", "seed", "out")
 PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
-SECRET = re.compile(r"(?:^|[-_.]|(?<=[a-z])(?=[A-Z]))(?:token|key|password|secret)$", re.IGNORECASE)
+SHELL = ("/bin/sh", "-c")
+SECRET = re.compile(r"(?:^|[-_.]|(?<=[a-z])(?=[A-Z]))(?i:token|key|password|secret)$")
 """End of the name of an option with a secret value: `--hub-token`, `WANDB_API_KEY`, `apiKey`."""
-MASK = "***"
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Template:
             if name not in self.names:
                 raise UserError(f"--command: found no {{{name}}}; expected it in the command")
 
-    @cached_property
+    @property
     def words(self) -> tuple[str, ...]:
         """Words of the command, not filled."""
         if self.shell:
-            return ("/bin/sh", "-c", self.text)
+            return (*SHELL, self.text)
         try:
             return tuple(shlex.split(self.text))
         except ValueError as error:
@@ -64,39 +63,22 @@ class Template:
         """Return the words with values; a placeholder without a value stays."""
 
         def value(match: re.Match[str]) -> str:
-            if match[1] is None:
-                return match[0][0]
-            text = str(values.get(match[1], match[0]))
-            return shlex.quote(text) if self.shell and match[1] in values else text
+            if match[1] not in values:
+                return match[0] if match[1] else match[0][0]
+            return shlex.quote(f"{values[match[1]]}") if self.shell else f"{values[match[1]]}"
 
         return tuple(PIECE.sub(value, word) for word in self.words)
 
-    @property
-    def masked(self) -> str:
-        """Text without the values of secrets."""
-        text = self.text
-        for secret in secrets(self.words):
-            text = text.replace(secret, MASK)
-        return text
 
-
-def secrets(words: tuple[str, ...]) -> list[str]:
-    """Return the values of options with secret values, the longest first."""
-    if words[:2] == ("/bin/sh", "-c"):
-        try:
-            words = tuple(shlex.split(words[2]))
-        except ValueError:
-            words = tuple(words[2].split())
+def masked(text: str, words: tuple[str, ...]) -> str:
+    """Return a text without the values of options with secrets in a command."""
+    if words[:2] == SHELL:
+        words = tuple(words[2].split())
     found = set()
     for word, after in zip(words, (*words[1:], ""), strict=True):
         name, equals, value = word.partition("=")
         if SECRET.search(name) and (equals or word.startswith("-")):
-            found.add(value if equals else after)
-    return sorted((f for f in found if f and not PIECE.search(f)), key=len, reverse=True)
-
-
-def masked(text: str, hidden: list[str]) -> str:
-    """Return a text without secret values."""
-    for secret in hidden:
-        text = text.replace(secret, MASK)
+            found.add(value.strip("'\"") if equals else after.strip("'\""))
+    for secret in sorted(filter(None, found), key=len, reverse=True):
+        text = text if PIECE.search(secret) else text.replace(secret, "***")
     return text

@@ -112,7 +112,7 @@ def last_lines(folder: Path) -> list[str]:
 
 def _attempt(order: Order, folder: Path, stop: threading.Event, attempt: int) -> int | str:
     """Run the command once; return its exit status, or the reason why it has none."""
-    with (folder / LOG).open("ab") as log, _port() as port:
+    with (folder / LOG).open("ab") as log:
         if attempt:
             log.write(b"\n--- second try ---\n")
         try:
@@ -121,7 +121,7 @@ def _attempt(order: Order, folder: Path, stop: threading.Event, attempt: int) ->
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "MASTER_PORT": str(port), **order.environment},
+                env={**os.environ, "MASTER_PORT": str(_free_port()), **order.environment},
                 start_new_session=True,
             )
         except OSError as error:
@@ -166,23 +166,10 @@ def _end_orphan(folder: Path) -> None:
             os.killpg(found["pid"], signal.SIGKILL)
 
 
-_ports: set[int] = set()
-
-
-@contextlib.contextmanager
-def _port() -> Any:
-    """Yield a free port that no other run of this process has."""
-    while True:
-        with socket.socket() as found:
-            found.bind(("", 0))
-            port = int(found.getsockname()[1])
-        if port not in _ports:
-            break
-    _ports.add(port)
-    try:
-        yield port
-    finally:
-        _ports.discard(port)
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
 
 
 def _size(path: Path) -> int:

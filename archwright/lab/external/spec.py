@@ -4,26 +4,24 @@ import hashlib
 import math
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from archwright.lab.external.command import Template
+from archwright.lab.external.command import Template, masked
 from archwright.lab.external.metric import metric_of
 from archwright.spec.budget import Budget
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
-from archwright.spec.overrides import assignments_of
 from archwright.spec.run_spec import Texts
-from archwright.spec.study_spec import StudySpec, Words
+from archwright.spec.study_spec import OPTIONS, StudySpec, Words
 from archwright.spec.toml import read_toml
 
 UNFIT = (
     *("size", "match", "widths", "lengths", "evaluation_tokens", "parallelism", "tune_baseline"),
-    *("procedure", "baseline", "common", "parts", "ends", "margin_of_compute"),
+    *("procedure", "baseline", "common", "parts", "ends"),
 )
 """Fields of a study that describe models built by archwright."""
 FREE = ("name", "question", "source", "timeout", "code", "check_steps")
@@ -88,10 +86,18 @@ class ExternalSpec(StudySpec):
     check_steps: int | None = Field(None, ge=0)
     """Steps of the short run before the study that looks for the metric; 0: none. Default: a twentieth of the steps."""
 
+    given: tuple[int, ...] = ()
+    """Seeds of losses that were given."""
+
     @property
     def template(self) -> Template:
         """Parsed command."""
         return Template(self.command, self.shell)
+
+    @property
+    def seed_numbers(self) -> Any:
+        """Compared seeds."""
+        return self.given or super().seed_numbers
 
     @property
     def values(self) -> dict[str, str]:
@@ -101,10 +107,10 @@ class ExternalSpec(StudySpec):
     @property
     def masked(self) -> dict[str, Any]:
         """Values that are not defaults, without secrets."""
-        values = self.model_dump(mode="json", exclude_defaults=True)
+        values = self.model_dump(mode="json", exclude_defaults=True, exclude={"match"})
         values["variants"] = self.values
         if self.command:
-            values["command"] = self.template.masked
+            values["command"] = masked(self.command, self.template.words)
         return values
 
     def toml(self) -> str:
@@ -112,58 +118,50 @@ class ExternalSpec(StudySpec):
         return tomli_w.dumps(self.masked)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Resources and bounds of one start of a study."""
-
-    jobs: int = 0
-    """Concurrent runs; 0: one, or one for each group of GPUs."""
-    gpus_per_job: int = 0
-    max_runs: float = math.inf
-    seconds: float = math.inf
-
-
 def is_external(path: str) -> bool:
     """True if a TOML file is a study over another trainer."""
     return path.endswith(".toml") and Path(path).is_file() and "command" in read_toml(Path(path))
 
 
-def read(file: str, given: Mapping[str, Any]) -> tuple[ExternalSpec, str]:
-    """Return the study of a file and of options, and its time budget.
+def read(file: str, options: Mapping[str, Any]) -> tuple[ExternalSpec, float]:
+    """Return the study of a file and of options, and its time budget in seconds.
 
     Raises:
         UserError: One line for each mistake.
     """
-    values: dict[str, Any] = dict(read_toml(Path(file))) if file else {}
-    values |= {name: value for name, value in given.items() if value is not None}
-    budget = str(values.pop("budget", ""))
-    if file:
-        values.setdefault("name", Path(file).stem)
-    lines = [
-        f"--{name.replace('_', '-')}: not an option of a study with --command, whose models are not known"
-        for name in UNFIT
-        if name in values
-    ]
-    if lines:
-        raise UserError(*lines)
+    values: dict[str, Any] = {"name": Path(file).stem, **read_toml(Path(file))} if file else {}
+    values |= {name: value for name, value in options.items() if value is not None}
+    seconds = _seconds(str(values.pop("budget", "")))
+    for name in UNFIT:
+        if name in values:
+            flag = name.replace("_", "-")
+            raise UserError(
+                f"--{flag}: not an option of another trainer, whose models are not known"
+            )
     if isinstance(values.get("cost_per_step"), list):
         values["cost_per_step"] = _costs(values["cost_per_step"])
-    texts = {n: v for n, v in values.items() if isinstance(v, str) and n in StudySpec.model_fields}
-    plain = {name: value for name, value in values.items() if name not in texts}
-    plain |= {name: texts.pop(name) for name in ("name", "question", "source") if name in texts}
-    plain |= {n: int(v) if isinstance(v, float) and n == "steps" else v for n, v in plain.items()}
-    spec = validated(ExternalSpec, plain)
-    if texts:  # as words of the command line have them: --seeds 5
-        spec = spec.override(*assignments_of(texts))
+    # As the command line has them: --seeds 5
+    texts = {n: v for n, v in values.items() if isinstance(v, str) and n in OPTIONS}
+    spec = validated(ExternalSpec, {n: v for n, v in values.items() if n not in texts})
+    spec = spec.override(*(f"{name}={text}" for name, text in texts.items())) if texts else spec
     if spec.command:
         _check(spec)
-    given_rate = spec.lr is not None and ("lr" in spec.template.names or not spec.command)
-    update: dict[str, Any] = {"match": "none", "tune_lr": spec.tune_lr and given_rate}
-    update["horizons"] = spec.horizons if spec.steps else ()
-    if not spec.name:
-        names = [Path(value).stem or name for name, value in spec.values.items()]
-        update["name"] = "-".join(names[:3])
-    return spec.model_copy(update=update), budget
+    tune_lr = spec.tune_lr and spec.lr is not None
+    name = spec.name or "-".join(Path(value).stem or name for name, value in spec.values.items())
+    update = {"match": "none", "tune_lr": tune_lr, "name": name[:60]}
+    return spec.model_copy(update={**update, "horizons": spec.horizons * bool(spec.steps)}), seconds
+
+
+def _seconds(budget: str) -> float:
+    try:
+        seconds = Budget(budget).seconds if budget else math.inf
+    except ValueError:
+        seconds = None
+    if seconds is None:
+        raise UserError(
+            f'--budget: found "{budget}"; expected a time such as 10h, with --steps for a run'
+        )
+    return seconds
 
 
 def _check(spec: ExternalSpec) -> None:
