@@ -108,6 +108,15 @@ class Execution:
         runs = [Run(*run, self.spec.steps) for run in self.standing().wanted]
         return runs or self._missing([*self.shorter()])
 
+    def curves(self, name: str) -> dict[int, list[float]]:
+        """Return the losses of a variant's compared seeds at all horizons, the shortest first, if all ended."""
+        found, steps = {}, [*map(self.steps, (*self.spec.horizons, 1.0))]
+        for seed, (k, *_) in self.standing().compared.get(name, {}).items():
+            runs = [Run(name, seed, k, number) for number in steps]
+            if not self._missing(runs) and not any(map(self.diverged, runs)):
+                found[seed] = [*map(self.loss, runs)]
+        return found
+
     @property
     def highest(self) -> float:
         """Highest finite loss of any reading, which a diverged run counts as."""

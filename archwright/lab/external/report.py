@@ -112,29 +112,19 @@ def worded(text: str, spec: ExternalSpec) -> str:
 def multiplier_of(effect: Effect, execution: Execution) -> Multiplier | None:
     """Return how much compute a difference is worth; None without shorter horizons of two pairs."""
     spec, names = execution.spec, (execution.baseline, effect.variant)
-    rates = {n: seeds for n, seeds in execution.standing().compared.items() if n in names}
-    steps = [*map(execution.steps, (*spec.horizons, 1.0))]
-
-    def curve(name: str, seed: int) -> list[float]:
-        runs = [Run(name, seed, rates[name][seed][0], number) for number in steps]
-        known = [run for run in runs if run in execution.results and not execution.diverged(run)]
-        return [execution.loss(run) for run in known] if len(known) == len(steps) else []
-
-    rows = {n: {s: curve(n, s) for s in effect.seeds} for n in names}
-    seeds = [seed for seed in effect.seeds if all(rows[name][seed] for name in names)]
+    base, own = (execution.curves(name) for name in names)
+    seeds = [seed for seed in effect.seeds if seed in base and seed in own]
     if not spec.horizons or len(seeds) < 2:
         return None
-    baseline, variant = (np.array([rows[name][seed] for seed in seeds]) for name in names)
-    both = (drops(losses.tolist()) for losses in (baseline, variant))
-    factors = multiplier_in_tokens(effect.mean, effect.interval, spec.horizons, *both)
-    at = [
-        horizon(number or 0, differences.tolist())
-        for number, differences in zip(steps[:-1], (variant - baseline).T, strict=False)
-    ]
+    baseline, variant = ([losses[seed] for seed in seeds] for losses in (base, own))
+    falls = drops(baseline), drops(variant)
+    factors = multiplier_in_tokens(effect.mean, effect.interval, spec.horizons, *falls)
+    steps = [execution.steps(share) or 0 for share in spec.horizons]
+    at = map(horizon, steps, np.subtract(variant, baseline).T.tolist())
     ends = (effect.mean, effect.interval.low, effect.interval.high, len(effect.seeds))
-    cost, own = (spec.cost_per_step.get(name, 1.0) for name in names)
+    cost, its = (spec.cost_per_step.get(name, 1.0) for name in names)
     horizons = [*at, Horizon(spec.steps or 0, *ends)]
-    return Multiplier(*factors, 1 / spec.horizons[0], cost / own, math.nan, horizons)
+    return Multiplier(*factors, 1 / spec.horizons[0], cost / its, math.nan, horizons)
 
 
 def correlations(

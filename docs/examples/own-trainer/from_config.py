@@ -1,6 +1,6 @@
 """A trainer in the manner of litgpt: a YAML file, options that replace its values, metrics of a CSV logger.
 
-    python from_config.py --config small.yaml --optimizer.lr 1e-3 --train.max_steps 200 --seed 1 --out_dir out
+python from_config.py --config small.yaml --optimizer.lr 1e-3 --train.max_steps 200 --seed 1 --out_dir out
 """
 
 import csv

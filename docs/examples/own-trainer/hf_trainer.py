@@ -19,7 +19,9 @@ set_seed(args.seed)
 data = torch.tensor(list(Path(os.__file__).read_bytes())[:36_864]).view(-1, 32)
 rows = [{"input_ids": row, "labels": row} for row in data]
 sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 256}
-model = GPT2LMHeadModel(GPT2Config(**sizes, activation_function=args.activation, bos_token_id=0, eos_token_id=0))
+model = GPT2LMHeadModel(
+    GPT2Config(**sizes, activation_function=args.activation, bos_token_id=0, eos_token_id=0)
+)
 arguments = TrainingArguments(
     output_dir=args.output_dir,
     max_steps=args.max_steps,  # the linear schedule ends there, too

@@ -57,7 +57,9 @@ def test_jobs_of_slurm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = FakeSlurm(place / "slurm")
     for name, value in slurm.variables.items():
         monkeypatch.setenv(name, value)
-    Path("t.py").write_text("import sys\nprint('loss', 3 - float(sys.argv[1]) + int(sys.argv[2]) / 9)\n")
+    Path("t.py").write_text(
+        "import sys\nprint('loss', 3 - float(sys.argv[1]) + int(sys.argv[2]) / 9)\n"
+    )
     results = compare_command(
         command="python t.py {variant} {seed} {out}",
         variants=["0", "0.1"],
