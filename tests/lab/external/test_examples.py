@@ -44,7 +44,7 @@ def test_an_example(script: str, steps: int) -> None:
     if script == "hf_trainer.py":
         pytest.importorskip("accelerate")
     assert main([*words_of(script, steps), "--quiet", "--out", "s"]) == 0
-    results = [path for path in Path("s/runs").glob("*/result.json")]
+    results = list(Path("s/runs").glob("*/result.json"))
     assert len(results) == 1 + (1 if "--twin" in words_of(script, steps) else 0) + 4
     assert "Pairs" in Path("s/report.html").read_text("utf-8")
 
