@@ -267,7 +267,7 @@ class Effect:
 
     def as_share(self, difference: float) -> float:
         """Return a difference as a share of the baseline's loss; NaN if that is near 0."""
-        share = difference / self.baseline_loss
+        share = difference / abs(self.baseline_loss)
         return share if abs(share) < MOST_SHARE else float("nan")
 
 

@@ -228,7 +228,7 @@ def decided(
     known = [[loss for loss in first[: n + 1] if not math.isnan(loss)] for n in range(len(first))]
     return decide(
         differences,
-        [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
+        [study.equivalence_margin * abs(fmean(losses)) if losses else 0.0 for losses in known],
         looks,
         ALPHA,
         shared_errors,

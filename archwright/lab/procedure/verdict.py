@@ -106,7 +106,7 @@ def margin_of(study: StudySpec, baseline_loss: float, slope: float | None) -> fl
     """Return a study's margin in the unit of the loss; NaN while that of compute has no slope."""
     if compute := study.margin_of_compute:
         return math.nan if slope is None else slope * math.log1p(compute)
-    return (study.margin_of_loss or 0.0) * baseline_loss
+    return (study.margin_of_loss or 0.0) * abs(baseline_loss)
 
 
 def verdict(effects: Sequence[Effect], baseline: str, spikes: Sequence[str] = ()) -> str:

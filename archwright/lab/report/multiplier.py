@@ -1,6 +1,6 @@
 """How much compute a difference of a study is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -11,35 +11,52 @@ from archwright.lab.procedure.statistics import t_interval
 from archwright.lab.results import Effect, Horizon, Multiplier
 from archwright.lab.running.scheduler import Execution
 
+Curves = Mapping[int, Sequence[float]]
+"""Losses of each seed, from the shortest horizon on."""
+
 
 def multiplier_of(effect: Effect, execution: Execution) -> Multiplier | None:
     """Return how much compute a difference is worth, None if fewer than two pairs have shorter horizons."""
     plan = execution.plan
     shares, base, arm = horizons(plan.study), plan.baseline, plan.arms[effect.variant]
-    curves, others = (execution.curves(name) for name in (effect.variant, base.name))
-    seeds = [seed for seed in effect.seeds if seed in curves and seed in others]
+    return multiplier(
+        effect,
+        shares,
+        [plan.steps_of(share) * base.run.tokens_per_step for share in (*shares, 1.0)],
+        execution.curves(base.name),
+        execution.curves(effect.variant),
+        base.counts.flops_per_token / arm.counts.flops_per_token,
+    )
+
+
+def multiplier(
+    effect: Effect,
+    shares: Sequence[float],
+    lengths: Sequence[int],
+    baseline: Curves,
+    variant: Curves,
+    flops: float,
+) -> Multiplier | None:
+    """Return how much compute a difference is worth, None if fewer than two pairs have shorter horizons.
+
+    Args:
+        shares: Of the whole horizon, the shortest first, the whole not among them.
+        lengths: Tokens or steps of a run at each horizon, the whole one last.
+        baseline, variant: By seed, losses from the shortest horizon on.
+        flops: Compute per token of the baseline over that of the variant.
+    """
+    seeds = [seed for seed in effect.seeds if seed in variant and seed in baseline]
     if not shares or len(seeds) < 2:
         return None
-    variant, baseline = ([found[seed] for seed in seeds] for found in (curves, others))
+    own, others = ([curves[seed] for seed in seeds] for curves in (variant, baseline))
     tokens, low, high = multiplier_in_tokens(
-        effect.estimate, effect.interval, shares, drops(baseline), drops(variant)
+        effect.estimate, effect.interval, shares, drops(others), drops(own)
     )
-    ends = effect.mean, effect.interval.low, effect.interval.high, len(effect.seeds)
-    differences = np.subtract(variant, baseline).T.tolist()
-    return Multiplier(
-        tokens=tokens,
-        low=low,
-        high=high,
-        most=1 / shares[0],
-        flops=base.counts.flops_per_token / arm.counts.flops_per_token,
-        horizons=[
-            *(
-                horizon(plan.steps_of(share) * base.run.tokens_per_step, values)
-                for share, values in zip(shares, differences, strict=False)
-            ),
-            Horizon(plan.tokens_per_run, *ends),
-        ],
-    )
+    *shorter, whole = lengths
+    differences = np.subtract(own, others).T.tolist()
+    at = [horizon(*pair) for pair in zip(shorter, differences, strict=False)]
+    ends = Horizon(whole, effect.mean, effect.interval.low, effect.interval.high, len(effect.seeds))
+    return Multiplier(tokens, low, high, 1 / shares[0], flops, [*at, ends])
 
 
 def horizon(tokens: int, differences: Sequence[float]) -> Horizon:

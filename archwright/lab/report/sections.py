@@ -219,4 +219,13 @@ def _run_row(run: RunResult, results: StudyResults) -> Row:
     if 0 < run.tokens < results.tokens_per_run:
         state_text += f", {fmt.percent(run.tokens / results.tokens_per_run)} of the tokens"
     loss = fmt.loss(run.loss) if math.isfinite(run.loss) else "–"
-    return Row((run.variant, str(run.seed), fmt.short(run.lr), loss, state_text, run.command))
+    return Row(
+        (
+            run.variant,
+            str(run.seed),
+            fmt.short(run.lr) if run.lr else "–",
+            loss,
+            state_text,
+            run.command,
+        )
+    )

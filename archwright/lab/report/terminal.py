@@ -30,9 +30,10 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
         lines += [f"  {found.sentence}" for found in results.interactions]
         lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
+        estimated = results.predicted_seconds
+        known = f", estimated: {duration(estimated)}" if math.isfinite(estimated) else ""
         lines += [
-            f"{len(results.runs) + len(results.shorter_runs)} runs in {duration(results.seconds)}, "
-            f"estimated: {duration(results.predicted_seconds)}",
+            f"{len(results.runs) + len(results.shorter_runs)} runs in {duration(results.seconds)}{known}",
             f"page  {results.folder}/report.html",
         ]
     print(printable("\n".join(lines)))
