@@ -1,5 +1,7 @@
 """A study as data: which variants are compared, what is held equal, and how often."""
 
+import hashlib
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -13,6 +15,9 @@ from archwright.spec.shown import Shown
 Words = Annotated[Texts, Field(min_length=1)]
 
 Match = Literal["non_embedding", "parameters", "flops", "none"]
+
+TUNING_FROM = 1_000_000
+"""Distance of the first tuning seed from the first compared one, at least; studies have far fewer seeds."""
 
 COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMBmb]?)")
 SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
@@ -162,15 +167,30 @@ class StudySpec(Shown):
 
     @property
     def tuning_seed_numbers(self) -> range:
-        """The seeds that tune learning rates for all variants, if any."""
-        tuning = self.tuning_seeds if self.tune_lr and self.procedure == "confirm" else 0
-        return range(self.first_seed, self.first_seed + tuning)
+        """Seeds that tune learning rates for all variants, if any.
+
+        The first one is a hash of what is compared: an unlucky seed misplaces the rates of one study, not of all.
+        """
+        content = json.dumps([self.baseline, self.variants, self.common]).encode()
+        digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+        first = self.first_seed + TUNING_FROM + digest % TUNING_FROM
+        return range(first, first + self.tuning_seeds * (self.tune_lr and not self.widths))
 
     @property
     def seed_numbers(self) -> range:
-        """The seeds that are compared."""
-        first = self.tuning_seed_numbers.stop
-        return range(first, first + (self.ends[-1] if self.ends else self.seeds))
+        """Seeds that are compared: the same ones in every study, which then share runs of one model."""
+        number = self.ends[-1] if self.ends else self.seeds
+        return range(self.first_seed, self.first_seed + number)
+
+    @property
+    def margin_of_loss(self) -> float | None:
+        """The margin as a share of the baseline's loss."""
+        return self.equivalence_margin
+
+    @property
+    def margin_of_compute(self) -> float | None:
+        """The margin as a share of compute."""
+        return None
 
     @property
     def wall_seconds(self) -> float | None:

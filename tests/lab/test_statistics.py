@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from bench.calibration import binomial_interval
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -21,7 +22,6 @@ from archwright.lab.procedure.statistics import (
     text_error,
 )
 from archwright.lab.results import Halves
-from bench.calibration import binomial_interval
 
 SLEEP = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 """Student's first group (Cushny and Peebles, 1905): mean 2.33, s 2.002."""

@@ -86,7 +86,7 @@ def search(
         if setting in tried:
             return []
         known = losses.get(setting, {})
-        sweep = pooled_sweep(known, seeds, grid, plateau=plateau, all_seeds=True)
+        sweep = pooled_sweep(known, seeds, grid, plateau=plateau)
         if sweep.wanted:
             return [(setting, seed, k) for seed, k in sweep.wanted]
         found = Valley(math.inf, 0.0)  # all its runs failed

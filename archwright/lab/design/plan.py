@@ -12,7 +12,7 @@ from archwright.lab.design.baseline import Tuning, expected_runs
 from archwright.lab.design.matching import Counts
 from archwright.lab.design.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.design.variants import with_lr
-from archwright.lab.procedure.standing import PAIRS
+from archwright.lab.procedure.constants import PAIRS
 from archwright.lab.results import Unit, Variant
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder

@@ -6,12 +6,11 @@ from dataclasses import replace
 from statistics import fmean
 
 from archwright.format import count, listed, signed
-from archwright.lab.procedure.looks import ALPHA, Decision, Looks
+from archwright.lab.procedure.constants import ALPHA
+from archwright.lab.procedure.looks import Decision, Looks
 from archwright.lab.procedure.statistics import (
     SharedError,
     holm,
-    noise_floor,
-    paired_interval,
     paired_p_value,
     t_interval,
     text_error,
@@ -191,7 +190,7 @@ def _measured(
     interval = student = endless
     equivalence = replace(endless, level=0.90)
     if enough and looks is None:
-        interval, student = paired_interval(differences), t_interval(differences)
+        interval = student = t_interval(differences)
         equivalence = t_interval(differences, equivalence.level)
     elif enough and looks is not None:
         beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
@@ -206,7 +205,7 @@ def _measured(
         t_interval=student,
         equivalence=equivalence,
         margin=margin * baseline_loss,
-        noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
+        noise=math.nan,
         p_value=paired_p_value(differences, shared) if enough else 1.0,
         text_error=shared.text,
         placing_error=placing_error,
@@ -225,8 +224,7 @@ def _superior(measured: Sequence[Effect]) -> set[str]:
         level = 1 - ALPHA / (len(measured) - rank)
         if len(effect.differences) < 2:
             break
-        intervals = (method(effect.differences, level) for method in (paired_interval, t_interval))
-        if not all(excludes(interval, 0.0) for interval in intervals):
+        if not excludes(t_interval(effect.differences, level), 0.0):
             break
         found.add(effect.variant)
     return found

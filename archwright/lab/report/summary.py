@@ -14,8 +14,9 @@ from archwright.lab.design.command_line import Command
 from archwright.lab.design.matching import mismatch
 from archwright.lab.design.plan import LEAST_STEPS, Arm, Plan, horizons
 from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
+from archwright.lab.procedure.constants import RISE
 from archwright.lab.procedure.interactions import interactions
-from archwright.lab.procedure.sweep import RISE, first_window, is_sharp
+from archwright.lab.procedure.sweep import first_window, is_sharp
 from archwright.lab.procedure.verdict import SCOPE, UNLEARNT, effects, verdict
 from archwright.lab.report.advice import advice
 from archwright.lab.report.multiplier import multiplier_of
