@@ -45,10 +45,9 @@ USUAL_SPREAD = 0.1
 
 # Spikes
 SPIKE = 5.0
-"""Robust standard deviations above its variant's median from which a compared run is a spike."""
+"""Robust standard deviations above its variant's median beyond which a compared run is a spike. Convention."""
 SPIKE_FLOOR = 0.001
-"""Smallest standard deviation for that, as a share of the median loss."""
-
+"""Smallest standard deviation for that, as a share of the median loss: less is no reason to change a learning rate."""
 HALVED = 1.0
 """Share of the rise that the parabola predicts at a halved rate by which the loss there may be too high."""
 

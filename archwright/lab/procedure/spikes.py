@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
 from archwright.lab.procedure.constants import SPIKE, SPIKE_FLOOR
 
-NORMAL = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+WITHIN = 0.6827
+"""Share of a normal distribution within one standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +30,27 @@ class Spikes:
 def spiked(losses: Mapping[str, Sequence[float]]) -> dict[str, list[int]]:
     """Return the places of the spikes among the losses of each variant; variants without spikes are left out.
 
-    A spike lies more than SPIKE s above its variant's median, s = NORMAL times the median absolute deviation from the
-    medians, pooled over variants and corrected for so few losses, at least SPIKE_FLOOR of the variant's median. NaN is
-    a failed run, no spike.
+    A spike lies more than SPIKE (1 + 3 / f) s above its variant's median. s is the quantile WITHIN of the absolute
+    deviations from the medians, times n / (n - 0.8) for the n runs of a variant, pooled over variants, but at least
+    SPIKE_FLOOR of the loss. It has f degrees of freedom, and up to 30 % of spikes hardly change it. With normal losses
+    at most 0.2 % of looks find a spike. NaN is a failed run, no spike.
     """
-    above = {}
-    for name, values in losses.items():
-        found = np.asarray(values, np.float64)
-        number = int(np.isfinite(found).sum())
-        if number > 2:
-            middle = float(np.nanmedian(found))
-            above[name] = (found - middle, middle, number / (number - 0.8))
-    if not above:
+    known = {n: [x for x in values if not math.isnan(x)] for n, values in losses.items()}
+    middles = {name: median(values) for name, values in known.items() if len(values) > 2}
+    if not middles:
         return {}
-    pooled = np.concatenate([factor * np.abs(x) for x, _, factor in above.values()])
-    scale = NORMAL * float(np.nanmedian(pooled))
-    places = {
-        name: np.flatnonzero(x > SPIKE * max(scale, SPIKE_FLOOR * abs(middle))).tolist()
-        for name, (x, middle, _) in above.items()
-    }
-    return {name: found for name, found in places.items() if found}
+    away = [
+        len(known[name]) / (len(known[name]) - 0.8) * abs(x - middle)
+        for name, middle in middles.items()
+        for x in known[name]
+    ]
+    scale, freedom = float(np.quantile(away, WITHIN)), len(away) - len(middles)
+    found = {}
+    for name, middle in middles.items():
+        limit = SPIKE * (1 + 3 / freedom) * max(scale, SPIKE_FLOOR * abs(middle))
+        if places := [i for i, x in enumerate(losses[name]) if x > middle + limit]:
+            found[name] = places
+    return found
 
 
 def lowered(k: float, ratio: float) -> float:

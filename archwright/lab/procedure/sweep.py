@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import variance
 from typing import NamedTuple
 
 from archwright.lab.procedure.constants import (
@@ -181,7 +180,8 @@ def bottom(losses: Losses, sweep: Sweep) -> Bottom:
     for seed in sweep.seeds:
         left, lowest_loss, right = (losses[seed, sweep.window[best + i]] for i in (-1, 0, 1))
         slopes.append(min(right - lowest_loss, most) - min(left - lowest_loss, most))
-    spread = variance(slopes) if seeds > 1 else 0.0
+    mean = math.fsum(slopes) / seeds
+    spread = math.fsum((slope - mean) ** 2 for slope in slopes) / max(1, seeds - 1)
     excess = spread / (16 * rise * seeds) if rise else 0.0
     return Bottom(rise, _step(sweep.window), seeds, excess)
 
