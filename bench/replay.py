@@ -360,7 +360,10 @@ def binomial_interval(successes: int, trials: int, level: float = 0.95) -> tuple
 def table(
     draws: int, study: StudySpec, scenarios: Sequence[Scenario], *, processes: int = 1
 ) -> Iterator[str]:
-    """Yield the lines of a Markdown table: false wins of each scenario, and of all smooth ones together."""
+    """Yield the lines of a Markdown table: false wins of each scenario, and of all smooth ones together.
+
+    Studies of several variants have a quarter of the draws, columns of power a third of those of their row.
+    """
     powers = " | ".join(f"{effect:.2%} found" for effect in POWERS)
     yield (
         "| surfaces | draws | false wins | at most | interval holds the truth | equivalent | pairs | runs | "
@@ -369,13 +372,14 @@ def table(
     yield "|---|" + "---:|" * (7 + len(POWERS))
     smooth = [0, 0]
     for scenario in scenarios:
-        found = findings(scenario, study, range(draws), processes=processes)
+        number = max(1, draws // 4) if scenario.variants > 1 else draws
+        found = findings(scenario, study, range(number), processes=processes)
         if scenario.smooth:
             smooth = [smooth[0] + wins(scenario, found), smooth[1] + len(found)]
         power = [""] * len(POWERS)
         if scenario.powers:
             better = [replace(scenario, effect=effect) for effect in POWERS]
-            fewer = range(max(1, draws // 3))
+            fewer = range(max(1, number // 3))
             power = [
                 f"{wins(one, findings(one, study, fewer, processes=processes)) / len(fewer):.1%}"
                 for one in better

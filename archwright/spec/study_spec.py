@@ -119,16 +119,16 @@ class StudySpec(Shown):
     seeds: int = Field(10, ge=2, le=1000)
     """How many pairs of runs are compared, each from other initial values and in another order of data."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
-    """Seeds that tune learning rates and are not compared, where procedure is "confirm". The first tunes every variant;
-    the others only one whose loss rises so steeply that rates a quarter of a step apart are tried."""
+    """Seeds that tune the learning rate of every variant and are not compared. The first places the rates of each
+    variant; the mean over all decides."""
     first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
     procedure: Literal["confirm", "sweep"] = "confirm"
     """How learning rates are tuned: by a few seeds for all, whereupon fresh seeds are compared at the rate
     that was found; or by each seed that is compared for itself, at three times the cost of a seed."""
     early_stopping: bool = True
-    """Look at the study after four, five, six and eight tenths of its seeds, too, and train no further what is decided
-    by then."""
+    """Look at the study after five and seven tenths of its seeds, too. Variants that are decided then are trained no
+    further."""
     horizons: Annotated[tuple[Share, ...], BeforeValidator(_as_shares)] = (0.25, 0.5)
     """Shares of the steps for which the first four pairs are trained again, at the rate that was found: they show how
     a difference changes with tokens, and how much compute it is worth. "none": train none."""

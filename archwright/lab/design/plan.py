@@ -38,9 +38,6 @@ FINER_LRS = 2.0
 """Runs of the seed that tunes a baseline beside its grid, about: where it moves, or becomes finer."""
 MOVED_LRS = 0.5
 """The same of a variant, which starts around the baseline's best rate."""
-STEEP_SHARE = 0.1
-"""Share of variants that are tuned by more than one seed, about: 1 of the 10 of `ten-choices`; studies of post-norm or
-of large steps have more."""
 
 
 class Cell(NamedTuple):
@@ -221,13 +218,12 @@ def tuning_runs_each(study: StudySpec) -> float:
         return 0.0
     variants = len(study.variants)
     moves = (FINER_LRS + variants * MOVED_LRS) / (1 + variants)
-    more = STEEP_SHARE * (len(study.tuning_seed_numbers) - 1) * study.lr_grid_size
-    return study.lr_grid_size + moves + more
+    return len(study.tuning_seed_numbers) * study.lr_grid_size + moves
 
 
 def compared_runs_each(study: StudySpec) -> float:
     """Return how many of them are compared; where each seed sweeps, all."""
-    if study.tune_lr and study.procedure == "sweep":
+    if study.widths:
         return study.seeds * study.lr_grid_size + EXTRA_LRS
     return len(study.seed_numbers)
 
