@@ -1,4 +1,4 @@
-"""What a finished study would cost, and how often it would say the same, if it were made again by each procedure.
+"""Cost of a finished study if it were made again, and how often its verdicts would be the same.
 
     python -m bench.choices docs/ten-choices/0.2M --draws 200
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from archwright.spec.study_spec import StudySpec
-from bench.replay import INITIAL, JITTER, STUDIES, Valley, drawn
+from bench.replay import INITIAL, JITTER, Valley, drawn
 from bench.simulate import Surface, simulate
 from bench.sizes import DECIDED, Study
 
@@ -41,10 +41,10 @@ class Recorded:
     def surface(self, shared: Sequence[float], rng: np.random.Generator) -> Surface:
         """Return losses whose seeds share what the baseline's have."""
         bottoms = self.bottom + rng.normal(0, JITTER, len(shared))
-        change = self.loss - self.valley.losses(np.zeros(1))[0]
+        change = self.loss - self.valley.loss(0.0)
 
         def loss(seed: int, k: float) -> float:
-            plain = float(self.valley.losses(np.asarray(k - bottoms[seed]))) + change
+            plain = self.valley.loss(k - float(bottoms[seed])) + change
             own = rng.normal(0, self.noise) if self.outcome != "the baseline" else 0.0
             return min(plain + shared[seed] + own, INITIAL)
 
@@ -109,7 +109,8 @@ def findings(
 def _finding(variants: Mapping[str, Recorded], study: StudySpec, draw: int) -> Finding:
     rng = np.random.default_rng(draw)
     baseline = next(iter(variants.values()))
-    shared = rng.normal(0, baseline.noise, study.seed_numbers.stop)
+    number = study.tuning_seeds + len(study.seed_numbers)
+    shared = rng.normal(0, baseline.noise, number)
     found = simulate({name: v.surface(shared, rng) for name, v in variants.items()}, study)
     compared = sum(
         len(powers) for seeds in found.standing.compared.values() for powers in seeds.values()
@@ -126,27 +127,26 @@ def _finding(variants: Mapping[str, Recorded], study: StudySpec, draw: int) -> F
 def table(
     variants: Mapping[str, Recorded],
     draws: int,
-    studies: Mapping[str, StudySpec],
+    study: StudySpec,
     *,
     processes: int = 1,
 ) -> Iterator[str]:
     """Yield the lines of a Markdown table."""
     yield (
-        "| procedure | draws | runs that tune alone | compared | runs | decided | as recorded | "
+        "| draws | runs that tune alone | compared | runs | decided | as recorded | "
         "runs for each of these |"
     )
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
-    for name, study in studies.items():
-        found = findings(variants, study, range(draws), processes=processes)
-        tuning, compared, decided, right = (
-            statistics.fmean(getattr(f, field) for f in found)
-            for field in ("tuning", "compared", "decided", "right")
-        )
-        cells = (
-            *(name, f"{draws:,}", f"{tuning:.1f}", f"{compared:.1f}", f"{tuning + compared:.1f}"),
-            *(f"{decided:.2f}", f"{right:.2f}", f"{(tuning + compared) / right:.2f}"),
-        )
-        yield f"| {' | '.join(cells)} |"
+    yield "|---:|---:|---:|---:|---:|---:|---:|"
+    found = findings(variants, study, range(draws), processes=processes)
+    tuning, compared, decided, right = (
+        statistics.fmean(getattr(f, field) for f in found)
+        for field in ("tuning", "compared", "decided", "right")
+    )
+    cells = (
+        *(f"{draws:,}", f"{tuning:.1f}", f"{compared:.1f}", f"{tuning + compared:.1f}"),
+        *(f"{decided:.2f}", f"{right:.2f}", f"{(tuning + compared) / right:.2f}"),
+    )
+    yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -161,7 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     ratio = StudySpec().lr_ratio
     variants = recorded(options.folder, options.lr, ratio)
-    for line in table(variants, options.draws, STUDIES, processes=options.processes):
+    for line in table(variants, options.draws, StudySpec(), processes=options.processes):
         print(line, flush=True)
 
 

@@ -10,7 +10,8 @@ from archwright.lab.results import Effect, RunResult
 from archwright.spec.study_spec import StudySpec
 
 Surface = Callable[[int, float], float]
-"""(seed, k) -> held-out loss in nats at the learning rate start * ratio^k; NaN where the run fails."""
+"""(place, k) -> held-out loss in nats at the learning rate start * ratio^k; NaN if the run fails. The places of a
+study's seeds are 0, 1 and so on: those that tune first, then those that are compared."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def simulate(
         print(found.effects[0].outcome, found.runs)
 
     The runs that are wanted, the placing of learning rates, looks and outcomes are those of real studies, by
-    the same code; a surface is asked once for each run.
+    the same code, spikes included; a surface is asked once for each run.
 
     Args:
         plateau: loss above which nothing was learnt.
@@ -49,11 +50,12 @@ def simulate(
     study = study.model_copy(
         update={"match": "none", "variants": dict.fromkeys(others, ("drawn",))}
     )
+    places = {s: i for i, s in enumerate([*study.tuning_seed_numbers, *study.seed_numbers])}
     losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in surfaces}
     plateaus = dict.fromkeys(surfaces, plateau)
     while (now := standing(study, losses, plateau=plateaus)).wanted:
         for name, seed, k in now.wanted:
-            losses[name][seed, k] = surfaces[name](seed, k)
+            losses[name][seed, k] = surfaces[name](places[seed], k)
 
     def run(name: str, seed: int, k: float) -> RunResult:
         loss = losses[name][seed, k]

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.lab.procedure.statistics import SharedError, t_interval
-from archwright.lab.procedure.sweep import Sweep, placing_error
+from archwright.lab.procedure.sweep import Bottom, Sweep, bottom, placing_errors
 from archwright.spec.errors import UserError
+from archwright.spec.study_spec import StudySpec
 
 DECIDED = ("better", "worse", "equivalent")
 BASELINE = ("the baseline", math.nan, math.nan, math.nan)
@@ -73,7 +74,10 @@ class Study:
         }
         found = {name: math.exp(fmean(map(math.log, values))) for name, values in lrs.items()}
         hours = sum(filter(math.isfinite, seconds)) / 3600
-        placing = {name: _placing(name, runs, compared) for name, compared in losses.items()}
+        bottoms = {name: _bottom(name, runs, compared) for name, compared in losses.items()}
+        placing = dict.fromkeys(losses, 0.0) | placing_errors(
+            {name: one for name, one in bottoms.items() if one}
+        )
         tuning = {name: _by_rate(name, runs, compared) for name, compared in losses.items()}
         return cls(losses, found, outcomes, placing, hours, len(runs), tuning)
 
@@ -92,18 +96,20 @@ class Study:
         return signs, known
 
 
-def _placing(name: str, runs: Sequence[Mapping[str, str]], compared: Collection[int]) -> float:
-    """Return the error of a rate that was placed by the seeds that are not compared; 0 where there are none."""
-    tuning = {
+def _bottom(
+    name: str, runs: Sequence[Mapping[str, str]], compared: Collection[int]
+) -> Bottom | None:
+    """Return the bottom that the seeds found that are not compared; None if there are none."""
+    rates = {
         (int(run["seed"]), float(run["lr"])): float(run["loss"])
         for run in runs
         if run["variant"] == name and run["counts"] == "True" and int(run["seed"]) not in compared
     }
-    window = sorted({lr for _, lr in tuning})
-    seeds = [s for s in sorted({s for s, _ in tuning}) if all((s, lr) in tuning for lr in window)]
-    if not seeds:
-        return 0.0
-    return placing_error(tuning, Sweep(window, [], seeds, at_boundary=False))
+    ratio = StudySpec().lr_ratio
+    tuning = {(seed, math.log(lr, ratio)): loss for (seed, lr), loss in rates.items()}
+    window = sorted({k for _, k in tuning})
+    seeds = [s for s in sorted({s for s, _ in tuning}) if all((s, k) in tuning for k in window)]
+    return bottom(tuning, Sweep(window, [], seeds, at_boundary=False)) if seeds else None
 
 
 def _by_rate(

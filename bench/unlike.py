@@ -28,8 +28,7 @@ from archwright.lab.procedure.verdict import excludes
 from archwright.lab.results import Effect
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
-from bench.calibration import binomial_interval
-from bench.replay import drawn
+from bench.replay import binomial_interval, drawn
 from bench.simulate import Surface, simulate
 
 STEP = 4

@@ -11,7 +11,7 @@ from archwright.notebook import Report, html_table
 from archwright.spec.study_spec import StudySpec
 
 if TYPE_CHECKING:
-    from archwright.lab.procedure.standing import Spikes
+    from archwright.lab.procedure.spikes import Spikes
 
 MOST_SHARE = 10.0
 """Times a loss beyond which a difference is not said as a share of it."""

@@ -1,5 +1,7 @@
 """A study as data: which variants are compared, what is held equal, and how often."""
 
+import hashlib
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -13,6 +15,9 @@ from archwright.spec.shown import Shown
 Words = Annotated[Texts, Field(min_length=1)]
 
 Match = Literal["non_embedding", "parameters", "flops", "none"]
+
+TUNING_FROM = 1_000_000
+"""Distance of the first tuning seed from the first compared one, at least; studies have far fewer seeds."""
 
 COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMBmb]?)")
 SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
@@ -130,13 +135,13 @@ class StudySpec(Shown):
     seeds: int = Field(10, ge=2, le=1000)
     """How many pairs of runs are compared, each from other initial values and in another order of data."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
-    """Seeds that tune learning rates and are not compared. The first tunes every variant; the others tune only
-    variants whose loss rises so steeply that rates a quarter of a step apart are tried."""
+    """Seeds that tune the learning rate of every variant and are not compared. The first places the rates of each
+    variant; the mean over all decides."""
     first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
     early_stopping: bool = True
-    """Look at the study after four, five, six and eight tenths of its seeds, too, and train no further what is decided
-    by then."""
+    """Look at the study after five and seven tenths of its seeds, too. Variants that are decided then are trained no
+    further."""
     horizons: Annotated[tuple[Share, ...], BeforeValidator(_as_shares)] = (0.25, 0.5)
     """Shares of the steps for which the first four pairs are trained again, at the rate that was found: they show how
     a difference changes with tokens, and how much compute it is worth. "none": train none."""
@@ -172,15 +177,20 @@ class StudySpec(Shown):
 
     @property
     def tuning_seed_numbers(self) -> range:
-        """The seeds that tune learning rates for all variants, if any."""
-        tuning = self.tuning_seeds if self.tune_lr and not self.widths else 0
-        return range(self.first_seed, self.first_seed + tuning)
+        """Seeds that tune learning rates for all variants, if any.
+
+        The first one is a hash of what is compared: an unlucky seed misplaces the rates of one study, not of all.
+        """
+        content = json.dumps([self.baseline, self.variants, self.common]).encode()
+        digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+        first = self.first_seed + TUNING_FROM + digest % TUNING_FROM
+        return range(first, first + self.tuning_seeds * (self.tune_lr and not self.widths))
 
     @property
     def seed_numbers(self) -> range:
-        """The seeds that are compared."""
-        first = self.tuning_seed_numbers.stop
-        return range(first, first + (self.ends[-1] if self.ends else self.seeds))
+        """Seeds that are compared: the same ones in every study, which then share runs of one model."""
+        number = self.ends[-1] if self.ends else self.seeds
+        return range(self.first_seed, self.first_seed + number)
 
     @property
     def margin_of_loss(self) -> float | None:
@@ -193,11 +203,6 @@ class StudySpec(Shown):
         """Margin as a share of the baseline's compute; None if it is a share of the loss."""
         share, _, unit = self.margin.partition("% of ")
         return float(share) / 100 if unit == "compute" else None
-
-    @property
-    def equivalence_margin(self) -> float:
-        """Margin as a share of the loss; 0 if it is a share of compute."""
-        return self.margin_of_loss or 0.0
 
     @property
     def wall_seconds(self) -> float | None:

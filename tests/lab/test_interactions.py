@@ -55,9 +55,9 @@ def test_it_is_the_product_term_of_a_factorial_design(planted: float) -> None:
 def test_looking_early_widens_its_interval() -> None:
     losses = drawn(0.05)
     (once,) = interactions(STUDY, replicates(losses), "modern")
-    (early,) = interactions(STUDY, replicates(losses), "modern", looks=Looks(20, 20))
+    (early,) = interactions(STUDY, replicates(losses), "modern", looks=Looks(16, 16))
     assert early.mean == once.mean
-    level = 1 - Looks(20, 20).levels(0.05)[0]
+    level = 1 - Looks(16, 16).levels(0.05)[0]
     assert early.interval == replace(t_interval(once.differences, level), level=0.95)
     assert early.interval.low < once.interval.low
 

@@ -11,7 +11,7 @@ from archwright.lab.design import plan_file
 from archwright.lab.design.matching import Counts
 from archwright.lab.design.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.design.variants import with_lr
-from archwright.lab.procedure.standing import PAIRS
+from archwright.lab.procedure.constants import PAIRS
 from archwright.lab.results import Unit, Variant
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
@@ -34,9 +34,6 @@ FINER_LRS = 2.0
 """Runs of the seed that tunes a baseline beside its grid, about: where it moves, or becomes finer."""
 MOVED_LRS = 0.5
 """The same of a variant, which starts around the baseline's best rate."""
-STEEP_SHARE = 0.1
-"""Share of variants that are tuned by more than one seed, about: 1 of the 10 of `ten-choices`; studies of post-norm or
-of large steps have more."""
 
 
 class Cell(NamedTuple):
@@ -208,8 +205,7 @@ def tuning_runs_each(study: StudySpec) -> float:
         return 0.0
     variants = len(study.variants)
     moves = (FINER_LRS + variants * MOVED_LRS) / (1 + variants)
-    more = STEEP_SHARE * (len(study.tuning_seed_numbers) - 1) * study.lr_grid_size
-    return study.lr_grid_size + moves + more
+    return len(study.tuning_seed_numbers) * study.lr_grid_size + moves
 
 
 def compared_runs_each(study: StudySpec) -> float:

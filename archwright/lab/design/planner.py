@@ -28,7 +28,7 @@ from archwright.lab.design.plan import (
 from archwright.lab.design.plan_file import Cost
 from archwright.lab.design.scaling import SIZES, SMALLEST
 from archwright.lab.design.variants import Arms, arms, set_by, sized_by_user, words_of
-from archwright.lab.procedure.standing import PAIRS
+from archwright.lab.procedure.constants import PAIRS
 from archwright.lab.running import run_cache
 from archwright.lab.running.run_job import timing
 from archwright.lab.running.scheduler import ENDING

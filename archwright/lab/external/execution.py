@@ -21,9 +21,10 @@ from archwright.lab.external.command import masked
 from archwright.lab.external.metric import Reading
 from archwright.lab.external.run_job import Order
 from archwright.lab.external.spec import ExternalSpec, code_of, content_of, hashed
+from archwright.lab.procedure.constants import MOVES, PAIRS, SLIDES
 from archwright.lab.procedure.looks import Looks
-from archwright.lab.procedure.standing import PAIRS, Standing, shorter_runs, standing
-from archwright.lab.procedure.sweep import MOVES, SLIDES, first_window
+from archwright.lab.procedure.standing import Standing, shorter_runs, standing
+from archwright.lab.procedure.sweep import first_window
 from archwright.lab.results import Point, RunResult
 from archwright.lab.running.jobs import Answer, Executor, Handle, Job, job
 from archwright.lab.running.progress import described

@@ -202,7 +202,7 @@ def _facts(execution: Execution, results: StudyResults) -> list[doc.Fact]:
         doc.Fact("Steps of a run", f"{spec.steps:,}" if spec.steps else "set by the trainer"),
         doc.Fact("Pairs", str(pairs), looked),
         doc.Fact("Learning rates", f"tuned from {spec.lr:g}" if spec.tune_lr else "as given"),
-        doc.Fact("Margin", f"{100 * spec.equivalence_margin:g} % of the baseline's loss"),
+        doc.Fact("Margin", spec.margin),
     ]
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 
-from archwright.lab.procedure.looks import ALPHA, Looks
+from archwright.lab.procedure.constants import ALPHA
+from archwright.lab.procedure.looks import Looks
 from archwright.lab.procedure.statistics import SharedError, t_interval, text_error
 from archwright.lab.results import Interaction, Replicate, Unit
 from archwright.spec.study_spec import StudySpec

@@ -10,30 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from archwright.lab.procedure.constants import (
+    ALPHA,
+    EARLY_MARGIN,
+    FIRST_LOOK,
+    FRACTIONS,
+    KEPT_BACK,
+    SPENDING,
+)
+from archwright.lab.procedure.robust import agrees
 from archwright.lab.procedure.statistics import NOTHING_SHARED, SharedError, half_width, t_interval
 from archwright.lab.results import Interval
 
 Floats = NDArray[np.float64]
 
-ALPHA = 0.05
-"""Probability that any variant of a study is called better or worse than a baseline that is as good."""
 SharedErrors = Callable[[str, int], SharedError]
 """(variant, pairs) -> standard errors of the mean of so many pairs from what they share."""
 
-
-KEPT_BACK = 0.2
-"""Share of the error that a study keeps for pairs that are added after its end, which spend half of what is left
-each time."""
-FRACTIONS = (0.4, 0.5, 0.6, 0.8, 1.0)
-"""Shares of the seeds after which a study is looked at."""
-SPENDING = 2.5
-"""Power of the share of the pairs with which the error is spent. Where one variant is compared this is close to
-O'Brien's and Fleming's; of the tenth of the error that each of ten variants has, theirs would leave nearly nothing for
-the first looks. Simulated: docs/calibration.md."""
 POINTS = 2001
 """Of the sums of pairs, between the bounds, at which densities are integrated."""
-FEWEST = 6
-"""Seeds below which it is looked at once, at its end."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +60,12 @@ class Looks:
     def numbers(self) -> tuple[int, ...]:
         """After how many pairs; the last is the end."""
         end, *later = self.ends or (self.seeds,)
-        if not self.early or self.planned < FEWEST:
-            return (end, *later)
-        shares = (math.ceil(round(share * self.planned, 6)) for share in FRACTIONS)
-        return (*dict.fromkeys(n for n in shares if n < end), end, *later)
+        shares = (math.ceil(round(share * self.planned, 6)) for share in FRACTIONS * self.early)
+        return (*dict.fromkeys(n for n in shares if FIRST_LOOK <= n < end), end, *later)
+
+    def is_early(self, pairs: int) -> bool:
+        """Return whether the look after so many pairs comes before the study's first end."""
+        return pairs < (self.ends or (self.seeds,))[0]
 
     def level(self, alpha: float, pairs: int) -> float:
         """Return the level for the look after so many pairs; for other numbers that of the end."""
@@ -148,50 +145,49 @@ def _crossing(
 
 def decide(
     differences: Mapping[str, Sequence[float]],
-    margins: Sequence[float],
+    margin: float,
     judged: Looks,
-    alpha: float,
+    pairs: int,
+    alpha: float = ALPHA,
+    decided: Mapping[str, Decision] | None = None,
     shared_errors: SharedErrors = lambda variant, pairs: NOTHING_SHARED,
 ) -> dict[str, Decision]:
-    """Return what the pairs of each variant say, looked at as often as `looks` says: at a look all variants
-    that are still open have all its pairs.
+    """Return the decisions of one look: of every variant with pairs that is not decided yet.
 
-    Holm's step-down asks that an interval leaves out 0 at the level of that look for alpha / (m - r), for m
-    variants of which r are superior already; what was superior once stays so. A variant is equivalent where
-    its interval of two one-sided tests lies within the margin.
+    Superiority is Holm's step-down: an interval leaves out 0 at the look's level for alpha / (m - r), for m variants
+    with r superior ones. The robust companion must agree, or the variant stays open. Equivalence is a step-down of its
+    own over those that are equivalent: two one-sided tests, each with its share of alpha, place the mean within the
+    margin, before the study's end within EARLY_MARGIN of it.
 
     Args:
-        differences: variant minus baseline of each pair that is finished, in the order of the seeds; NaN where a run
-            failed.
-        margins: the margin after so many pairs, in the order of the seeds.
-        shared_errors: those of a variant's mean over so many pairs from what they share. They are in all
-            pairs alike, so that looks depend on each other more than the levels take into account, which makes them
-            rarer to err.
+        differences: variant minus baseline of each pair, of all variants; NaN for a failed run.
+        margin: of equivalence, in the unit of the loss.
+        shared_errors: standard errors of a mean from what its pairs share. All looks share them too, so that levels
+            err on the safe side.
     """
-    decided: dict[str, Decision] = {}
-    for look, pairs in enumerate(judged.numbers):
-        waiting = {name: d[:pairs] for name, d in differences.items() if name not in decided}
-        if any(len(pair) < pairs for pair in waiting.values()):
-            break
-        superior = sum(decision.outcome == "superior" for decision in decided.values())
-        found = {name: _Pairs(pair, shared_errors(name, pairs)) for name, pair in waiting.items()}
-        while superior < len(differences):
-            level = judged.levels(alpha / (len(differences) - superior))[look]
-            clear = [
-                name
-                for name, pair in found.items()
-                if name not in decided and abs(pair.mean) > pair.half_width(level)
-            ]
-            if not clear:
+    known, new = decided or {}, dict[str, Decision]()
+    look, most = judged.numbers.index(pairs), len(differences)
+    found = {
+        name: _Pairs(pair[:pairs], shared_errors(name, pairs))
+        for name, pair in differences.items()
+        if name not in known
+    }
+    within = margin * (EARLY_MARGIN if judged.is_early(pairs) else 1.0)
+    tests: Mapping[Literal["superior", "equivalent"], Callable[[_Pairs, float], bool]] = {
+        "superior": lambda pair, level: pair.differs(level),
+        "equivalent": lambda pair, level: pair.is_within(within, level),
+    }
+    for outcome, holds in tests.items():
+        share = alpha if outcome == "superior" else 2 * alpha
+        before = sum(decision.outcome == outcome for decision in known.values())
+        while before < most:
+            level = judged.levels(share / (most - before))[look]
+            passed = [n for n, pair in found.items() if n not in new and holds(pair, level)]
+            if not passed:
                 break
-            decided |= {name: Decision(pairs, level, "superior") for name in clear}
-            superior += len(clear)
-        level = judged.levels(2 * alpha)[look]
-        for name, pair in found.items():
-            half = pair.half_width(level)
-            if name not in decided and abs(pair.mean) + half < margins[pairs - 1]:
-                decided[name] = Decision(pairs, level, "equivalent")
-    return decided
+            new |= {name: Decision(pairs, level, outcome) for name in passed}
+            before += len(passed)
+    return new
 
 
 class _Pairs:
@@ -199,7 +195,7 @@ class _Pairs:
 
     def __init__(self, differences: Sequence[float], shared_error: SharedError) -> None:
         values = np.asarray(differences, float)
-        values = values[np.isfinite(values)]
+        self.values = values = values[np.isfinite(values)]
         self.number, self.shared_error = len(values), shared_error
         self.mean, self.error = 0.0, math.inf
         if self.number > 1:
@@ -210,3 +206,10 @@ class _Pairs:
         if self.number < 2:
             return math.inf
         return half_width(self.error, self.number, level, self.shared_error)
+
+    def differs(self, level: float) -> bool:
+        """Return whether the interval leaves out 0 and the robust companion does, too."""
+        return abs(self.mean) > self.half_width(level) and agrees(self.values, self.mean)
+
+    def is_within(self, margin: float, level: float) -> bool:
+        return abs(self.mean) + self.half_width(level) < margin

@@ -4,46 +4,32 @@ nothing else."""
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
-from archwright.lab.procedure.looks import ALPHA, Decision, Looks, SharedErrors, decide
+from archwright.lab.procedure.constants import HALVED, PAIRS
+from archwright.lab.procedure.looks import Decision, Looks, decide
+from archwright.lab.procedure.spikes import Spikes, lowered, spiked
 from archwright.lab.procedure.statistics import SharedError
 from archwright.lab.procedure.sweep import (
+    Bottom,
     Losses,
     Sweep,
     around_vertex,
+    bottom,
     first_window,
     lowest_point,
-    placing_error,
+    placing_errors,
     plan_sweep,
     pooled_sweep,
     vertex,
 )
 from archwright.spec.study_spec import StudySpec
 
-PAIRS = 4
-"""Pairs that are trained again for shares of the steps."""
-
 Run = tuple[str, int, float]
 """A variant, a seed, and the power k of the ratio that its learning rate is."""
 TextError = Callable[[str, int], float]
 """(variant, pairs) -> standard error of the mean of so many pairs from the choice of held-out documents, in nats."""
-
-
-@dataclass(frozen=True)
-class Spikes:
-    """Compared runs that ended far above the others of their variant."""
-
-    k: float
-    """Power of the learning rate they ran at."""
-    seeds: tuple[int, ...]
-    """Seeds that spiked."""
-    compared: int
-    """Seeds compared at that learning rate."""
-    halved: bool
-    """All seeds of the variant were then trained again at half of it."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +41,18 @@ class Standing:
     wanted: Sequence[Run]
     """Runs still missing, the most urgent first. None: the study is complete."""
     compared: Mapping[str, Mapping[int, Sequence[float]]]
-    """Of each variant, the finished seeds that are compared, each with the powers k of its runs: one, or its
-    own sweep."""
+    """Finished seeds of each variant that are compared, each with the powers k of its runs: one, or in a study of
+    widths its own sweep. Runs at a learning rate that was halved later do not count."""
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     """Outcomes of the variants that are decided, each with its look."""
     looks: Looks | None = None
-    """None: each seed sweeps for itself, and pairs are looked at once."""
+    """None in a study of widths, where each seed sweeps for itself."""
     placing: Mapping[str, float] = field(default_factory=dict)
     """By how much the loss of each variant may be too high for where its rate was placed, in nats."""
     unlearnt: Mapping[str, float] = field(default_factory=dict)
     """Variants that are trained no further, as they learnt no more than bigrams, with their lowest loss."""
     spikes: Mapping[str, Sequence[Spikes]] = field(default_factory=dict)
-    """Runs that ended far above the others of their variant, the first learning rate first."""
+    """Spikes by variant, those at its first learning rate first; empty if none spiked."""
 
     @property
     def judged(self) -> dict[str, Any]:
@@ -87,13 +73,15 @@ def standing(
     learnt: Mapping[str, float] | None = None,
     text_error: TextError = lambda variant, pairs: 0.0,
     own_starts: Collection[str] = (),
+    slope: float | None = None,
 ) -> Standing:
     """Return the state of a study.
 
     `tuning_seeds` seeds at most sweep the learning rates of each variant, the baseline first; others start around its
     vertex. Fresh seeds, paired with the baseline's, are trained at the vertex alone. At each look, variants that are
-    decided are trained no further. Without tuning, every seed has the given rate. In a study of widths each seed
-    sweeps for itself and is compared by the lowest point of its parabola.
+    decided are trained no further. If a run of a variant or of the baseline spikes at the rate that was found, half of
+    it replaces that rate for all its seeds, once. Without tuning, every seed has the given rate. In a study of widths
+    each seed sweeps for itself.
 
     Args:
         losses: by variant, the baseline first; NaN if a run failed.
@@ -105,13 +93,15 @@ def standing(
             study ends.
         text_error: error of a variant's mean over so many pairs, from the choice of held-out documents.
         own_starts: variants that do not start around the baseline's vertex.
+        slope: nats by which the baseline's loss falls per e-fold of compute; None if unknown, so that no variant is
+            equivalent within a margin of compute.
     """
     number = len(study.seed_numbers) if seeds is None else seeds
     if study.widths:
         return _each_sweeps(study, losses, number, may_shift)
     sweeps: dict[str, Sweep] = {}
     powers: dict[str, float] = {}
-    placing: dict[str, float] = {}
+    bottoms: dict[str, Bottom] = {}
     unlearnt: dict[str, float] = {}
     baseline, start, waiting = next(iter(losses)), None, set[str]()
     for name, known in losses.items():
@@ -136,56 +126,142 @@ def standing(
         )
         if sweeps[name].seeds and not sweeps[name].wanted:
             powers[name] = vertex(known, sweeps[name])
-            placing[name] = placing_error(known, sweeps[name])
+            bottoms[name] = bottom(known, sweeps[name])
             if (lowest := lowest_point(known, sweeps[name]).loss) > most:
                 unlearnt[name] = lowest
         if name == baseline and name in powers and not sweeps[name].at_boundary:
             start = around_vertex(known, sweeps[name])
     powers = {n: k for n, k in powers.items() if not {n, baseline} & unlearnt.keys()}
+    bottoms = {n: found for n, found in bottoms.items() if n in powers}
     wanted = [(name, seed, k) for name, sweep in sweeps.items() for seed, k in sweep.wanted]
-    compared: dict[str, dict[int, Sequence[float]]] = {name: {} for name in losses}
-    for name, k in powers.items():
-        for seed in study.seed_numbers[:number]:
-            if not math.isnan(losses[name].get((seed, k), math.nan)):
-                compared[name][seed] = (k,)
     failed = {
         n
         for n, sweep in sweeps.items()
         if n not in powers and not sweep.wanted and n not in waiting
     }
-
-    def shared(variant: str, pairs: int) -> SharedError:
-        both = (placing.get(name, 0.0) for name in (variant, baseline))
-        return SharedError(text_error(variant, pairs), math.hypot(*both))
-
     looks = Looks(number, study.seeds, study.early_stopping, study.ends)
-    decisions = decided(study, losses, powers, looks, failed, shared)
+    judged = _Judged(study, losses, powers, bottoms, failed, looks, text_error, slope)
+    if not wanted:
+        judged.look()
+    powers, decisions = judged.powers, judged.decisions
+    compared: dict[str, dict[int, Sequence[float]]] = {
+        name: {
+            seed: (powers[name],)
+            for seed in study.seed_numbers[:number]
+            if name in powers and not math.isnan(known.get((seed, powers[name]), math.nan))
+        }
+        for name, known in losses.items()
+    }
     for pairs in looks.numbers:
-        # Those that are open at this look, all where time is left, and the baseline while any is.
+        # Variants that are open at this look, all if time is left, and the baseline while any is.
         variants = [
             n
             for n in list(losses)[1:]
             if n not in failed and (fill or n not in decisions or decisions[n].look >= pairs)
         ]
-        arms = [baseline, *variants] if variants else []
-        until = study.seed_numbers[:pairs]
-        missing = [
-            (name, seed, powers[name])
-            for seed in until
-            for name in arms
-            if name in powers and (seed, powers[name]) not in losses[name]
-        ]
+        missing = judged.missing([baseline, *variants] if variants else [], pairs)
         if missing or wanted:
             wanted += missing
             break
-    return Standing(sweeps, wanted, compared, decisions, looks, placing, unlearnt)
+    return Standing(
+        sweeps, wanted, compared, decisions, looks, judged.placing, unlearnt, judged.spikes
+    )
+
+
+class _Judged:
+    """Looks at a study, one after another, as far as its runs go."""
+
+    def __init__(
+        self,
+        study: StudySpec,
+        losses: Mapping[str, Losses],
+        powers: Mapping[str, float],
+        bottoms: Mapping[str, Bottom],
+        failed: Collection[str],
+        looks: Looks,
+        text_error: TextError,
+        slope: float | None,
+    ) -> None:
+        self.study, self.losses, self.looks = study, losses, looks
+        self.powers, self.bottoms, self.placing = {**powers}, bottoms, placing_errors(bottoms)
+        self.text_error, self.slope = text_error, slope
+        self.baseline, *variants = losses
+        self.variants = [name for name in variants if name not in failed]
+        self.decisions: dict[str, Decision] = {}
+        self.spikes: dict[str, list[Spikes]] = {}
+
+    def look(self) -> None:
+        """Halve learning rates of arms with spikes and decide, look by look, until runs are missing."""
+        for pairs in self.looks.numbers:
+            arms = [
+                self.baseline,
+                *(n for n in self.variants if n not in self.decisions),
+            ]
+            if len(arms) == 1 or self.missing(arms, pairs):
+                return
+            while self._halves(arms, pairs):
+                if self.missing(arms, pairs):
+                    return
+            if self.baseline not in self.powers:
+                return
+            self.decisions |= decide(
+                {name: self._differences(name, pairs) for name in self.variants},
+                self._margin(pairs),
+                self.looks,
+                pairs,
+                decided=self.decisions,
+                shared_errors=self._shared,
+            )
+
+    def missing(self, arms: Collection[str], pairs: int) -> list[Run]:
+        """Return the runs of the first pairs that are not there, by seed."""
+        return [
+            (name, seed, self.powers[name])
+            for seed in self.study.seed_numbers[:pairs]
+            for name in arms
+            if name in self.powers and (seed, self.powers[name]) not in self.losses[name]
+        ]
+
+    def _halves(self, arms: Sequence[str], pairs: int) -> bool:
+        """Record the spikes of a look; return whether they halve a learning rate: one that was tuned, once."""
+        rates = {**self.powers}
+        found = spiked({name: self._losses(name, pairs) for name in arms if name in rates})
+        for name, places in found.items():
+            before = [s for s in self.spikes.get(name, []) if s.halved]
+            seeds = tuple(self.study.seed_numbers[i] for i in places)
+            halves = self.study.tune_lr and not before
+            self.spikes[name] = [*before, Spikes(rates[name], seeds, pairs, halves)]
+            if halves:
+                self.powers[name] = lowered(rates[name], self.study.lr_ratio)
+                steps = rates[name] - self.powers[name]
+                self.placing[name] += HALVED * self.bottoms[name].above(steps)
+        return rates != self.powers
+
+    def _losses(self, name: str, pairs: int) -> list[float]:
+        k = self.powers[name]
+        return [self.losses[name].get((s, k), math.nan) for s in self.study.seed_numbers[:pairs]]
+
+    def _differences(self, name: str, pairs: int) -> list[float]:
+        both = zip(self._losses(name, pairs), self._losses(self.baseline, pairs), strict=True)
+        return [own - base for own, base in both]
+
+    def _margin(self, pairs: int) -> float:
+        """Return the margin in nats; 0 while the worth of compute is unknown."""
+        if (compute := self.study.margin_of_compute) is not None:
+            return (self.slope or 0.0) * math.log1p(compute)
+        known = [x for x in self._losses(self.baseline, pairs) if not math.isnan(x)]
+        return (self.study.margin_of_loss or 0.0) * abs(fmean(known)) if known else 0.0
+
+    def _shared(self, variant: str, pairs: int) -> SharedError:
+        both = (self.placing.get(name, 0.0) for name in (variant, self.baseline))
+        return SharedError(self.text_error(variant, pairs), math.hypot(*both))
 
 
 def shorter_runs(
     study: StudySpec, compared: Mapping[str, Mapping[int, Sequence[float]]], pairs: int = PAIRS
 ) -> list[tuple[str, int, float, float]]:
     """Return the runs (variant, seed, k, share) that show the first pairs at shorter horizons."""
-    if study.widths:
+    if study.widths or not study.horizons:
         return []
     baseline, *variants = compared
     seeds = sorted(compared[baseline])[:pairs]
@@ -199,40 +275,6 @@ def shorter_runs(
         for name in arms
         if seed in arms[name]
     ]
-
-
-def decided(
-    study: StudySpec,
-    losses: Mapping[str, Losses],
-    powers: Mapping[str, float],
-    looks: Looks,
-    failed: Collection[str],
-    shared_errors: SharedErrors,
-) -> dict[str, Decision]:
-    """Return what was decided of each variant at the looks that all seeds for are there."""
-    baseline, *variants = losses
-    # Losses of compared seeds up to the first that is not finished; NaN where one failed.
-    finished = {
-        name: [*map(known.__getitem__, takewhile(known.__contains__, runs))]
-        for name, known in losses.items()
-        if name in powers
-        for runs in [[(seed, powers[name]) for seed in study.seed_numbers[: looks.seeds]]]
-    }
-    first = finished.get(baseline, [])
-    # A variant whose tuning failed keeps no other from being decided.
-    differences = {
-        name: [own - base for own, base in zip(finished.get(name, []), first, strict=False)]
-        for name in variants
-        if name not in failed
-    }
-    known = [[loss for loss in first[: n + 1] if not math.isnan(loss)] for n in range(len(first))]
-    return decide(
-        differences,
-        [study.equivalence_margin * abs(fmean(losses)) if losses else 0.0 for losses in known],
-        looks,
-        ALPHA,
-        shared_errors,
-    )
 
 
 def _each_sweeps(

@@ -5,32 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from archwright.lab.procedure.constants import (
+    FINER,
+    MISPLACED,
+    MOVES,
+    PLACING,
+    RISE,
+    SLIDES,
+    START,
+    USUAL_SPREAD,
+)
 from archwright.lab.results import Replicate, RunResult
-
-MOVES = 4
-"""How often the first seed may move the window of a variant."""
-SLIDES = 2
-"""How often the mean over all seeds may move it after that."""
-FINER = {1.0: 0.02, 0.5: 0.05}
-"""Of the step between rates the rise of the pooled loss beside its lowest, as a share, above which rates are tried half
-as far apart."""
-START = 64
-"""Rates of a variant start at a multiple of 1/64 of a step, so that their powers are exact sums of binary fractions."""
-RISE = 0.05
-"""Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
-PLACING = 0.07
-"""Share of the mean rise A beside the lowest loss by which the loss at a parabola's vertex may lie above the bottom: a
-cubic term A/2 x (x² - 1), which three losses one step x apart do not show, moves the bottom of A x² by about a quarter
-of the step and 0.06 A. That a little more is enough was simulated: docs/calibration.md."""
-LEAST_RISE = {0.25: 0.03}
-"""By the step between rates, the share of the lowest loss that each rise beside it counts as at least. Quarter steps
-are for steep valleys and those with a cliff; a variant that starts with them, as its baseline ended, may stand where it
-is flat, at the edge of one. Simulated: docs/calibration.md."""
 
 Losses = Mapping[tuple[int, float], float]
 """(seed, k) -> held-out loss at the learning rate start * ratio^k; NaN where the run failed."""
 Window = Sequence[float]
-"""Neighbouring powers k: whole ones, or halves where a valley is narrow or has a steep side."""
+"""Neighbouring powers k: whole ones, or halves if a valley is narrow or has a steep side."""
 
 
 @dataclass(frozen=True)
@@ -86,34 +76,31 @@ def pooled_sweep(
     grid: int = 3,
     may_shift: bool = True,
     plateau: float = math.inf,
-    all_seeds: bool = False,
     start: Window | None = None,
 ) -> Sweep:
     """Return the window in which seeds together tune one variant, and its missing runs.
 
     The first seed places the window as in `plan_sweep`, around `start` if given. On a plateau (no loss below `plateau`,
-    and that of the lowest rate at most RISE above the best), it moves to lower rates. A window of finer than whole
-    steps moves by its own step once, then by one twice as large, up to a whole one. It becomes one of half as large
-    steps if the loss rises by more than FINER beside the lowest.
+    and that of the lowest rate at most RISE above the best), it moves to lower rates. A window of half steps moves by
+    half a step once, then by whole steps. A window of whole steps becomes one of half steps if the loss rises by more
+    than FINER next to the lowest.
 
-    Only the first seed runs, unless `all_seeds` are wanted, or its lowest loss is at an end or among quarter steps: the
-    bottom of so steep a valley is not where one seed has it. Then all run that window and their mean counts; it moves
-    on while the lowest is at an end, SLIDES times at most. A seed with a failed run does not count.
+    After the first seed all others run its window, and the mean over seeds counts: one seed's bottom is not that of
+    all, and the spread of seeds is the error of the rate that is found (`placing_errors`). The window moves on while
+    the lowest mean is at an end, SLIDES times at most. A seed with a failed run does not count.
     """
     first = first_window(grid) if start is None else start
     window, missing = _final_window(losses, seeds, first, refine=False, plateau=plateau)
     if missing:
         return Sweep(window, missing, [], at_boundary=False)
     slides = SLIDES if may_shift else 0
-    if not all_seeds:
-        # The one that placed the window: those before it failed, and need not have all its runs.
-        placed = [s for s in seeds if not _missing(losses, [s], window)]
-        placed = [s for s in placed if not _failed(losses, s, window)][:1]
-        alone = _settled(losses, placed, window, slides)
-        if alone.wanted or (alone.seeds and not alone.at_boundary and _step(alone.window) >= 0.5):
-            return alone
-        window = alone.window if alone.seeds else window
-    return _settled(losses, seeds, window, slides)
+    # The seed that placed the window: those before it failed, and need not have all its runs.
+    placed = [s for s in seeds if not _missing(losses, [s], window)]
+    placed = [s for s in placed if not _failed(losses, s, window)][:1]
+    alone = _settled(losses, placed, window, slides)
+    if alone.wanted:
+        return alone
+    return _settled(losses, seeds, alone.window if alone.seeds else window, slides)
 
 
 def _settled(
@@ -135,8 +122,7 @@ def _settled(
             if not slides_left:
                 return Sweep(window, [], finished, at_boundary=True)
             window, slides_left = moved, slides_left - 1
-        step = _step(window)
-        if not (finer and is_sharp(means, FINER.get(step, math.inf))):
+        if not (finer and _step(window) == 1 and is_sharp(means, FINER)):
             return Sweep(window, [], finished, at_boundary=False)
         window = _halved(window, means)
 
@@ -163,18 +149,58 @@ def lowest_point(losses: Losses, sweep: Sweep) -> Tuned:
     return tuned(pooled(losses, sweep.seeds, sweep.window), [math.exp(k) for k in sweep.window])
 
 
-def placing_error(losses: Losses, sweep: Sweep) -> float:
-    """Return by how much the loss at the vertex may lie above the lowest one, in nats: PLACING times the mean of the
-    rises beside the lowest pooled loss, of which one above RISE counts as that much, and one below LEAST_RISE as that.
-    All pairs that are compared at that rate share it, so that they do not show it. 0 at an end, where nothing is
-    compared.
+class Bottom(NamedTuple):
+    """The lowest pooled loss of a sweep, and how well it is known."""
+
+    rise: float
+    """Mean rise of the pooled losses next to it, each at most RISE of it, in nats; 0 at an end of the window."""
+    step: float
+    """Distance of the learning rates."""
+    seeds: int
+    excess: float
+    """Mean loss above the bottom, in nats, by the differences of its seeds; 0 of a single seed."""
+
+    def above(self, steps: float) -> float:
+        """Return the height of the parabola so many steps from its vertex."""
+        return self.rise * (steps / self.step) ** 2
+
+
+def bottom(losses: Losses, sweep: Sweep) -> Bottom:
+    """Return the bottom of a finished sweep.
+
+    With the slopes d = y(+1) - y(-1) of each seed's losses next to the bottom, of variance v over n seeds, the vertex
+    of a parabola A u² lies off by -(mean d) / 4A, which costs v / 16 A n in the mean.
     """
-    means = pooled(losses, sweep.seeds, sweep.window)
+    means, seeds = pooled(losses, sweep.seeds, sweep.window), len(sweep.seeds)
     best = lowest(means)
     if best in (0, len(means) - 1):
-        return 0.0
-    least = LEAST_RISE.get(_step(sweep.window), 0.0) * abs(means[best])
-    return PLACING * math.fsum(max(rise, least) for rise in _rises(means, best)) / 2
+        return Bottom(0.0, _step(sweep.window), seeds, 0.0)
+    rise, most = math.fsum(_rises(means, best)) / 2, RISE * abs(means[best])
+    slopes = []
+    for seed in sweep.seeds:
+        left, lowest_loss, right = (losses[seed, sweep.window[best + i]] for i in (-1, 0, 1))
+        slopes.append(min(right - lowest_loss, most) - min(left - lowest_loss, most))
+    mean = math.fsum(slopes) / seeds
+    spread = math.fsum((slope - mean) ** 2 for slope in slopes) / max(1, seeds - 1)
+    excess = spread / (16 * rise * seeds) if rise else 0.0
+    return Bottom(rise, _step(sweep.window), seeds, excess)
+
+
+def placing_errors(bottoms: Mapping[str, Bottom]) -> dict[str, float]:
+    """Return by how much each variant's loss at its vertex may lie above its lowest one, in nats.
+
+    PLACING times the rise A, for the shape of the valley, and MISPLACED times the mean excess of the vertex, for the
+    noise and for bottoms that differ between seeds. Each variant has few seeds, so that the excess is a mean over all
+    variants and one value more, that of seeds whose bottoms deviate by USUAL_SPREAD steps. All pairs share the error,
+    which is therefore not visible in them. 0 at an end, where nothing is compared.
+    """
+    known = [(b.seeds - 1, b.excess) for b in bottoms.values() if b.rise]
+    freedom, total = sum(n for n, _ in known), math.fsum(n * excess for n, excess in known)
+    return {
+        name: PLACING * b.rise
+        + MISPLACED * (b.above(USUAL_SPREAD) / b.seeds + total) / (1 + freedom) * (b.rise > 0)
+        for name, b in bottoms.items()
+    }
 
 
 def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from statistics import fmean
 
 from archwright.format import count, listed, signed
+from archwright.lab.procedure.constants import ALPHA
 from archwright.lab.procedure.estimate import shrunken
-from archwright.lab.procedure.looks import ALPHA, Decision, Looks
+from archwright.lab.procedure.looks import Decision, Looks
 from archwright.lab.procedure.statistics import SharedError, text_error
 from archwright.lab.results import (
     NEAR,

@@ -11,7 +11,8 @@ from archwright.lab.design.plan import LEAST_STEPS, Plan
 from archwright.lab.design.planner import time_budget
 from archwright.lab.design.scaling import SIZES, shape
 from archwright.lab.design.variants import sized_by_user
-from archwright.lab.procedure.looks import ALPHA, Looks
+from archwright.lab.procedure.constants import ALPHA
+from archwright.lab.procedure.looks import Looks
 from archwright.lab.procedure.statistics import SharedError, half_width
 from archwright.lab.procedure.verdict import DIVERGED, is_unlearnt
 from archwright.lab.results import Effect

@@ -8,7 +8,8 @@ from typing import Any
 from archwright.lab.design.ngrams import Counted
 from archwright.lab.design.plan import Cell, horizons
 from archwright.lab.procedure.compute import slope_at_end
-from archwright.lab.procedure.standing import PAIRS, Standing, shorter_runs, standing
+from archwright.lab.procedure.constants import PAIRS
+from archwright.lab.procedure.standing import Standing, shorter_runs, standing
 from archwright.lab.procedure.statistics import text_error
 from archwright.lab.procedure.sweep import replicate
 from archwright.lab.results import Replicate, RunResult
