@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from archwright.lab.design.plan import Cell
+from archwright.lab.procedure.standing import Standing, standing
 from archwright.lab.results import Halves, RunResult
 from archwright.lab.running.scheduler import LATE, Execution
 from archwright.spec.study_spec import StudySpec
@@ -277,3 +278,41 @@ def test_shorter_horizons_come_back_where_less_was_to_be_decided(
     assert found._takes_back()
     assert {cell.seed for cell in found.wanted()} == {2, 3, 4, 5}
     assert not found._takes_back()
+
+
+def with_margin_of_compute(found: Execution, margin: float) -> Execution:
+    study = SimpleNamespace(margin_of_compute=margin)
+    names = StudySpec.model_fields.keys() | {"seed_numbers", "tuning_seed_numbers", "wall_seconds"}
+    for name in names:
+        setattr(study, name, getattr(found.plan.study, name))
+    found.plan.study = study  # type: ignore[misc]
+    return found
+
+
+def test_a_margin_of_compute_trains_the_baselines_shorter_runs_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its slope is what turns the margin into nats, without which no look finds equivalence."""
+    found = with_margin_of_compute(confirming(monkeypatch, seeds=9), 0.1)
+    given: list[Any] = []
+    real = standing
+
+    def spied(*args: Any, slope: float | None = None, **options: Any) -> Standing:
+        given.append(slope)
+        return real(*args, **options)
+
+    monkeypatch.setattr("archwright.lab.running.scheduler.standing", spied)
+    first = found.wanted()
+    assert first[:8] == [
+        Cell("modern", s, first[0].k, h) for s in (2, 3, 4, 5) for h in (0.25, 0.5)
+    ]
+    assert {cell.share for cell in first[8:]} == {1.0}
+    assert found.slope() is None
+    for cell in first:
+        loss = 2.0 + cell.share**-0.5 + 0.01 * cell.seed
+        found._keep(cell, RunResult("", cell.variant, cell.seed, 1.0, loss, 1.0, 6.0))
+    assert found.slope() == pytest.approx(0.5)
+    found.standing()
+    assert given[-1] == pytest.approx(0.5)
+    assert all(cell.share == 1.0 or cell.variant == "b" for cell in found.wanted())
+    assert found.curves("b") == {}

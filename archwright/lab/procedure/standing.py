@@ -33,6 +33,20 @@ TextError = Callable[[str, int], float]
 
 
 @dataclass(frozen=True)
+class Spikes:
+    """Compared runs that ended far above the others of their variant."""
+
+    k: float
+    """Power of the learning rate they ran at."""
+    seeds: tuple[int, ...]
+    """Seeds that spiked."""
+    compared: int
+    """Seeds compared at that learning rate."""
+    halved: bool
+    """All seeds of the variant were then trained again at half of it."""
+
+
+@dataclass(frozen=True)
 class Standing:
     """Where a study stands."""
 
@@ -51,6 +65,8 @@ class Standing:
     """By how much the loss of each variant may be too high for where its rate was placed, in nats."""
     unlearnt: Mapping[str, float] = field(default_factory=dict)
     """Variants that are trained no further, as they learnt no more than bigrams, with their lowest loss."""
+    spikes: Mapping[str, Sequence[Spikes]] = field(default_factory=dict)
+    """Runs that ended far above the others of their variant, the first learning rate first."""
 
     @property
     def judged(self) -> dict[str, Any]:
@@ -212,7 +228,7 @@ def decided(
     known = [[loss for loss in first[: n + 1] if not math.isnan(loss)] for n in range(len(first))]
     return decide(
         differences,
-        [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
+        [study.equivalence_margin * abs(fmean(losses)) if losses else 0.0 for losses in known],
         looks,
         ALPHA,
         shared_errors,

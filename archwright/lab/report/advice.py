@@ -45,9 +45,7 @@ def advice(effect: Effect, execution: Execution, command: Command) -> str:
         return ""
     if execution.plan.steps < LEAST_STEPS:
         return _longer(execution, command)
-    if now.looks is None:
-        again = command.again(elsewhere=True, seeds=2 * study.seeds)
-        return f"too close to call, twice as many seeds may tell: {again}"
+    assert now.looks
     superior = sum(decision.outcome == "superior" for decision in now.decisions.values())
     more = more_seeds(effect, now.looks, ALPHA / max(1, len(study.variants) - superior))
     if not more:

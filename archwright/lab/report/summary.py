@@ -1,7 +1,7 @@
 """A study's results, put together from its runs: effects, verdict, controlled variables, notes."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from archwright.lab.design.matching import mismatch
 from archwright.lab.design.plan import LEAST_STEPS, Arm, Plan, horizons
 from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
 from archwright.lab.procedure.interactions import interactions
-from archwright.lab.procedure.sweep import RISE, first_window, is_sharp
-from archwright.lab.procedure.verdict import SCOPE, UNLEARNT, effects, verdict
+from archwright.lab.procedure.sweep import first_window
+from archwright.lab.procedure.verdict import UNLEARNT, effects, scope, spike_words, verdict
 from archwright.lab.report.advice import advice, same_size
 from archwright.lab.report.multiplier import multiplier_of
 from archwright.lab.results import (
@@ -34,11 +34,15 @@ from archwright.spec.overrides import flatten
 from archwright.spec.read import differing
 from archwright.spec.run_spec import Optimizer, Schedule
 from archwright.spec.study_spec import Match
+from archwright.training.evaluation import FEW_DOCUMENTS
 
 COUNTED = "  times are counted from FLOPs, as steps of this size are too slow to be timed"
 
 SHOWN = 6
 """Differences of a variant that a plan lists."""
+
+TURNING = 5.0
+"""Tokens a parameter below which effects are known to have another sign than later."""
 
 
 def results_of(execution: Execution, command: Command, complete: bool) -> StudyResults:
@@ -63,7 +67,7 @@ def results_of(execution: Execution, command: Command, complete: bool) -> StudyR
         study=plan.study,
         folder=str(execution.folder),
         verdict=outcome,
-        scope=SCOPE,
+        scope=scope_of(execution),
         variants=variants,
         runs=runs,
         replicates=replicates,
@@ -85,6 +89,7 @@ def results_of(execution: Execution, command: Command, complete: bool) -> StudyR
         drifts=moved,
         task=task,
         complete=complete,
+        spikes=now.spikes,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
 
@@ -119,20 +124,46 @@ def _compared(
         learnt={name: found.learnt for name, found in execution.counted.items()},
         unlearnt=now.unlearnt,
         unit=plan.unit,
-        multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
+        slope=execution.slope(),
+        multiplier=partial(multiplier_of, execution=execution),
         advice=advised,
         **now.judged,
     )
-    outcome = verdict(
-        found,
-        plan.baseline.name,
-        parameters=plan.baseline.counts.non_embedding,
-        tokens=plan.tokens_per_run,
-        device=device_of(execution),
-        text=_text(plan),
-        advice=advised,
-    )
-    return found, outcome
+    return found, verdict(found, plan.baseline.name, [*_spiked(execution)])
+
+
+def _spiked(execution: Execution) -> Iterator[str]:
+    """Say which runs spiked, and whether all of their variant were run again."""
+    now, lr = execution.standing(), execution.plan.lr
+    for name, found in now.spikes.items():
+        # Where the last of them were run again, the variant is compared.
+        last = next(iter(now.compared.get(name, {}).values()), (math.nan,))[0]
+        later = [*(spikes.k for spikes in found[1:]), last]
+        for spikes, k in zip(found, later, strict=True):
+            again = lr(name, k) if spikes.halved and math.isfinite(k) else None
+            yield spike_words(name, len(spikes.seeds), spikes.compared, lr(name, spikes.k), again)
+
+
+def scope_of(execution: Execution) -> str:
+    """Return the limits of a verdict: its scale, a horizon at which effects turn, few documents."""
+    plan, base = execution.plan, execution.plan.baseline
+    if plan.study.widths:
+        return "Measured at these sizes and this token budget only."
+    size, device = base.counts.non_embedding, device_of(execution)
+    said = [scope(size, plan.tokens_per_run, device, _text(plan))]
+    per_parameter = plan.tokens_per_run / base.counts.non_embedding
+    task = isinstance(base.material.held_out, TaskText)
+    if (per_parameter < TURNING or plan.steps < LEAST_STEPS) and not task:
+        said.append(
+            f"At {fmt.significant(per_parameter)} tokens a parameter and {plan.steps:,} steps, norms and the like are "
+            "known to turn: no norm is better than RMSNorm at 128k tokens and equal at 1M."
+        )
+    if not task and (documents := base.material.held_out.num_documents) < FEW_DOCUMENTS:
+        said.append(
+            f"Of this text alone: with {documents} held-out document{'s' * (documents != 1)}, fewer than "
+            f"{FEW_DOCUMENTS}, the interval does not speak of other texts."
+        )
+    return " ".join(said)
 
 
 def _text(plan: Plan) -> str:
@@ -303,8 +334,8 @@ def _notes(
         )
     if horizons(study) and not execution.shorter_pairs:
         made = len(execution.shorter)
-        after = f" after {made} of their runs" * (made > 0)
-        notes.append(f"Shorter horizons were left out{after}: the budget did not pay for them.")
+        said = f"cut short after {made} runs" if made else "left out"
+        notes.append(f"Shorter horizons were {said}: the budget did not pay for them.")
     tuning = execution.plan.study.tuning_seed_numbers
     if not tuning and (edges := sum(r.at_boundary for r in replicates)):
         notes.append(
@@ -319,23 +350,7 @@ def _notes(
     if stuck and study.widths:
         whose = "all of them" if len(stuck) == len(execution.counted) else "; ".join(stuck)
         notes.append(f"Of these, longer runs may like other rates, as they {UNLEARNT}: {whose}.")
-    for name in execution.plan.arms:
-        if _is_coarse([r for r in replicates if r.variant == name], runs):
-            notes.append(
-                f"The grid of learning rates is coarse for {name}: beside the best its loss rises by more than "
-                f"{100 * RISE:.0f} %, so that it may do better between. A smaller --lr-ratio is finer."
-            )
     return notes
-
-
-def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> bool:
-    """Return whether the valley of most seeds that sweep is narrower than the grid resolves."""
-
-    def sharp(found: Replicate) -> bool:
-        sweep = [r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)]
-        return is_sharp([r.loss for r in sorted(sweep, key=lambda r: r.lr)])
-
-    return sum(map(sharp, replicates)) > len(replicates) / 2
 
 
 def device_of(execution: Execution) -> str:
@@ -364,7 +379,7 @@ def held(plan: Plan) -> list[ControlledVariable]:
         *([_held("text trained on", _text_sizes(plan))] if plan.unit == "bits per byte" else []),
         ControlledVariable("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
         ControlledVariable("batch and weight decay", batch_words(plan)),
-        ControlledVariable("judged on", f"the same {_judged_on(plan)}"),
+        ControlledVariable("judged on", f"the same {_judged_on(plan)}{_documents(plan)}"),
         ControlledVariable(
             "seeds", "initial values drawn by parameter name, and the order of the data"
         ),
@@ -379,7 +394,9 @@ def held(plan: Plan) -> list[ControlledVariable]:
         arm.name: _settings(arm.run.optimizer, without=arm.run.optimizer.learning_rates[0])
         for arm in arms
     }
+    untuned = "the baseline's for all: only learning rates are tuned for each variant"
     measured = [
+        ControlledVariable("best batch, weight decay and warm-up", untuned, equal=False),
         _held("schedule", schedules),
         _held("optimizer", optimizers),
         _sizes("parameters outside embedding and head", "non_embedding", plan),
@@ -409,6 +426,13 @@ def _judged_on(plan: Plan) -> str:
     if final_bytes is not None:
         return f"{final_bytes:,} held-out bytes{shared}"
     return f"{plan.evaluation_tokens:,} held-out tokens{shared}"
+
+
+def _documents(plan: Plan) -> str:
+    text = plan.baseline.material.held_out
+    if not isinstance(text, TokenStore):
+        return ""
+    return f"; {text.num_documents:,} documents, taken as independent of each other"
 
 
 def _text_sizes(plan: Plan) -> dict[str, str]:

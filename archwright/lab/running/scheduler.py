@@ -3,10 +3,12 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from archwright.lab.design.ngrams import Counted
 from archwright.lab.design.plan import Cell, horizons
-from archwright.lab.procedure.standing import Standing, shorter_runs, standing
+from archwright.lab.procedure.compute import slope_at_end
+from archwright.lab.procedure.standing import PAIRS, Standing, shorter_runs, standing
 from archwright.lab.procedure.statistics import text_error
 from archwright.lab.procedure.sweep import replicate
 from archwright.lab.results import Replicate, RunResult
@@ -53,12 +55,16 @@ class Execution(Runner):
 
     def standing(self) -> Standing:
         """Return where the study stands by the runs that have ended."""
-        return self._standing(self.may_shift)
+        given = {"slope": self.slope()} if self._needs_slope else {}
+        return self._standing(self.may_shift, **given)
 
     def wanted(self) -> list[Cell]:
-        """Return the runs still to be made: those that decide, shorter horizons, then what fits the budget."""
+        """Return the runs still to be made: those that decide, shorter horizons, then what fits the budget.
+
+        With a margin of compute, shorter runs of the baseline come first: no look can find equivalence without them.
+        """
         if wanted := [Cell(*run) for run in self.standing().wanted]:
-            return wanted
+            return [*self._for_slope(wanted), *wanted]
         shorter = self._shorter(self.shorter_pairs)
         return [cell for cell in shorter if cell not in self.shorter] or self._filling()
 
@@ -73,6 +79,39 @@ class Execution(Runner):
                 edge = one.at_boundary or now.sweeps[name].at_boundary
                 found.append(replace(one, at_boundary=edge) if len(powers) == 1 else one)
         return found
+
+    def curves(self, name: str) -> dict[int, list[float]]:
+        """Return the losses of a variant's compared seeds at all horizons, the shortest first, if all ended."""
+        shares, found = (*horizons(self.plan.study), 1.0), {}
+        for seed, (k, *_) in self._standing(self.may_shift).compared.get(name, {}).items():
+            cells = [Cell(name, seed, k, share) for share in shares]
+            runs = [self.shorter.get(cell, self.results.get(cell)) for cell in cells]
+            ended = [run for run in runs if run and not (run.failed or run.diverged)]
+            if len(ended) == len(shares):
+                found[seed] = [self.loss(run, self.by_halves) for run in ended]
+        return found
+
+    def slope(self) -> float | None:
+        """Return the fall of the baseline's loss per e-fold of compute; None while it is unknown."""
+        shares, curves = horizons(self.plan.study), self.curves(next(iter(self.plan.arms)))
+        losses = [curves[seed] for seed in sorted(curves)[:PAIRS]]
+        return slope_at_end(losses, shares) if shares and len(losses) >= LEAST_PAIRS else None
+
+    @property
+    def _needs_slope(self) -> bool:
+        return bool(self.plan.study.margin_of_compute)
+
+    def _for_slope(self, wanted: Collection[Cell]) -> list[Cell]:
+        """Return the missing shorter runs of the baseline's first compared seeds."""
+        if not self._needs_slope:
+            return []
+        base, seeds = next(iter(self.plan.arms)), self.plan.study.seed_numbers
+        ended = self.standing().compared.get(base, {})
+        whole = {seed: Cell(base, seed, k) for seed, (k, *_) in ended.items()}
+        whole |= {c.seed: c for c in wanted if c.variant == base and c.seed in seeds}
+        shares = horizons(self.plan.study)
+        cells = [whole[s]._replace(share=h) for s in sorted(whole)[:PAIRS] for h in shares]
+        return [cell for cell in cells if cell not in self.shorter]
 
     def _shorter(self, pairs: int) -> list[Cell]:
         study, compared = self.plan.study, self.standing().compared
@@ -180,7 +219,7 @@ class Execution(Runner):
         )
         return max(0.0, whole - sum(map(self.cell_seconds, self.shorter)))
 
-    def _standing(self, may_shift: bool, *, fill: bool = False) -> Standing:
+    def _standing(self, may_shift: bool, **given: Any) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
         halved = self.by_halves
         for cell, result in self.results.items():
@@ -190,11 +229,11 @@ class Execution(Runner):
             losses,
             seeds=len(self.seeds),
             may_shift=may_shift,
-            fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
             learnt=self._learnt(),
             text_error=self._text_error,
             own_starts=self.plan.own_starts,
+            **given,
         )
 
     def _learnt(self) -> dict[str, float]:
