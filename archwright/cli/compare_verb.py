@@ -67,13 +67,11 @@ def run(words: Sequence[str]) -> int:
         help="print the results, or the plan, as JSON; progress goes to stderr",
     )
     options = parser.parse(words)
-    values = {name: getattr(options, name) for name in names}
-    settings = {name: value for name, value in values.items() if value is not None}
+    settings = {name: v for name in names if (v := getattr(options, name)) is not None}
     if own_trainer.is_asked(options):
         return own_trainer.run(options, settings, words)
-    from archwright.lab.running.run_cache import POOL
-
-    settings |= {"out": options.out, "runs": options.runs or POOL, "parts": options.parts}
+    settings |= {"out": options.out, "parts": options.parts}
+    settings |= {"runs": options.runs} if options.runs else {}
     settings |= {"on": options.on or "", "workers": options.workers}
     settings |= {"slurm": ",".join(options.slurm), "add_seeds": options.add_seeds}
     if not options.dry_run:

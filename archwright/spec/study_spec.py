@@ -195,14 +195,16 @@ class StudySpec(Shown):
     @property
     def margin_of_loss(self) -> float | None:
         """Margin as a share of the baseline's loss; None if it is a share of compute."""
-        share, _, unit = self.margin.partition("% of ")
-        return float(share) / 100 if unit == "the loss" else None
+        return self._margin("the loss")
 
     @property
     def margin_of_compute(self) -> float | None:
         """Margin as a share of the baseline's compute; None if it is a share of the loss."""
+        return self._margin("compute")
+
+    def _margin(self, wanted: str) -> float | None:
         share, _, unit = self.margin.partition("% of ")
-        return float(share) / 100 if unit == "compute" else None
+        return float(share) / 100 if unit == wanted else None
 
     @property
     def wall_seconds(self) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from archwright.cli.compare_verb import ABOUT
+from archwright.cli.main import main
 from archwright.lab.compare import _check_place, _place
 from archwright.lab.design.command_line import Command, study_of
 from archwright.lab.design.plan import STUDY
@@ -156,3 +157,57 @@ def test_every_option_is_a_field_and_the_help_names_the_studies() -> None:
     assert set(OPTIONS) <= set(StudySpec.model_fields)
     assert "{studies}" in ABOUT
     assert len(study_names()) >= 15
+
+
+@pytest.mark.parametrize(
+    ("text", "margin", "loss", "compute"),
+    [
+        ("1% of the loss", "1% of the loss", 0.01, None),
+        ("0.5 % loss", "0.5% of the loss", 0.005, None),
+        ("10%", "10% of compute", None, 0.1),
+        ("10% of compute", "10% of compute", None, 0.1),
+    ],
+)
+def test_a_margin_is_a_share_of_the_loss_or_of_compute(
+    text: str, margin: str, loss: float | None, compute: float | None
+) -> None:
+    study = study_of("modern", ":norm.kind=layer", margin=text)
+    assert (study.margin, study.margin_of_loss, study.margin_of_compute) == (margin, loss, compute)
+    assert study_of("modern", ":norm.kind=layer", margin=margin) == study
+    again = shlex.split(command(study, Path("x")))
+    assert again[-2:] == (["--margin", margin] if margin != StudySpec().margin else again[-2:])
+
+
+@pytest.mark.parametrize("text", ["10", "0.01", "0%", "100%", "1% of", "1% tokens", "-1%", "%"])
+def test_a_margin_without_a_unit_is_refused_with_both(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        study_of("modern", ":norm.kind=layer", margin=text)
+    (line,) = caught.value.lines
+    assert line.endswith(
+        'a share of compute, such as "10%", or of the loss, such as "1% of the loss"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("procedure", '"sweep"', "procedure: gone in this version; leave it out"),
+        ("tune_baseline", "true", "tune_baseline: gone; give batch_size=N for all"),
+        ("equivalence_margin", "0.01", "equivalence_margin: gone; give margin, such as"),
+    ],
+)
+def test_options_of_earlier_versions_are_named_with_their_replacement(
+    tmp_path: Path, option: str, value: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        study_of("modern", ":norm.kind=layer", **{option: value})
+    assert caught.value.lines[0].startswith(line)
+    file = tmp_path / "old.toml"
+    file.write_text(f'baseline = ["modern"]\n{option} = {value}\n[variants]\na = ["gpt-2"]\n')
+    with pytest.raises(UserError) as caught:
+        load_study(str(file))
+    (said,) = caught.value.lines
+    assert said.startswith(f"old.toml: {line}")
+    flag = option.replace("_", "-")
+    assert main(["compare", "modern", ":norm.kind=layer", f"--{flag}", value]) == 2
+    assert f"--{flag}: {line.partition(': ')[2]}" in capsys.readouterr().err

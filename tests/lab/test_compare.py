@@ -382,22 +382,23 @@ def test_what_a_variant_sets_is_what_is_trained(place: Path) -> None:
 
 
 def test_sizes_that_words_do_not_set_are_said_before_and_after(place: Path) -> None:
-    """Latent attention can be matched by a narrower model alone."""
-    words_ = ("modern", ":attention.kind=latent", "data.text=text.txt")
+    """Five layers of latent attention can be matched by a narrower model alone."""
+    variant = "attention.kind=latent,num_layers=5"
+    words_ = ("modern", f":{variant}", "data.text=text.txt")
     options = OPTIONS | {"size": "0.05M", "evaluation_tokens": 1024}
     found = plan(*words_, **options)
-    narrow = found.arms["attention.kind=latent"]
+    narrow = found.arms[variant.replace(",", ":")]
     dim = narrow.run.model.dim
-    assert dim < found.baseline.run.model.dim == 32
-    assert f"dim {dim} (modern 32)" in announcement(found)
+    assert dim < found.baseline.run.model.dim == 48
+    assert f"dim {dim} (modern 48)" in announcement(found)
     assert 'differs in attention.kind "latent" ("softmax")' in announcement(found)
     unequal = {row.what: row.by_variant for row in held(found) if not row.equal}
-    assert unequal["dim"] == {"modern": "32", narrow.name: str(dim)}
+    assert unequal["dim"] == {"modern": "48", narrow.name: str(dim)}
     assert "attention.num_heads" not in unequal
     execution = Execution(found, place, place / "runs")
     said = results_of(execution, Command(found.study, place), complete=False).notes
     assert any(
-        f"{narrow.name} also has" in note and f"dim {dim} (modern 32)" in note for note in said
+        f"{narrow.name} also has" in note and f"dim {dim} (modern 48)" in note for note in said
     )
 
 
@@ -423,7 +424,9 @@ def test_recurrences_differ_by_their_options_and_have_a_state(place: Path) -> No
 
 def test_what_cannot_be_matched_is_refused_by_name(place: Path) -> None:
     words_ = ("modern", ":feedforward.hidden_dim=2048", "data.text=text.txt", "textbook")
-    with pytest.raises(UserError, match=r"^feedforward.hidden_dim=2048: the nearest .* at dim 8: "):
+    with pytest.raises(
+        UserError, match=r"^feedforward.hidden_dim=2048: cannot have the size of modern \(dim 48\)"
+    ):
         plan(*words_, **OPTIONS | {"size": "0.05M", "evaluation_tokens": 1024})
 
 

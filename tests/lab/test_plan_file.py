@@ -134,6 +134,10 @@ def test_another_format_is_named(study: Path) -> None:
     file = study / "plan.json"
     file.write_text(file.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
     assert f"found format 99, and this version reads {FORMAT}" in complaint(study)
+    # Its study may have options that are gone.
+    text = (study / "study.toml").read_text()
+    (study / "study.toml").write_text('procedure = "sweep"\n' + text)
+    assert f"found format 99, and this version reads {FORMAT}" in complaint(study)
 
 
 @pytest.mark.parametrize(

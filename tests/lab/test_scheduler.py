@@ -280,20 +280,12 @@ def test_shorter_horizons_come_back_where_less_was_to_be_decided(
     assert not found._takes_back()
 
 
-def with_margin_of_compute(found: Execution, margin: float) -> Execution:
-    study = SimpleNamespace(margin_of_compute=margin)
-    names = StudySpec.model_fields.keys() | {"seed_numbers", "tuning_seed_numbers", "wall_seconds"}
-    for name in names:
-        setattr(study, name, getattr(found.plan.study, name))
-    found.plan.study = study  # type: ignore[misc]
-    return found
-
-
 def test_a_margin_of_compute_trains_the_baselines_shorter_runs_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its slope is what turns the margin into nats, without which no look finds equivalence."""
-    found = with_margin_of_compute(confirming(monkeypatch, seeds=9), 0.1)
+    found = confirming(monkeypatch, seeds=9)
+    found.plan.study = found.plan.study.override("margin=10% of compute")  # type: ignore[misc]
     given: list[Any] = []
     real = standing
 

@@ -87,6 +87,10 @@ def test_heads_that_the_scaled_model_has_not_are_refused_with_its_width() -> Non
             "num_kv_heads: found 8; expected a divisor of num_heads = 3, scaled to dim 48: say auto, or give a "
             "larger --size"
         )
+    with pytest.raises(
+        UserError, match=r"prefix and layers.suffix, scaled to 2 layers: give a larger"
+    ):
+        arms(study("modern", "lfm2-2.6b"), 5e4)
     with pytest.raises(UserError, match=r"expected a divisor of num_heads = \d+$"):
         arms(study("modern", ":attention.num_kv_heads=7"), None)
 

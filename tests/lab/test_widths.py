@@ -54,7 +54,7 @@ def test_arms_are_each_variant_at_each_width() -> None:
         *("modern, dim 32", "modern, dim 64", "modern, dim 128"),
         *("muP, dim 32", "muP, dim 64", "muP, dim 128"),
     ]
-    runs = arms(STUDY, 5e4)
+    runs = arms(STUDY, 2e5)
     assert [run.model.dim for run in runs.values()] == [32, 64, 128] * 2
     assert [run.model.init.kind for run in runs.values()] == ["glorot"] * 3 + ["mup"] * 3
     first = runs["modern, dim 32"]

@@ -21,8 +21,8 @@ Words = tuple[str, ...]
 OTHERS = ("add_seeds", "on", "out", "runs", "slurm", "workers")
 """Options of the command that are no fields of a study."""
 
-SIZE_OF_WIDTHS = "0.05M"
-"""Size by which texts, batches and layers of a study of widths are chosen where it says none."""
+SIZE_OF_WIDTHS = "0.2M"
+"""Default size of a study of widths: its texts, batches, layers and 4 heads are used at each width."""
 
 
 def study_of(

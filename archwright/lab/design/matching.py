@@ -239,7 +239,7 @@ class _Matching:
 
     def _step(self, spec: ModelSpec) -> int:
         """Return the step of a model's width: a pair of dimensions for each head that follows it."""
-        if HEAD_DIM in self.held:
+        if HEAD_DIM in self.held or "head_dim" not in type(spec.attention).model_fields:
             return 2
         return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
 

@@ -172,7 +172,7 @@ class Planner:
             if not equal:
                 off = 100 * mismatch(counts, target, self.study.match)
                 lines.append(
-                    f"{name}: cannot have the size of {first} (dim {baseline.model.dim}): the nearest is "
+                    f"{name}: cannot have the size of {first} (dim {baseline.model.dim}): the nearest is off by "
                     f"{off:+.0f} %, at dim {model.dim}: set narrower widths, a larger --size or --match none"
                 )
         if lines:
