@@ -58,7 +58,7 @@ class Table(shown.Live, Display):
 
 def described(run: RunResult) -> str:
     """Say in a line how a run ended."""
-    what = f"{run.variant}  seed {run.seed}  lr {run.lr:g}"
+    what = f"{run.variant}  seed {run.seed}" + (f"  lr {run.lr:g}" if run.lr else "")
     if run.failed:
         return f"{what}  failed: {run.failed}"
     diverged = "  diverged" if run.diverged else ""
