@@ -67,7 +67,7 @@ class LinearScaling(Scaling):
 
 class DynamicNTK(Scaling):
     """theta' = theta (s n / L - (s - 1))^(r / (r - 2)) once the text's length n exceeds L
-    (Peng et al., 2023, section 3.3)."""
+    (Peng et al., 2023, YaRN, section 3.3)."""
 
     kind: Literal["dynamic"] = "dynamic"
     factor: float = Field(2.0, ge=1)
@@ -78,7 +78,7 @@ class DynamicNTK(Scaling):
 
 class YaRN(Scaling):
     """Slow frequencies are divided by the factor, fast ones kept, those between are blended; cosines and
-    sines are multiplied by attention_factor (Peng et al., 2023, section 3.4)."""
+    sines are multiplied by attention_factor (Peng et al., 2023, YaRN, section 3.4)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: float = Field(2.0, ge=1)
