@@ -46,7 +46,9 @@ def run(words: Sequence[str]) -> int:
     from archwright.runs import RunFolder
     from archwright.spec.errors import UserError
 
-    if options.paper or (len(options.runs) == 1 and (Path(options.runs[0]) / STUDY).is_file()):
+    first = RunFolder(options.runs[0])
+    alone = len(options.runs) == 1 and not first.exists
+    if options.paper or (alone and (first.path / STUDY).is_file()):
         return _study(options.runs, options.out, options.paper)
     folders: list[RunFolder] = []
     lines: list[str] = []

@@ -1,5 +1,6 @@
 """A paper kit from a study: a table of effects, charts, methods and references, as LaTeX."""
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,12 +8,12 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from archwright import format as fmt
-from archwright.files import atomic_write
+from archwright.files import atomic_write, check_replaceable
 from archwright.lab.procedure.looks import Looks, alpha_spent
 from archwright.lab.procedure.statistics import holm
 from archwright.lab.procedure.verdict import claim_words, compute_words, is_unlearnt
 from archwright.lab.report.latex import escaped
-from archwright.lab.report.paper_charts import draw_charts
+from archwright.lab.report.paper_charts import CAPTIONS, draw_charts
 from archwright.lab.report.references import Work, bibliography, choices_of, works_in
 from archwright.lab.report.saved import open_study, runs_of_variants
 from archwright.lab.report.sections import MATCHED
@@ -36,12 +37,33 @@ MAIN = r"""\documentclass{article}
 \section{Methods}
 \input{methods}
 \section{Results}
+Table~\ref{tab:effects} has the differences from the baseline, %s.
 \input{effects}
 %s
 \bibliographystyle{plainnat}
 \bibliography{references}
 \end{document}
 """
+
+TABLE = r"""\begin{table}[tbp]
+\centering\small
+\caption{%s}
+\label{tab:%s}
+\begin{tabular}{@{}%s@{}}
+\toprule
+%s
+\bottomrule
+\end{tabular}
+\end{table}
+"""
+
+ABOUT = {
+    "effects": "draws them with single pairs",
+    "horizons": "those of shorter runs",
+    "loss": "the losses on the way",
+    "lr": "the losses by learning rate",
+}
+"""What each chart shows, for the text."""
 
 FIGURE = r"""\begin{figure}[tbp]
 \centering
@@ -66,24 +88,42 @@ def write_paper(study: str | Path, folder: str | Path) -> list[Path]:
 
 
 def write_kit(results: StudyResults, runs: Mapping[str, RunSpec], folder: str | Path) -> list[Path]:
-    """Write the kit of results and of the run of each variant."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    charts = draw_charts(results, folder)
-    figures = [FIGURE % (name, escaped(words), name) for name, words in charts.items()]
+    """Write the kit of results and of the run of each variant.
+
+    Raises:
+        UserError: a file that is another's or was changed, or no matplotlib.
+    """
+    folder, files = Path(folder), draw_charts(results)
+    names = dict.fromkeys(Path(name).stem for name in files)
+    figures = [FIGURE % (name, escaped(CAPTIONS[name]), name) for name in names]
+    shown = [rf"figure~\ref{{fig:{name}}} {ABOUT[name]}" for name in names]
     cited = {name: choices_of(run) for name, run in runs.items()}
-    title = results.study.question or f"Study {results.study.name}"
     text = methods(results, cited)
+    title = escaped(results.study.question or f"Study {results.study.name}")
     texts = {
+        "main.tex": MAIN % (title, ", ".join(shown), "\n".join(figures)),
         "effects.tex": effects_table(results),
         "methods.tex": text,
         "references.bib": bibliography(_reasons(cited, text)),
-        "main.tex": MAIN % (escaped(title), "\n".join(figures)),
     }
-    for name, text in texts.items():
-        atomic_write(folder / name, text)
-    drawn = [folder / f"{name}.{ending}" for name in charts for ending in ("pdf", "svg")]
-    return [*(folder / name for name in texts), *drawn]
+    files = {name: words.encode() for name, words in texts.items()} | files
+    for name in files:
+        check_replaceable(folder / name, _is_sealed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        atomic_write(folder / name, content + _seal(content, name))
+    return [folder / name for name in files]
+
+
+def _seal(content: bytes, name: str) -> bytes:
+    """Return the last line of a file, by which a changed one is known."""
+    line = f"% archwright {hashlib.sha256(content).hexdigest()}"
+    return (f"<!-- {line[2:]} -->\n" if name.endswith(".svg") else f"{line}\n").encode()
+
+
+def _is_sealed(path: Path) -> bool:
+    before, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
+    return last + b"\n" == _seal(before + b"\n", path.name)
 
 
 def difference_of(effect: Effect) -> float:
@@ -101,32 +141,28 @@ def effects_table(results: StudyResults) -> str:
     level = "95 % interval"
     head = ["Variant", "Outcome", f"Difference ({level})", "%", f"Compute ({level})", "Seeds"]
     rows = [_cells(effect) for effect in results.effects]
-    lines = [" & ".join(map(escaped, cells)) + r" \\" for cells in (head, *rows)]
     size = results.variants[0].non_embedding
     caption = (
         f"Variants against {results.variants[0].name} ({fmt.count(size)} parameters outside embedding and head, "
         f"{fmt.count(results.tokens_per_run)} tokens a run). Difference: held-out loss of the variant minus that of "
         f"the baseline at equal tokens, in {results.unit}, and in % of the baseline's loss; below 0 is better. "
-        "Compute: how many times the training FLOPs of the variant the baseline needs for the same loss; above 1, the variant "
-        "saves. Seeds: compared pairs. A dash: not measured, or inconclusive, which has no number to be read."
+        "Compute: how many times the training FLOPs of the variant the baseline needs for the same loss; above 1, the "
+        "variant saves. Seeds: compared pairs. A dash: not measured, or inconclusive, which has no number to be read."
     )
-    return "\n".join(
-        [
-            r"\begin{table}[tbp]",
-            r"\centering\small",
-            rf"\caption{{{escaped(caption)}}}",
-            r"\label{tab:effects}",
-            r"\begin{tabular}{@{}>{\raggedright\arraybackslash}p{0.22\linewidth}lrrrr@{}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    columns = r">{\raggedright\arraybackslash}p{0.2\linewidth}lrrrr"
+    return _table("effects", caption, columns, rows, head)
+
+
+def _table(
+    label: str,
+    caption: str,
+    columns: str,
+    rows: Sequence[Sequence[str]],
+    head: Sequence[str] = (),
+) -> str:
+    lines = [" & ".join(map(escaped, cells)) + r" \\" for cells in rows]
+    lines = [" & ".join(map(escaped, head)) + r" \\ \midrule"] * bool(head) + lines
+    return TABLE % (escaped(caption), label, columns, "\n".join(lines))
 
 
 def _cells(effect: Effect) -> list[str]:
@@ -295,24 +331,10 @@ def _settings(held: Sequence[ControlledVariable]) -> str:
     rows = []
     for setting in held:
         each = [f"{name}: {value}" for name, value in setting.by_variant.items()]
-        value = "; ".join([setting.value, *each] if setting.value else each)
-        rows.append(rf"{escaped(setting.what)} & {escaped(value)} \\")
-    return "\n".join(
-        [
-            r"\begin{table}[tbp]",
-            r"\centering\small",
-            r"\caption{Settings of all runs; by variant where they are not equal.}",
-            r"\label{tab:settings}",
-            r"\begin{tabular}{@{}>{\raggedright\arraybackslash}p{0.3\linewidth}"
-            r">{\raggedright\arraybackslash}p{0.64\linewidth}@{}}",
-            r"\toprule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+        rows.append([setting.what, "; ".join([setting.value, *each] if setting.value else each)])
+    left = r">{\raggedright\arraybackslash}p{%s\linewidth}"
+    caption = "Settings of all runs; by variant where they are not equal."
+    return _table("settings", caption, left % 0.3 + left % 0.64, rows)
 
 
 def _reasons(cited: Mapping[str, Mapping[str, Sequence[Work]]], text: str) -> dict[Work, list[str]]:

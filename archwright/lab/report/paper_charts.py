@@ -1,9 +1,9 @@
 """Charts of a study for a paper: vector graphics of one column, drawn from the charts of its page."""
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -56,8 +56,8 @@ CAPTIONS = {
 }
 
 
-def draw_charts(results: StudyResults, folder: Path) -> dict[str, str]:
-    """Draw the charts that a study has data for as PDF and SVG; return their captions by name.
+def draw_charts(results: StudyResults) -> dict[str, bytes]:
+    """Return the charts that a study has data for, by the names of PDF and SVG files.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -77,7 +77,7 @@ def draw_charts(results: StudyResults, folder: Path) -> dict[str, str]:
         "loss": _loss,
         "lr": _rates,
     }
-    drawn = {}
+    drawn: dict[str, bytes] = {}
     for name in (name for name in draw if name in charts):
         with (
             matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}),
@@ -87,8 +87,9 @@ def draw_charts(results: StudyResults, folder: Path) -> dict[str, str]:
             figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
             draw[name](figure.add_subplot(), results, _lines(charts[name]))
             for ending, date in (("pdf", "CreationDate"), ("svg", "Date")):
-                figure.savefig(folder / f"{name}.{ending}", metadata={date: None})
-        drawn[name] = CAPTIONS[name]
+                file = io.BytesIO()
+                figure.savefig(file, format=ending, metadata={date: None})
+                drawn[f"{name}.{ending}"] = file.getvalue()
     return drawn
 
 
@@ -131,7 +132,7 @@ def _effects(axes: Any, results: StudyResults, lines: Lines) -> None:
         own = [line for line in lines if line["variant"] == name]
         line, color = own[0], styles[name]["color"]
         for margin in (-line["margin"], line["margin"]):
-            axes.plot([margin] * 2, [row - 0.5, row + 0.5], ":", color="#555555", linewidth=0.8)
+            axes.plot([margin] * 2, [row - 0.5, row + 0.5], "--", color="#777777", linewidth=0.8)
         seeds = [each["difference"] for each in own]
         axes.plot(seeds, [row + 0.22] * len(seeds), "o", mfc="none", mec="#777777", mew=0.6, ms=3)
         if effects[name].has_numbers:
@@ -158,7 +159,7 @@ def _horizons(axes: Any, results: StudyResults, lines: Lines) -> None:
     ticks = sorted({line["tokens"] for line in lines})
     axes.set_xticks(ticks, [count(tick) for tick in ticks])
     axes.set(xlabel="tokens of a run", ylabel=f"difference ({results.unit})")
-    axes.legend(frameon=False)
+    _legend(axes, results)
 
 
 def _loss(axes: Any, results: StudyResults, lines: Lines) -> None:
@@ -169,7 +170,7 @@ def _loss(axes: Any, results: StudyResults, lines: Lines) -> None:
         axes.fill_between(tokens, *ends, color=style["color"], alpha=0.15, linewidth=0)
     axes.xaxis.set_major_formatter(lambda value, place: count(value) if value else "0")
     axes.set(xlabel="tokens", ylabel=f"held-out loss ({results.unit})")
-    axes.legend(frameon=False)
+    _legend(axes, results)
 
 
 def _rates(axes: Any, results: StudyResults, lines: Lines) -> None:
@@ -184,7 +185,17 @@ def _rates(axes: Any, results: StudyResults, lines: Lines) -> None:
         axes.plot(list(losses), list(map(fmean, losses.values())), label=_label(name), **style)
     axes.set_xscale("log")
     axes.set(xlabel="peak learning rate", ylabel=f"held-out loss at the end\n({results.unit})")
-    axes.legend(frameon=False)
+    _legend(axes, results)
+
+
+def _legend(axes: Any, results: StudyResults) -> None:
+    """Draw the legend in the chart, or of many variants below it."""
+    rows = math.ceil(len(results.variants) / 2)
+    if rows <= 2:
+        axes.legend(frameon=False)
+        return
+    axes.figure.set_figheight(2.4 + 0.14 * rows)
+    axes.figure.legend(frameon=False, loc="outside lower center", ncols=2, columnspacing=1)
 
 
 def _column(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:

@@ -1,11 +1,15 @@
 """Works that the choices of compared models come from, as their sources name them, and as BibTeX."""
 
 import re
+import tomllib
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from archwright import presets
 from archwright.lab.report.latex import escaped
 from archwright.reporting.choices import automatic_paths
 from archwright.spec.choice import Spec
@@ -15,7 +19,8 @@ from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import version
 
 WORK = re.compile(
-    r"(?P<who>[A-Z][\w.'’-]*(?: [A-Z][\w-]+)*(?:, [A-Z]\w+ and [A-Z]\w+)?(?: et al\.| and [A-Z][\w-]+)?), "
+    r"(?<![\w.])(?P<who>(?:\d+\.)?[A-Z][\w.'’-]*(?: Inc\.| [A-Z][\w-]+)*"
+    r"(?:, [A-Z]\w+ and [A-Z]\w+)?(?: et al\.| and [A-Z][\w-]+)?), "
     r"(?P<year>(?:19|20)\d\d)(?P<name>, (?!sections?\b|tables?\b|figures?\b|eqs?\b|append|algorithm)[^;:,()]+)?"
 )
 """A work in a source: "Press et al., 2021, ALiBi, section 3"."""
@@ -42,18 +47,38 @@ class Work:
         who = self.who.replace(" et al.", " and others").replace(", ", " and ")
         # An organisation has no first name.
         who = who if " and " in who or " " not in who else f"{{{who}}}"
-        title = f"  title = {{{{{escaped(self.name)}}}}},\n" * bool(self.name)
+        source = f"{self.who}, {self.year}" + f", {self.name}" * bool(self.name)
+        title, *arxiv = _titles().get(source, [self.name])
+        more = f"  title = {{{{{escaped(title)}}}}},\n" * bool(title)
+        more += "".join(f"  note = {{arXiv:{number}}},\n" for number in arxiv)
         # BibTeX skips what stands between entries, up to the next @.
         why = "".join(f"% {words.replace('@', ' at ')}\n" for words in cited_for)
         author = f"  author = {{{escaped(who, braces=True)}}},\n"
-        return f"{why}@misc{{{self.key},\n{author}{title}  year = {{{self.year}}},\n}}\n"
+        return f"{why}@misc{{{self.key},\n{author}{more}  year = {{{self.year}}},\n}}\n"
 
 
 def works_in(text: str | None) -> list[Work]:
-    """Return the works that a text names, each once."""
-    found = WORK.finditer(" ".join((text or "").split()))
-    works = (Work(m["who"], m["year"], (m["name"] or "")[2:].strip().rstrip(".")) for m in found)
+    """Return the works that a text names, each once, with the name that another source has where this one has none."""
+    known = _names()
+    works = (
+        w if w.name else Work(w.who, w.year, known.get((w.who, w.year), "")) for w in _read(text)
+    )
     return list(dict.fromkeys(works))
+
+
+def _read(text: str | None) -> Iterator[Work]:
+    for m in WORK.finditer(" ".join((text or "").split())):
+        yield Work(m["who"], m["year"], (m["name"] or "")[2:].strip().rstrip("."))
+
+
+@cache
+def _names() -> dict[tuple[str, str], str]:
+    """Return the names of works by authors and year, where all sources of choices and presets have but one."""
+    files = [*presets.FOLDER.glob("[mrs]*/*.toml"), presets.FOLDER / "listings/choices.json"]
+    texts = (re.sub(r'\\*"', ";", file.read_text(encoding="utf-8")) for file in files)
+    found = {work for text in texts for work in _read(text) if work.name}
+    several = Counter((work.who, work.year) for work in found)
+    return {(w.who, w.year): w.name for w in found if several[w.who, w.year] == 1}
 
 
 def choices_of(run: RunSpec) -> dict[str, list[Work]]:
@@ -92,11 +117,18 @@ def _sources(spec: Spec, at: str) -> Iterator[tuple[str, str | None]]:
         yield f"{path} {getattr(stands, 'kind', stands)}", text
 
 
+@cache
+def _titles() -> dict[str, list[str]]:
+    """Return titles, each perhaps with the number on arXiv, by works as sources name them."""
+    with (presets.FOLDER / "works.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
 def bibliography(cited: Mapping[Work, Collection[str]]) -> str:
     """Return references.bib: archwright itself, and all works with what they are cited for."""
     head = (
-        "% Made by archwright from the sources of its choices. A title is left out, or short, where the source has no\n"
-        "% other: complete the entries before you publish.\n"
+        "% Made by archwright from the sources of its choices, which name first authors alone, and some works by a\n"
+        "% short title: complete the entries before you publish.\n"
     )
     own = (
         "@misc{archwright,\n  author = {{The archwright authors}},\n  title = {archwright},\n"
