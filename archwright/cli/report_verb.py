@@ -70,9 +70,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _study(folders: Sequence[str], out: str | None, paper: str | None) -> int:
-    from archwright.lab.report.page import write_page
+    from archwright.lab.report.page import study_page
     from archwright.lab.report.paper import write_paper
     from archwright.lab.report.saved import open_study
+    from archwright.reporting.document import write_page
     from archwright.spec.errors import UserError
 
     if paper and (out or len(folders) > 1):
@@ -80,5 +81,6 @@ def _study(folders: Sequence[str], out: str | None, paper: str | None) -> int:
     if paper:
         print(*write_paper(folders[0], paper), sep="\n")
     else:
-        print(write_page(open_study(folders[0]), out or folders[0]))
+        path = Path(out) if out else Path(folders[0]) / "report.html"
+        print(write_page(study_page(open_study(folders[0])), path))
     return 0
