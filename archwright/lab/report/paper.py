@@ -9,7 +9,7 @@ from statistics import geometric_mean
 
 from archwright import format as fmt
 from archwright.files import atomic_write, check_replaceable
-from archwright.lab.procedure.looks import Looks, alpha_spent
+from archwright.lab.procedure.looks import ALPHA, Looks, alpha_spent
 from archwright.lab.procedure.statistics import holm
 from archwright.lab.procedure.verdict import claim_words, compute_words, is_unlearnt
 from archwright.lab.report.latex import escaped
@@ -299,14 +299,14 @@ def _tuning(results: StudyResults) -> str:
 
 def _judging(results: StudyResults) -> str:
     """Return how pairs were looked at and judged."""
-    study, several = results.study, len(results.effects) > 1
+    study, several, error = results.study, len(results.effects) > 1, rf"{100 * ALPHA:g}\,\%"
     numbers = Looks(len(study.seed_numbers), study.seeds, study.early_stopping, study.ends).numbers
-    looks = f"The study was judged once, after {numbers[-1]} pairs"
+    looks = f"The study was judged once, at its end, with an error rate of {error}"
     if len(numbers) > 1:
         at = fmt.listed([str(number) for number in numbers])
         looks = (
-            f"The study was judged after {at} pairs, and variants with a clear result were trained no further; the "
-            f"looks together spend the error of one{_cite(SPENDING)}"
+            f"The study was to be judged after {at} pairs, and variants with a clear result were trained no further; "
+            f"the error rate of all looks together is {error}{_cite(SPENDING)}"
         )
     correction = f", with Holm's correction for several variants{_cite(HOLM)}" if several else ""
     return (
