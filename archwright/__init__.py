@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from archwright.inspection.probes import Probes as Probes
     from archwright.lab.compare import Interrupted as Interrupted
     from archwright.lab.compare import compare as compare
+    from archwright.lab.external.study import compare_runs as compare_runs
     from archwright.model.build import build as build
     from archwright.model.build import build_layer as build_layer
     from archwright.model.decoder import Decoder as Decoder
@@ -75,6 +76,7 @@ _HOMES = {
     "build": "archwright.model.build",
     "build_layer": "archwright.model.build",
     "compare": "archwright.lab.compare",
+    "compare_runs": "archwright.lab.external.study",
     "evaluate_text": "archwright.training.evaluation",
     "generate": "archwright.generation.writing",
     "load": "archwright.spec.read",

@@ -34,7 +34,7 @@ STUDIES = (
     ("2m", "modern :norm.kind=layer"),
     ("3m", "modern :feedforward.kind=gelu :position.kind=none"),
     ("3m", "norm-kind"),
-    ("4m", "modern :norm.kind=layer --tune-baseline"),
+    ("4m", "modern :norm.kind=layer"),
     ("4m", "positions"),
     ("3m", "modern :residual.kind=post --seeds 5"),
     ("3m", "weight-decay data.text=CODE"),

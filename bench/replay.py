@@ -242,7 +242,6 @@ def _surface(
 
 
 STUDIES = {
-    "sweep": StudySpec(procedure="sweep", seeds=5),
     "confirm": StudySpec(),
 }
 """By the name of their procedure."""

@@ -91,7 +91,10 @@ def is_size(value: object) -> bool:
 def test_a_tiny_model_is_tiny_and_its_heads_share_keys_alike(name: str) -> None:
     model, tiny = load(name).resolved(), load(name).tiny().resolved()
     least = 5e4 if model.layers.shared else 2.9e5
-    assert least < build(tiny, device="meta").num_parameters() < 1.52e6
+    most = (
+        1.7e6 if "jamba" in name else 1.52e6
+    )  # whose cycle of eight layers has four mixtures of experts
+    assert least < build(tiny, device="meta").num_parameters() < most
     for kind, layer in tiny.layers_by_kind.items():
         few, many = layer.attention, model.layers_by_kind[kind].attention
         if isinstance(few, LatentAttention) and isinstance(many, LatentAttention):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from archwright.cli import own_trainer
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, add_parts_option
 
@@ -57,6 +58,7 @@ def run(words: Sequence[str]) -> int:
     )
     _add_places(parser)
     add_parts_option(parser)
+    own_trainer.add_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print only the verdict")
     parser.add_argument(
@@ -67,6 +69,8 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse(words)
     values = {name: getattr(options, name) for name in names}
     settings = {name: value for name, value in values.items() if value is not None}
+    if own_trainer.is_asked(options):
+        return own_trainer.run(options, settings, words)
     from archwright.lab.running.run_cache import POOL
 
     settings |= {"out": options.out, "runs": options.runs or POOL, "parts": options.parts}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from archwright.format import columns
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.other_names import OPTIONS
+from archwright.spec.other_names import GONE, OPTIONS
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
@@ -49,6 +49,8 @@ class Parser(argparse.ArgumentParser):
             return f"{words}: more words than {self.prog} takes{hint}"
         message = f"{words}: no such option"
         option, _, value = words.replace("=", " ", 1).partition(" ")
+        if why := GONE.get(option.removeprefix("--").removeprefix("no-").replace("-", "_")):
+            return f"{option}: {why}"
         if any(action.metavar == "KEY=VALUE" for action in self._actions):
             from archwright.spec.overrides import key_meant
             from archwright.spec.run_spec import RunSpec

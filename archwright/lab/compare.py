@@ -11,23 +11,21 @@ from typing import Any
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, check_folders, sweep
 from archwright.lab.design import plan as plans
+from archwright.lab.design import plan_file
 from archwright.lab.design.command_line import Command, absolute, load, study_of
 from archwright.lab.design.ngrams import counted
 from archwright.lab.design.plan import STUDY, Plan, slug
 from archwright.lab.design.plan_file import PLAN, free_name
-from archwright.lab.design.planner import USED, Planner
+from archwright.lab.design.planner import Planner
 from archwright.lab.design.variants import is_variant
 from archwright.lab.report.page import write_page, write_tables
 from archwright.lab.report.saved import save_results
-from archwright.lab.report.summary import announcement, results_of, tuned_words
+from archwright.lab.report.summary import announcement, results_of
 from archwright.lab.results import StudyResults
-from archwright.lab.running.baseline_runs import Tuner, tune
 from archwright.lab.running.progress import progress
 from archwright.lab.running.run_cache import POOL
-from archwright.lab.running.runner import Display
-from archwright.lab.running.scheduler import ENDING, Execution
+from archwright.lab.running.scheduler import Execution
 from archwright.lab.running.where import Where
-from archwright.lab.running.workers import Workers
 from archwright.machine.decide import usable_cores
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -102,7 +100,7 @@ def compare(
             plan = plans.saved(study, folder)
             if plan is None:
                 say = progress(quiet).say
-                planner = Planner(study, folder, pool, command, say, started, Path(runs))
+                planner = Planner(study, folder, pool, command, say, started)
                 plan = planner.plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
@@ -118,7 +116,6 @@ def compare(
             execution.spent = time.monotonic() - started
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(execution.plan))
-                execution = _with_tuned_baseline(execution, pool, shown, interrupt)
                 complete = execution.run(pool, shown, interrupt)
             if complete:
                 _keep_end(execution, folder)
@@ -168,7 +165,7 @@ def plan(
     with tempfile.TemporaryDirectory(dir=Path.cwd() if on else None) as scratch:
         folder, log = RunFolder(scratch), Path(scratch) / "log.txt"
         with folder.lock(), where.start(usable_cores(), log, files) as pool:
-            return Planner(study, folder, pool, command, runs=Path(runs)).plan()
+            return Planner(study, folder, pool, command).plan()
 
 
 @contextmanager
@@ -206,29 +203,6 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
                 raise
 
 
-def _with_tuned_baseline(
-    execution: Execution, workers: Workers, shown: Display, interrupt: Interrupt
-) -> Execution:
-    """Return a study with a tuned baseline if asked for; unchanged after an interrupt."""
-    plan = execution.plan
-    if plan.tuning is None:
-        return execution
-    if not plan.tuning.is_done:
-        plateau = execution.counted[plan.baseline.name].plateau
-        tuner = Tuner(
-            plan, execution.folder, execution.runs_folder, spent=execution.spent, plateau=plateau
-        )
-        whole = plan.study.wall_seconds
-        until = None if whole is None else whole * USED - ENDING
-        plan = tune(tuner, workers, shown, interrupt, until)
-        if plan is execution.plan:
-            return execution
-        plans.save(plan, RunFolder(execution.folder))
-        shown.say(tuned_words(plan))
-    assert plan.tuning
-    return replace(execution, plan=plan, spent=execution.spent + plan.tuning.seconds)
-
-
 def _keep_end(execution: Execution, folder: RunFolder) -> None:
     """Save the number of pairs at which a study ended, for a repeated command and for added pairs."""
     plan = execution.plan
@@ -236,7 +210,7 @@ def _keep_end(execution: Execution, folder: RunFolder) -> None:
     if execution.left_out:
         study = study.model_copy(update={"ends": (len(execution.seeds),)})
     ended = replace(plan, study=study, shorter_pairs=pairs)
-    if ended != plan and study.procedure != "sweep":
+    if ended != plan and not study.widths:
         plans.save(ended, folder)
 
 
@@ -270,7 +244,7 @@ def _place(path: Path, study: StudySpec) -> Path:
     """Return the folder of a study, inside that of the same study with another budget if there is one."""
     if not _is_planned(path):
         return path
-    there = read_study(path / STUDY)
+    there = _there(path)
     changed = {
         key: getattr(study, key) for key in LARGER if getattr(study, key) != getattr(there, key)
     }
@@ -281,16 +255,11 @@ def _place(path: Path, study: StudySpec) -> Path:
 
 def _extended(execution: Execution, seeds: int) -> Execution:
     """Return a study with more pairs; a study that still lacks added pairs stays as it is."""
-    if (tuning := execution.plan.tuning) and not tuning.is_done:
-        raise UserError(
-            "--add-seeds: the baseline is still to be tuned; let the study end first, without --add-seeds"
-        )
     execution.take_finished()
     study, now = execution.plan.study, execution.standing()
-    if study.procedure == "sweep":
+    if study.widths:
         raise UserError(
-            '--add-seeds: found a study with procedure = "sweep"; give it a new folder and '
-            f"--seeds {study.seeds + seeds}"
+            f"--add-seeds: found a study of widths; give it a new folder and --seeds {study.seeds + seeds}"
         )
     if now.wanted and len(study.ends) > 1:  # of the pairs that were added last
         return execution
@@ -315,7 +284,7 @@ def _check_place(path: Path, study: StudySpec) -> None:
     """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
     check_folders(path.absolute(), "variants", "timing", "tokenizer", "tokenizers", "jobs")
     if _is_planned(path):
-        there = read_study(path / STUDY)
+        there = _there(path)
         if lines := diff(there.model_copy(update={"parts": study.parts}), study):
             raise UserError(
                 f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out "
@@ -335,6 +304,15 @@ def _check_place(path: Path, study: StudySpec) -> None:
             f"{path} is not a study and not empty: it holds {others[0]}"
             f"{f' and {len(others) - 1} more' if others[1:] else ''}. Give --out a new or empty folder"
         )
+
+
+def _there(path: Path) -> StudySpec:
+    """Return the study of a folder; a plan of another version is reported before its study."""
+    try:
+        return read_study(path / STUDY)
+    except UserError:
+        plan_file.read(path)
+        raise
 
 
 def _is_planned(path: Path) -> bool:

@@ -4,16 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from archwright.format import signed
 from archwright.notebook import Report, html_table
 from archwright.spec.study_spec import StudySpec
 
+if TYPE_CHECKING:
+    from archwright.lab.procedure.standing import Spikes
+
 MOST_SHARE = 10.0
 """Times a loss beyond which a difference is not said as a share of it."""
 
-Outcome = Literal["better", "worse", "equivalent", "below the noise", "inconclusive", "identical"]
+Outcome = Literal["better", "worse", "equivalent", "inconclusive", "identical"]
 
 Unit = Literal["nats per token", "nats per predicted token", "nats per answer", "bits per byte"]
 """Of a study's losses: of documents, of a task, and of variants whose tokens are not the same."""
@@ -140,7 +143,7 @@ class Interval:
     low: float
     high: float
     level: float
-    method: Literal["t", "BCa"]
+    method: str = "t"
 
 
 @dataclass(frozen=True)
@@ -159,18 +162,19 @@ class Horizon:
 
 @dataclass(frozen=True)
 class Multiplier:
-    """How many times what a variant needs the baseline needs for the same loss: above 1, the variant saves."""
+    """The baseline's cost over the variant's, for the higher of their two final losses: above 1, the variant saves.
+
+    `tokens` never exceeds the trained horizons: at `most` or 1 / `most` it is a bound.
+    """
 
     tokens: float
     low: float
     high: float
-    """The 95 % interval of `tokens`; what reaches `most`, or 1 / `most`, lies beyond what was measured."""
+    """The 95 % interval of `tokens`."""
     most: float
     """The whole horizon over the shortest one."""
     flops: float
     """FLOPs per token of the baseline over those of the variant."""
-    seconds: float
-    """Seconds of the processor per token of the baseline over those of the variant."""
     horizons: Sequence[Horizon] = ()
     """The shortest first."""
 
@@ -197,31 +201,27 @@ class Effect:
     variant: str
     outcome: Outcome
     mean: float
-    """Of `differences`."""
+    """The naive mean of `differences`."""
+    estimate: float
+    """The mean, shrunken if the variant was found better or worse: the number to quote."""
     interval: Interval
-    """Of 95 %, for this pair alone: t, or BCa from ten seeds."""
-    t_interval: Interval
-    """Student's, always."""
+    """Of the mean, 95 %, valid at all looks together."""
     equivalence: Interval
-    """Of 90 %: within the margins, the variants are equivalent."""
+    """Of the mean, 90 %: within the margins, the variants are equivalent."""
     margin: float
-    """In the unit of the loss."""
-    noise: float
-    """Standard deviation of the difference between two means of as many seeds of the baseline alone."""
-    p_value: float
-    """Of a paired t test, two-sided."""
-    holm_p_value: float
-    """The same after Holm's correction for several variants."""
+    """In the unit of the loss; NaN while a margin of compute has no slope."""
     differences: Sequence[float]
     """One for each seed."""
     seeds: Sequence[int]
     loss_per_bit_per_byte: float
-    """Divides a loss into bits per byte on this text; NaN where there are none."""
+    """Divides a loss into bits per byte on this text; NaN if undefined."""
     unit: Unit = "nats per token"
     text_error: float = 0.0
-    """Standard error of the mean from the choice of held-out documents; 0 where it is not known."""
+    """Standard error of the mean from the choice of held-out documents; 0 if unknown."""
     placing_error: float = 0.0
-    """Standard error of the mean from where the learning rates of both were placed; 0 where they were given."""
+    """Standard error of the mean from the tuning of both learning rates; 0 if these were given."""
+    slope: float = float("nan")
+    """Fall of the baseline's loss per e-fold of compute; NaN without shorter runs."""
     baseline_loss: float = float("nan")
     """Mean of the baseline over the same seeds."""
     caveats: Sequence[str] = ()
@@ -240,14 +240,34 @@ class Effect:
         return self.outcome != "inconclusive" and not self.diverged
 
     @property
+    def within_margin(self) -> bool:
+        """True if the 95 % interval leaves out 0 and lies within the margin: a real, but small difference."""
+        low, high = self.interval.low, self.interval.high
+        return not low <= 0 <= high and max(-low, high) < self.margin
+
+    @property
     def bits_per_byte(self) -> float:
-        """The mean difference in bits per byte."""
-        return self.mean / self.loss_per_bit_per_byte
+        """The estimate in bits per byte."""
+        return self.estimate / self.loss_per_bit_per_byte
 
     @property
     def share(self) -> float:
-        """The mean difference as a share of the baseline's loss; NaN of a loss near 0."""
-        share = self.mean / self.baseline_loss
+        """The estimate as a share of the baseline's loss; NaN if that is near 0."""
+        return self.as_share(self.estimate)
+
+    @property
+    def margin_share(self) -> float:
+        """The margin as a share of the baseline's loss."""
+        return self.as_share(self.margin)
+
+    @property
+    def margin_compute(self) -> float:
+        """The margin as a share of the baseline's compute, by its slope; NaN without shorter runs."""
+        return math.expm1(self.margin / self.slope) if self.slope > 0 else float("nan")
+
+    def as_share(self, difference: float) -> float:
+        """Return a difference as a share of the baseline's loss; NaN if that is near 0."""
+        share = difference / abs(self.baseline_loss)
         return share if abs(share) < MOST_SHARE else float("nan")
 
 
@@ -263,7 +283,6 @@ class Interaction:
     """(both - first) - (second - baseline): below 0 they help each other."""
     interval: Interval
     """Of 95 %, Student's."""
-    p_value: float
     seeds: Sequence[int]
     differences: Sequence[float]
     """One for each seed."""
@@ -337,9 +356,9 @@ class StudyResults:
     study: StudySpec
     folder: str
     verdict: str
-    """One sentence that states the outcome, scale, tokens and device."""
+    """Outcomes in sentences."""
     scope: str
-    """Limits of the verdict."""
+    """Scale, tokens and device of the verdict, and its limits."""
     variants: Sequence[Variant]
     runs: Sequence[RunResult]
     """Those of the whole horizon."""
@@ -370,6 +389,8 @@ class StudyResults:
     task: TaskFacts | None = None
     """The task that the runs were trained on; None of documents."""
     complete: bool = True
+    spikes: Mapping[str, Sequence["Spikes"]] = field(default_factory=dict)
+    """Compared runs that ended far above the others of their variant, by variant."""
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""
 
@@ -385,6 +406,23 @@ class StudyResults:
         head = ("variant", "outcome", f"difference in {self.unit}", "95 % interval", "seeds")
         return html_table(self.verdict, head, (_effect_cells(effect) for effect in self.effects))
 
+    def spike_rates(self, name: str) -> list[float]:
+        """Return the learning rates of a variant's compared runs, the first one first."""
+        own = [run for run in self.runs if run.variant == name]
+        return sorted({run.lr for run in compared_of(own, self.study)}, reverse=True)
+
+    def spikes_at(self, run: RunResult) -> "Spikes | None":
+        """Return the spikes at a compared run's learning rate, if any run of its variant spiked there."""
+        if run.seed in self.study.tuning_seed_numbers:
+            return None
+        found = zip(self.spike_rates(run.variant), self.spikes.get(run.variant, ()), strict=False)
+        return dict(found).get(run.lr)
+
+    def counts(self, run: RunResult) -> bool:
+        """Return False if its variant was trained again at a lower learning rate, because runs spiked."""
+        spikes = self.spikes_at(run)
+        return not (spikes and spikes.halved)
+
     @property
     def accuracies(self) -> dict[str, list[float]]:
         """The accuracy of each variant's best run of every seed, of a study on a task."""
@@ -398,5 +436,5 @@ class StudyResults:
 
 def _effect_cells(effect: Effect) -> tuple[str, ...]:
     low, high = signed(effect.interval.low), signed(effect.interval.high)
-    numbers = (signed(effect.mean), f"{low} to {high}") if effect.has_numbers else ("–", "–")
+    numbers = (signed(effect.estimate), f"{low} to {high}") if effect.has_numbers else ("–", "–")
     return effect.variant, effect.outcome, *numbers, str(len(effect.seeds))

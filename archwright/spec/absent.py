@@ -1,4 +1,4 @@
-"""Systems that do not come with the package though people ask for them: what is missing, what is nearest."""
+"""Well-known systems outside the package: missing features and nearest alternatives."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ FILE = presets.FOLDER / "absent" / "systems.toml"
 
 
 def refuse_absent(name: str) -> None:
-    """Raise a UserError that says what of a well-known system is missing here, if `name` is one, or a size of one."""
+    """Raise a UserError with the missing features if `name` is such a system, or a size of one."""
     asked = name.lower()
     for system, words in tomllib.loads(FILE.read_text(encoding="utf-8")).items():
         letters = re.escape(system).replace(r"\-", "[-_. ]?")

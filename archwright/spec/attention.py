@@ -1,4 +1,4 @@
-"""Attention: how tokens exchange information."""
+"""Attention branches and their options."""
 
 import math
 from abc import abstractmethod
@@ -29,41 +29,41 @@ if TYPE_CHECKING:
     from archwright.spec.cross_attention import SoftmaxCrossAttention
 
 Buckets = Annotated[int, Field(ge=2, le=2**16, multiple_of=2)]
-"""A number of buckets: each direction of a hash and its opposite have one."""
+"""Number of buckets of a hash: even, as each direction and its opposite have one."""
 
 AUTO_HEAD_DIM = 64
-"""Least width of a head where neither num_heads nor head_dim is given."""
+"""Least head width if neither num_heads nor head_dim is set."""
 
 
 class AttentionBias(BoolGroup):
-    """Which projections carry a bias; `bias = true` or `false` sets all."""
+    """Biases of attention's projections; `bias = true` or `false` sets all."""
 
     query: bool = False
-    """A bias after the projection to queries."""
+    """Bias of the query projection."""
     key: bool = False
-    """A bias after the projection to keys."""
+    """Bias of the key projection."""
     value: bool = False
-    """A bias after the projection to values."""
+    """Bias of the value projection."""
     out: bool = False
-    """A bias after the projection of the heads' results."""
+    """Bias of the output projection."""
 
 
 class ScoreScale(Choice):
-    """The axis of what q k^T is multiplied by."""
+    """The axis of factors of the scores q k^T."""
 
     axis: ClassVar[str] = "scale"
 
     def numbers_of_heads(self, key_dim: int) -> dict[str, Any]:
-        """Return what stands in place of each "auto", for queries and keys of this width."""
+        """Return numbers for "auto" fields, with queries and keys of width `key_dim`."""
         return {}
 
 
 class SqrtScale(ScoreScale):
-    """dim^-0.5, with the width of a head for dim unless another is given (Vaswani et al., 2017)."""
+    """dim^-0.5; by default, dim is the head width (Vaswani et al., 2017)."""
 
     kind: Literal["sqrt"] = "sqrt"
     dim: AutoWidth = Field("auto", examples=[256])
-    """The width that counts; auto: head_dim; Gemma 2 and 3 give another (query_pre_attn_scalar)."""
+    """Width in the formula; auto: width of a head's query. Gemma 2 and 3 use another (query_pre_attn_scalar)."""
 
     def numbers_of_heads(self, key_dim: int) -> dict[str, Any]:
         return {"dim": key_dim} if self.dim == "auto" else {}
@@ -77,22 +77,21 @@ class InverseScale(ScoreScale):
 
     kind: Literal["inverse"] = "inverse"
     numerator: float = Field(8.0, gt=0)
-    """The square root of the head_dim at which it equals 1 / sqrt(head_dim)."""
+    """Square root of the head_dim at which this scale equals 1 / sqrt(head_dim)."""
 
 
 class InverseLayerScale(ScoreScale):
-    """dim^-0.5 / n in layer n = 1, 2 ..., with the width of a head for dim (GPT-2's
-    scale_attn_by_inverse_layer_idx)."""
+    """head_dim^-0.5 / n in layer n = 1, 2 ... (GPT-2's scale_attn_by_inverse_layer_idx)."""
 
     kind: Literal["inverse_layer"] = "inverse_layer"
 
 
 class FixedScale(ScoreScale):
-    """A given number (Granite's attention_multiplier)."""
+    """A constant (Granite's attention_multiplier)."""
 
     kind: Literal["fixed"] = "fixed"
     value: float = Field(1.0, gt=0, examples=[0.125])
-    """The multiplier."""
+    """The constant."""
 
 
 class NoScale(ScoreScale):
@@ -102,13 +101,13 @@ class NoScale(ScoreScale):
 
 
 class QueryTemperature(Choice):
-    """The axis of what queries are multiplied by as the text grows longer."""
+    """The axis of position-dependent factors of queries."""
 
     axis: ClassVar[str] = "query_temperature"
 
 
 class NoQueryTemperature(QueryTemperature):
-    """Queries far along are scaled as all others."""
+    """No factor: queries of all positions are scaled alike."""
 
     kind: Literal["none"] = "none"
 
@@ -118,11 +117,11 @@ class LogQueryTemperature(QueryTemperature):
 
     kind: Literal["log"] = "log"
     coefficient: float = Field(0.1, ge=0)
-    """Growth with the logarithm."""
+    """Factor of the logarithm."""
     period: Tokens = Field(8192, examples=[64])
     """Tokens per step."""
     offset: int = Field(1, ge=0, le=2**30)
-    """Added to positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
+    """Offset of positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         share = to.context_share
@@ -130,25 +129,25 @@ class LogQueryTemperature(QueryTemperature):
 
 
 class ValueEmbedding(Choice):
-    """The axis of what token ids add to values: a layer looks up a row e of a table of its own, of shape
-    [vocab_size, num_kv_heads * value_head_dim], for each token, whatever was made of it so far."""
+    """The axis of value embeddings, added to values by token id. Each layer has a table of shape [vocab_size,
+    num_kv_heads * value_head_dim] and looks up its row e for each token."""
 
     axis: ClassVar[str] = "value_embedding"
 
     def num_parameters(self, num_kv_heads: int) -> int:
-        """Return the number of parameters beside the table, of resolved values."""
+        """Return the number of parameters, without the table, of resolved values."""
         return 0
 
 
 class NoValueEmbedding(ValueEmbedding):
-    """Values are those of x alone."""
+    """No value embedding: values depend only on x."""
 
     kind: Literal["none"] = "none"
 
 
 class ScaledValueEmbedding(ValueEmbedding):
-    """v = a v + b e, with learned numbers a and b of the layer, both 0.5 at first (Jordan et al., 2024,
-    modded-nanogpt; after Zhou et al., 2024, Value Residual Learning)."""
+    """v = a v + b e, with learned scalars a and b per layer, initially 0.5 (Jordan et al., 2024, modded-nanogpt; after
+    Zhou et al., 2024, Value Residual Learning)."""
 
     kind: Literal["scaled"] = "scaled"
 
@@ -157,12 +156,12 @@ class ScaledValueEmbedding(ValueEmbedding):
 
 
 class GatedValueEmbedding(ValueEmbedding):
-    """v = v + 2 sigmoid(gate(x)) e, with a gate for each key-value head, which is 1 at first (Karpathy, 2025,
+    """v = v + 2 sigmoid(gate(x)) e, with a gate per key-value head; the factor of e is initially 1 (Karpathy, 2025,
     nanochat)."""
 
     kind: Literal["gated"] = "gated"
     channels: AutoWidth = Field("auto", examples=[12])
-    """How many of the first coordinates of x the gate reads; auto: 32, or all where there are fewer."""
+    """Number of leading coordinates of x that the gate reads; auto: min(32, dim)."""
 
     def width(self, dim: int) -> int:
         """Return the number of coordinates that the gate reads in a model of width `dim`."""
@@ -183,8 +182,8 @@ class GatedValueEmbedding(ValueEmbedding):
 
 
 class DistanceScores(Choice):
-    """The axis of what a token's own vector x adds to the score of each key by its distance, beside the layer's
-    position encoding."""
+    """The axis of scores computed from a query token's vector x and the distance to a key. They are added to the
+    attention scores, in addition to the layer's position encoding."""
 
     axis: ClassVar[str] = "distance_scores"
 
@@ -194,41 +193,40 @@ class DistanceScores(Choice):
 
 
 class NoDistanceScores(DistanceScores):
-    """Nothing."""
+    """No distance scores."""
 
     kind: Literal["none"] = "none"
 
 
 class BucketScores(DistanceScores):
-    """A number for each bucket of distances and each head, W x + b (Qi et al., 2020, ProphetNet, published code)."""
+    """A score per bucket of distances and head, W x + b (Qi et al., 2020, ProphetNet, published code)."""
 
     kind: Literal["buckets"] = "buckets"
     num_buckets: int = Field(32, ge=4, le=2**12)
-    """Numbers of a head; near distances have one each, far ones share on a log scale."""
+    """Buckets per head; short distances have one each, long distances share buckets on a log scale."""
     max_distance: int = Field(128, ge=2, le=2**30)
-    """Distances from here on share the last bucket."""
+    """Distances from this one on share the last bucket."""
 
     def num_parameters(self, dim: int, num_heads: int) -> int:
         return (dim + 1) * self.num_buckets * num_heads
 
 
 class Attention(Mixer):
-    """The axis of attention branches: how tokens exchange information."""
+    """The axis of attention branches, which exchange information between tokens."""
 
     axis: ClassVar[str] = "attention"
     has_streams: ClassVar[bool] = False
-    """Whether the model's `predicting_streams` may run through it: what a token sees, it sees by keys that its mask
-    shows and a cache keeps."""
+    """True if `predicting_streams` can run through it: tokens interact only through cached keys under the mask."""
     knows_distances: ClassVar[bool] = False
-    """Whether its scores depend on distances by themselves, without a position encoding."""
+    """True if scores depend on distances without a position encoding."""
 
     def kv_sizes(self, dim: int) -> tuple[int, ...]:
-        """Return the sizes of keys and values that layers may share; empty if they cannot."""
+        """Return the sizes of keys and values that layers can share; empty if sharing is unsupported."""
         return ()
 
 
 class NoAttention(Attention):
-    """No attention branch: the layer is a feed-forward alone."""
+    """No attention branch: the layer has a recurrence, or only a feed-forward."""
 
     kind: Literal["none"] = "none"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
@@ -236,10 +234,10 @@ class NoAttention(Attention):
 
 
 class MaskedAttention(Attention):
-    """Attention of queries to keys through a mask: what has scores, and keeps what it has read in a cache."""
+    """Attention of queries to keys under a mask, with scores and a KV cache."""
 
     further_positions: ClassVar[int] = 0
-    """How many encodings of positions that act on scores it has beside that of its tokens, of the same parameters."""
+    """Number of position encodings of scores in addition to the layer's own, of equal sizes."""
 
     if TYPE_CHECKING:
         num_heads: AutoCount
@@ -249,14 +247,14 @@ class MaskedAttention(Attention):
 
     @abstractmethod
     def heads(self, dim: int) -> dict[str, int]:
-        """Return the number of heads and their widths as numbers, by the names of their fields."""
+        """Return the number of heads and their widths as numbers, by field name."""
 
     def key_dim(self, dim: int) -> int:
         """Return the width of a head's query and key."""
         return self.heads(dim)["head_dim"]
 
     def rotary_dim(self, dim: int) -> int:
-        """Return the width of the part of a head that rotary positions act on."""
+        """Return the width of the rotary part of a head."""
         return self.key_dim(dim)
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
@@ -264,7 +262,7 @@ class MaskedAttention(Attention):
         return {**self.heads(sizes.dim), "scale": scale}
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """A scale that is a number follows the width of keys: 1 / width (Granite) stays so, others are as its root."""
+        """Scale a fixed factor with the key width: as 1 / width if it is that (Granite), else as its root."""
         changes = super().scaled_down(to)
         if isinstance(self.scale, FixedScale):
             widths = [n for name, n in self.heads(to.old.dim).items() if name.endswith("head_dim")]
@@ -275,60 +273,60 @@ class MaskedAttention(Attention):
 
 
 class SoftmaxAttention(MaskedAttention):
-    """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017), with key-value heads
-    shared by groups of query heads (Ainslie et al., 2023)."""
+    """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017); groups of query heads share a key-value head
+    (Ainslie et al., 2023)."""
 
     kind: Literal["softmax"] = "softmax"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
     has_streams: ClassVar[bool] = True
     num_heads: AutoCount = Field("auto", examples=[8])
-    """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    """Query heads; auto: dim / head_dim. If both are auto, heads are at least 64 wide."""
     num_kv_heads: AutoCount = Field("auto", examples=[1])
-    """Key and value heads; auto: as many as query heads (MHA); 1 is MQA; between them GQA."""
+    """Key and value heads; auto: num_heads (MHA). 1 is MQA; numbers in between are GQA."""
     head_dim: AutoWidth = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
     value_head_dim: AutoWidth = Field("auto", examples=[32])
-    """Width of a head's value, where it is another than that of its query and key (MiMo-V2); auto: head_dim."""
+    """Width of a head's value (MiMo-V2); auto: head_dim."""
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of all four projections."""
+    """Biases of the four projections."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
     query_temperature: QueryTemperature = NoQueryTemperature()
-    """Factor of queries as positions grow."""
+    """Position-dependent factor of queries."""
     distance_scores: DistanceScores = NoDistanceScores()
-    """What x adds to scores by distance."""
+    """Scores computed from x and the distance to a key."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
-    """Norm over queries and keys (Henry et al., 2020)."""
+    """Norm of queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "per_head", "projection"] = "head"
-    """Over a head with weights that all heads share (Qwen 3), with weights for each (Command R+), or over
-    the whole projection (OLMo 2)."""
+    """Vectors that qk_norm normalizes. head: each head, with shared weights (Qwen 3); per_head: each head, with weights
+    per head (Command R+); projection: the whole projection (OLMo 2)."""
     qk_norm_position: Literal["before", "after"] = "before"
-    """Before positions rotate, or after (Llama 4)."""
+    """Apply qk_norm before or after (Llama 4) the rotation by position."""
     v_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms", "weight": "none"}])
-    """Norm over each head's value (Gemma 3n)."""
+    """Norm of each head's value (Gemma 3n)."""
     value_scale: float = Field(1.0, gt=0, examples=[0.5])
-    """Multiplies values (MiMo-V2)."""
+    """Factor of values (MiMo-V2)."""
     keys_as_values: bool = False
-    """Values are the projection of keys, before its norm and rotation, without maps of their own (Gemma 4)."""
+    """Use the projected keys, before their norm and rotation, as values, without a value projection (Gemma 4)."""
     shares_kv: bool = False
-    """Read the keys and values of the nearest layer before that has some, with the same mask, position and sizes of
-    keys and values, instead of projecting x (Brandon et al., 2024, Cross-Layer Attention; Gemma 3n, Gemma 4)."""
+    """Reuse keys and values of the nearest earlier layer that projects its own, with equal mask, position and sizes
+    (Brandon et al., 2024, Cross-Layer Attention; Gemma 3n, Gemma 4)."""
     value_embedding: ValueEmbedding = NoValueEmbedding()
-    """Table of token ids that adds to values, after the options above; in some layers, with `layer_kinds`."""
+    """Embedding of token ids, added to values after the options above; use `layer_kinds` for some layers only."""
     qkv_clip: OptionalFloat = Field("none", examples=[8.0])
-    """Queries, keys and values are cut to +-qkv_clip right after their projection (MPT, DBRX, OLMo)."""
+    """Clamp queries, keys and values to +-qkv_clip right after their projection (MPT, DBRX, OLMo)."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask (Gemma 2)."""
     sinks: bool = False
     """A learned logit per head in the denominator of the softmax (gpt-oss)."""
     gate: Literal["none", "value", "head"] = "none"
-    """Multiply the heads' results by sigmoid(gate(x)): a gate for each value (Qwen3-Next), or for each
-    head (Qiu et al., 2025)."""
+    """Multiply the heads' outputs by sigmoid(gate(x)), per value (value: Qwen3-Next) or per head (head: Qiu et al.,
+    2025)."""
     out_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
-    """Norm over the results of all heads together, before they are projected (Wang et al., 2022, Foundation
-    Transformers; BitNet b1.58)."""
+    """Norm over the concatenated heads, before the output projection (Wang et al., 2022, Foundation Transformers;
+    BitNet b1.58)."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
-    """Which keys a query may see."""
+    """Keys that a query may attend to."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
@@ -393,54 +391,54 @@ class SoftmaxAttention(MaskedAttention):
 
 
 class LatentBias(BoolGroup):
-    """Which maps of latent attention carry a bias; `bias = true` or `false` sets all."""
+    """Biases of latent attention's projections; `bias = true` or `false` sets all."""
 
     query_down: bool = False
-    """A bias of the latent that queries are made from, where they have one."""
+    """Bias of the query latent, if there is one."""
     latent: bool = False
-    """A bias of the latent that keys and values are made from."""
+    """Bias of the latent of keys and values."""
     rope_key: bool = False
-    """A bias of the key that turns with its position."""
+    """Bias of the rotary key."""
     out: bool = False
-    """A bias after the projection of the heads' results."""
+    """Bias of the output projection."""
 
 
 class LatentAttention(MaskedAttention):
-    """Keys and values of all heads are made from one narrow latent, beside one rotary key that all heads
-    share; a cache keeps these two alone (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1)."""
+    """Keys and values of all heads are projections of one narrow latent (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1).
+    All heads share one rotary key. The cache holds only the latent and the rotary key."""
 
     kind: Literal["latent"] = "latent"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
     has_streams: ClassVar[bool] = True
     num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / nope_head_dim, with heads of at least 64 where that is auto too."""
+    """Heads; auto: dim / nope_head_dim. If both are auto, heads are at least 64 wide."""
     query_rank: Width | Literal["none"] = Field("none", examples=[128])
-    """Width of the latent that queries are made from; none: queries are made from x."""
+    """Width of the query latent; none: queries are projected from x."""
     kv_rank: AutoWidth = Field("auto", examples=[128])
-    """Width of the latent that keys and values are made from; auto: 4 nope_head_dim."""
+    """Width of the latent of keys and values; auto: 4 nope_head_dim."""
     nope_head_dim: AutoWidth = Field("auto", examples=[64])
-    """Width of the part of a head's query and key that does not turn; auto: dim / num_heads."""
+    """Width of the part of a head's query and key without rotation; auto: dim / num_heads."""
     rope_head_dim: AutoWidth = Field("auto", examples=[32])
-    """Width of the part that RoPE turns, whole or by its fraction; auto: nope_head_dim / 2, made even."""
+    """Width of the part with rotary positions; auto: nope_head_dim / 2, rounded down to an even number."""
     value_head_dim: AutoWidth = Field("auto", examples=[64])
     """Width of a head's value; auto: nope_head_dim."""
     norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
-    """Norm over the latents."""
+    """Norm of the latents."""
     bias: LatentBias = Field(LatentBias(), examples=[True])
-    """Biases of the maps that read x and of the one that writes to it."""
+    """Biases of the projections of x and of the output projection."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     gate: Literal["none", "value", "head"] = "none"
-    """Multiply the heads' results by sigmoid(gate(x)): a gate for each value, or for each head (Ling 3.0)."""
+    """Multiply the heads' outputs by sigmoid(gate(x)), per value (value) or per head (head: Ling 3.0)."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
-    """Which keys a query may see."""
+    """Keys that a query may attend to."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
     def heads(self, dim: int) -> dict[str, int]:
-        """Widths that are left open have the proportions of DeepSeek-V2, section 2.1.4."""
+        """Auto widths have the proportions of DeepSeek-V2, section 2.1.4."""
         num_heads = num_heads_of(self.num_heads, self.nope_head_dim, dim)
         nope = given_or_auto(self.nope_head_dim, max(1, dim // num_heads))
         return {
@@ -464,7 +462,7 @@ class LatentAttention(MaskedAttention):
         return f"{self.mask.kind} attention in {self.num_heads} heads of {widths}"
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """The latent of keys and values keeps its ratio to the width of a head, that of queries to the model's."""
+        """Keep the ratio of kv_rank to the head width and of query_rank to the model width."""
         changes = super().scaled_down(to)
         if self.kv_rank != "auto":
             share = to.head_dim / self.heads(to.old.dim)["nope_head_dim"]
@@ -489,10 +487,10 @@ class LatentAttention(MaskedAttention):
 
 
 class EqualHeads(MaskedAttention):
-    """Attention in heads whose queries, keys and values have one width, and as many of each."""
+    """Attention with one number of heads and one width for queries, keys and values."""
 
     num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    """Heads; auto: dim / head_dim. If both are auto, heads are at least 64 wide."""
     head_dim: AutoWidth = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
     dropout: Probability = 0.0
@@ -511,20 +509,20 @@ class EqualHeads(MaskedAttention):
 
 
 class LongformerAttention(EqualHeads):
-    """Softmax attention through the mask "longformer", whose global tokens have projections of their own to the
-    queries, keys and values of what they see (Beltagy et al., 2020, section 3.1)."""
+    """Softmax attention under the mask "longformer". Global tokens use separate projections for their queries and for
+    all keys and values they attend to (Beltagy et al., 2020, section 3.1)."""
 
     kind: Literal["longformer"] = "longformer"
     causal: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of the projections, of those for global tokens as of the others."""
+    """Biases of all projections, for global and other tokens."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     mask: Mask = Field(Longformer(), examples=[{"kind": "longformer", "radius": 32}])
-    """Which keys a query may see: "longformer", with one global token or more."""
+    """Keys that a query may attend to: "longformer", with at least one global token."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if not isinstance(self.mask, Longformer):
@@ -542,40 +540,41 @@ class LongformerAttention(EqualHeads):
 
 
 class LSHAttention(EqualHeads):
-    """Softmax attention to tokens of the same bucket: queries, which are keys as well, are hashed by random rotations,
-    sorted by their buckets and cut into chunks, and a query sees, of what its mask shows, the keys of its own chunk
-    and of those beside it; itself only where there is no other (Kitaev et al., 2020, Reformer, section 2).
+    """Softmax attention among tokens of one hash bucket (Kitaev et al., 2020, Reformer, section 2).
 
-    In which chunk a token falls depends on all tokens of its text, also where the mask is causal."""
+    Queries also serve as keys. They are hashed by random rotations, sorted by bucket and cut into chunks. A query
+    attends, under its mask, to the keys of its own and neighbouring chunks, but to itself only if it sees no other key.
+    The chunk of a token depends on all tokens of its text, even under a causal mask.
+    """
 
     kind: Literal["lsh"] = "lsh"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position", "attention_mask"}
     chooses_keys: ClassVar[bool] = True
     scale: ScoreScale = SqrtScale()
-    """Factor of q k^T, where k is q / rms(q)."""
+    """Factor of q k^T, with k = q / rms(q)."""
     num_hashes: Count = Field(1, examples=[4])
-    """Rounds of hashing, each with rotations of its own; their results are weighed by their denominators."""
+    """Rounds of hashing with different rotations; their results are weighted by their softmax denominators."""
     num_buckets: Literal["auto"] | Buckets | Annotated[tuple[Buckets, ...], Field(strict=False)] = (
         Field("auto", examples=[32])
     )
-    """Buckets of a round, or two numbers or more whose product it is, each of a hash of its own; auto: the power of 2
-    up to 2 context_length / chunk_size, as two numbers where it is large."""
+    """Buckets of a round, or a list of factors, one per hash; auto: the largest power of 2 up to 2 context_length /
+    chunk_size, as two factors if it is large."""
     chunk_size: Tokens = Field(64, examples=[32])
-    """Length of a chunk of sorted tokens. A text that is no longer is seen whole."""
+    """Length of a chunk of sorted tokens. Shorter texts are attended to in full."""
     chunks_before: int = Field(1, ge=0, le=2**6)
-    """How many chunks before its own a query sees, of what is sorted; before the first stands the last."""
+    """Sorted chunks before its own that a query attends to; the last chunk precedes the first."""
     chunks_after: int = Field(0, ge=0, le=2**6)
-    """How many chunks behind its own a query sees."""
+    """Sorted chunks after its own that a query attends to."""
     hash_seed: int = Field(0, ge=0, le=2**32)
-    """Seed of the rotations, which are the same in every layer and pass."""
+    """Seed of the rotations, the same in every layer and pass."""
     mask: Mask = Field(Causal(), examples=[{"kind": "full"}])
-    """Which keys a query may see at most."""
+    """Keys that a query may attend to, at most."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {**super().numbers(sizes), "num_buckets": self._buckets(sizes.context_length)}
 
     def _buckets(self, context_length: int) -> int | tuple[int, ...]:
-        """Return the numbers of buckets, those left open as in the published code."""
+        """Return the numbers of buckets; auto follows the published code."""
         if self.num_buckets != "auto":
             return self.num_buckets
         chunks = context_length // self.chunk_size
@@ -593,7 +592,7 @@ class LSHAttention(EqualHeads):
         return f"{self.mask.kind} attention by LSH ({rounds}) in {heads}"
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Chunks keep their share of the text, and buckets follow."""
+        """Keep the chunks' share of the text; buckets follow."""
         chunk = max(8, round(self.chunk_size * to.context_share))
         changes = {"chunk_size": chunk, "num_buckets": "auto"} if to.context_share < 1 else {}
         return super().scaled_down(to) | changes
@@ -603,39 +602,38 @@ class LSHAttention(EqualHeads):
 
 
 class DisentangledAttention(EqualHeads):
-    """Attention whose scores add what a query makes of the distance to a key, and what a key makes of its distance to a
-    query, to q k^T: scale (q_i k_j + q_i R_d + k_j S_d) / sqrt(3), with R and S maps of a table of distances d that all
-    layers share (He et al., 2020, DeBERTa, section 3.1)."""
+    """Attention with scores from content and distances: scale (q_i k_j + q_i R_d + k_j S_d) / sqrt(3) (He et al., 2020,
+    DeBERTa, section 3.1). R and S are projections of a table of distances d, shared by all layers."""
 
     kind: Literal["disentangled"] = "disentangled"
     knows_distances: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of the four projections; those of distances have one where queries or keys do."""
+    """Biases of the four projections; R has a bias if `key` does, S if `query` does."""
     terms: Literal["both", "content_to_position", "position_to_content"] = "both"
-    """Which of the two terms of distances are added: q_i R_d, k_j S_d, or both. Scores are divided by the square root
-    of the number of all terms."""
+    """Distance terms. content_to_position: q_i R_d; position_to_content: k_j S_d; both: their sum. Scores are divided
+    by the square root of the number of terms, including q_i k_j."""
     max_distance: AutoTokens = Field("auto", examples=[256])
-    """The farthest distance that is told apart, in tokens; auto: context_length."""
+    """Largest distinct distance, in tokens; auto: context_length."""
     num_buckets: Count | Literal["none"] = Field("none", examples=[256])
-    """Rows of the table on either side. "none": as many as distances. With fewer, near distances, up to half of them,
-    have a row each, and far ones share on a log scale (He et al., 2021, DeBERTa V3; DeBERTa V2's code)."""
+    """Table rows per direction; "none": one per distance. With fewer rows, up to half of them are for single short
+    distances, and long distances share the rest on a log scale (He et al., 2021, DeBERTa V3; DeBERTa V2's code)."""
     distance_maps: Literal["own", "content"] = "own"
-    """Distances go through maps of their own, or through those of queries and keys (DeBERTa V2 and V3)."""
+    """Projections of distances. own: separate ones; content: those for queries and keys (DeBERTa V2 and V3)."""
     distance_norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
-    """Norm over the rows of the table (DeBERTa V2 and V3)."""
+    """Norm of the table's rows (DeBERTa V2 and V3)."""
     distance_dropout: Probability = 0.0
-    """Share of the table's numbers dropped in training, by each layer anew."""
+    """Share of the table's values dropped in training, drawn separately in each layer."""
     scale: ScoreScale = SqrtScale()
-    """Factor of all terms, beside the division by the square root of their number."""
+    """Factor of all terms, in addition to the division by the square root of their number."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
-    """c tanh(s / c) over the scaled term of content, before the others and the mask."""
+    """c tanh(s / c) over the scaled content term, before distance terms and the mask."""
     mask: Mask = Field(Full(), examples=[{"kind": "causal"}])
-    """Which keys a query may see."""
+    """Keys that a query may attend to."""
 
     @property
     def num_terms(self) -> int:
-        """How many terms of distances are added."""
+        """Number of distance terms."""
         return 2 if self.terms == "both" else 1
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
@@ -676,26 +674,26 @@ class DisentangledAttention(EqualHeads):
 
 
 class TransientGlobalAttention(EqualHeads):
-    """Softmax attention to what the mask shows and to the sums of all whole blocks of the text, which are normed and
-    get keys and values by the maps of all tokens, in each layer anew (Guo et al., 2022, LongT5, section 3.1.2). Tokens
-    behind the last whole block belong to it; a text shorter than a block has no sum."""
+    """Softmax attention to tokens under the mask and to sums of blocks of tokens (Guo et al., 2022, LongT5, section
+    3.1.2). Each layer sums the tokens of every whole block of the text, normalizes the sums and projects them like
+    tokens. Tokens after the last whole block are added to it; a text shorter than a block has no sums."""
 
     kind: Literal["transient_global"] = "transient_global"
     causal: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
     further_positions: ClassVar[int] = 1
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of all four projections."""
+    """Biases of the four projections."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     mask: Mask = Field(SymmetricWindow(radius=127), examples=[{"kind": "full"}])
-    """Which keys a query may see beside sums."""
+    """Keys that a query may attend to, in addition to the sums."""
     block_size: Tokens = Field(16, examples=[8])
-    """Tokens of a block, which are summed up."""
+    """Tokens per sum."""
     norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
-    """Norm over sums."""
+    """Norm of the sums."""
 
     @property
     def one_line(self) -> str:
@@ -710,7 +708,7 @@ class TransientGlobalAttention(EqualHeads):
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:
-    """Return the number of heads: as given, or as many as fit into dim."""
+    """Return the number of heads; auto: the number that fits into dim."""
     if number != "auto":
         return number
     if width != "auto":
@@ -720,12 +718,12 @@ def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:
 
 
 def given_or_auto(value: AutoWidth, auto: int) -> int:
-    """Return a width that is given, or what "auto" stands for."""
+    """Return a width, or `auto` if it is "auto"."""
     return auto if value == "auto" else value
 
 
 def unequal_heads(choice: "SoftmaxAttention | SoftmaxCrossAttention", dim: int) -> Iterator[str]:
-    """Yield a line for each number of heads that does not divide the heads or the width."""
+    """Yield an error if key-value heads do not divide query heads, or query heads do not divide dim."""
     sizes = choice.heads(dim)
     num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
     if num_heads % num_kv_heads:

@@ -1,4 +1,4 @@
-"""Budgets: how long to train, as time, steps, tokens, tokens for each parameter, or FLOPs."""
+"""Training budgets: time, steps, tokens, tokens per parameter, or FLOPs."""
 
 import math
 import re
@@ -22,18 +22,18 @@ MOST = {
     "xparams": 1e9,
     "flops": 1e30,
 }
-"""Budgets above which there is a mistake: a hundred years, and ten thousand times what a run has ever had."""
+"""Largest plausible budgets: a hundred years, and ten thousand times the largest known runs."""
 
 
 class TooMuch(ValueError):  # noqa: N818
-    """A budget above what any run can have."""
+    """A budget above the largest plausible one."""
 
 
 class Budget(str):
     """A text such as `"3m"`, `"400steps"`, `"10Mtokens"`, `"20xparams"` or `"1e15flops"`, with its amount and unit.
 
     Raises:
-        ValueError: not of that form, not above zero, or above what any run can have.
+        ValueError: Another form, not above zero, or above the largest plausible budget.
     """
 
     amount: float
@@ -46,7 +46,7 @@ class Budget(str):
 
     @property
     def seconds(self) -> float | None:
-        """The budget as wall time; None where it is no time."""
+        """The budget as wall time; None for other units."""
         return self.amount if self.unit == "seconds" else None
 
     def steps(
@@ -59,10 +59,10 @@ class Budget(str):
         """Return the number of steps, at least one, of a budget that is not in time.
 
         Args:
-            num_parameters: of the model, for a budget in tokens for each of them.
+            num_parameters: Parameters of the model, for a budget in tokens per parameter.
 
         Raises:
-            UserError: more steps than any run can have.
+            UserError: More steps than any plausible run.
         """
         assert self.unit != "seconds", "a budget in time has no number of steps"
         per_step = {
@@ -106,7 +106,7 @@ def parse_budget(text: str) -> tuple[float, Unit]:
 
 
 def _amount(text: str) -> tuple[float, Unit]:
-    """Return an amount and its unit; 0 of nothing where the text is of another form."""
+    """Return an amount and its unit; 0 seconds for a text of another form."""
     if re.fullmatch(r"\s*(?:[0-9]+[dhms]\s*){2,}", text):  # 1h30m
         return sum(float(n) * SECONDS[unit] for n, unit in AMOUNT.findall(text)), "seconds"
     if match := AMOUNT.fullmatch(text):

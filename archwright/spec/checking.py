@@ -1,4 +1,4 @@
-"""All mistakes of a file at once: those of values, and beside them those of rules between the sound ones."""
+"""All mistakes of a file at once: invalid values, and broken rules between the valid ones."""
 
 import copy
 import re
@@ -16,14 +16,14 @@ from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 
 MOST_ROUNDS = 4
-"""How often values are left out until the rest is sound."""
+"""Most rounds of removing invalid values."""
 
 
 def checked(file: str | Path) -> RunSpec:
-    """Return the run that a file describes, or that of the model in it.
+    """Return the run in a file, or the default run of the model in it.
 
     Raises:
-        UserError: every mistake in it, one line each.
+        UserError: All mistakes in the file, one per line.
     """
     try:
         run = load_run(file)
@@ -34,7 +34,7 @@ def checked(file: str | Path) -> RunSpec:
 
 
 def _further(error: InvalidValues) -> list[str]:
-    """Return the rules that the sound values break among themselves."""
+    """Return the rules that the valid values break."""
     values, left_out = copy.deepcopy(error.values), [*_paths(error.reasons)]
     for _ in range(MOST_ROUNDS):
         for path in left_out:
@@ -49,7 +49,7 @@ def _further(error: InvalidValues) -> list[str]:
 
 
 def _is_of(line: str, values: Values, left_out: Iterable[str]) -> bool:
-    """True if a line names given values alone, and no number computed from others."""
+    """True if an error contains only given values, and no number derived from removed ones."""
     names = {path.removesuffix(".kind").rpartition(".")[2] for path in left_out}
     given = {str(value) for value in flatten(values).values()}
     return not names & {*re.findall(r"\w+", line)} and given.issuperset(
@@ -73,7 +73,7 @@ def _broken(spec: Spec) -> tuple[str, ...]:
 
 
 def _remove(values: Values, path: list[str]) -> None:
-    """Remove a value; of a kind, with its whole table, whose options are another's."""
+    """Remove a value; for a kind, its whole table, because the options belong to it."""
     *above, name = path[:-1] if path[-1] == "kind" and path[1:] else path
     table: object = values
     for key in above:

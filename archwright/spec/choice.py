@@ -1,4 +1,4 @@
-"""The ground of all specs: frozen, strict data, and axes whose choices are named by `kind`."""
+"""Base classes of specs: frozen, strict data, and axes of choices identified by `kind`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -21,15 +21,15 @@ from archwright.spec.installed import load_installed
 from archwright.spec.other_names import CHOICES
 
 Count = Annotated[int, Field(ge=1, le=2**12)]
-"""How many heads, experts, groups or threads."""
+"""Number of heads, experts, groups or threads."""
 Layers = Annotated[int, Field(ge=1, le=2**11)]
-"""How many layers, each of which takes a millisecond to be made; the deepest published model has a thousand."""
+"""Number of layers; each takes a millisecond to build, and the deepest published model has a thousand."""
 Width = Annotated[int, Field(ge=1, le=2**24)]
 """Coordinates of a vector, or rows of a vocabulary."""
 Tokens = Annotated[int, Field(ge=1, le=2**30)]
-"""A length of text, or a number of texts."""
+"""Length of a text in tokens, or number of sequences."""
 Steps = Annotated[int, Field(ge=1, le=10**12)]
-"""Steps of a run, as a budget has them."""
+"""Number of steps of a run."""
 
 AutoCount = Count | Literal["auto"]
 AutoWidth = Width | Literal["auto"]
@@ -54,14 +54,14 @@ class Spec(BaseModel):
     )
 
     not_results: ClassVar[frozenset[str]] = frozenset()
-    """Fields that change no result: names, decisions of a machine, the number of tokens computed together. Hashes leave
-    them out; differences between models and exports leave out the fields of choices."""
+    """Fields that change no result: names, machine settings, the number of tokens computed together. Hashes omit them;
+    comparisons of models and exports omit such fields of choices."""
     table: ClassVar[str] = ""
-    """Field of a run that holds this spec, whose keys may be given with or without that name before them."""
+    """Field of a run that holds this spec; keys may omit that name or start with it."""
 
     @model_validator(mode="after")
     def _within_float32(self) -> Self:
-        """Refuse numbers that float32, in which they are computed with, or a product of two does not hold."""
+        """Refuse numbers with a product of two outside the range of float32."""
         lines = [
             f"{name}: found {number_text(number)}; expected a size of 1e-30 to 1e30"
             for name, value in self
@@ -74,11 +74,11 @@ class Spec(BaseModel):
 
     @classmethod
     def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
-        """Return values that are laid over others, with those that follow from them."""
+        """Return overrides with the values that follow from them."""
         return over
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields that the hash is made of."""
+        """Return the fields of the hash."""
         names = (name for name in type(self).model_fields if name not in self.not_results)
         return {name: getattr(self, name) for name in names}
 
@@ -103,14 +103,14 @@ class Spec(BaseModel):
 
 
 class Uniform(Spec):
-    """Values of one type that are written as one where all are equal, as a plain one stands for all."""
+    """Values of one type; a single plain value sets all of them."""
 
     plain: ClassVar[str]
     """JSON type of a plain value."""
 
     @property
     def one(self) -> Any:
-        """The value of all fields; None where they differ."""
+        """Value of all fields; None if they differ."""
         values = {getattr(self, name) for name in type(self).model_fields}
         return values.pop() if len(values) == 1 else None
 
@@ -123,7 +123,7 @@ class Uniform(Spec):
 
 
 class BoolGroup(Uniform):
-    """Options that are on or off; a plain `true` or `false` stands for all of them."""
+    """Options that are on or off; a plain `true` or `false` sets all of them."""
 
     plain: ClassVar[str] = "boolean"
 
@@ -138,7 +138,7 @@ class BoolGroup(Uniform):
 
 
 class ModelSizes(NamedTuple):
-    """Sizes of a model, from which numbers of a choice that are left open follow."""
+    """Sizes of a model that determine the "auto" values of its choices."""
 
     dim: int
     num_layers: int
@@ -146,37 +146,36 @@ class ModelSizes(NamedTuple):
 
 
 class ScaleDown(NamedTuple):
-    """The shape of a smaller model, and of the one that it is made from."""
+    """Shape of a smaller model, and sizes of the original."""
 
     old: ModelSizes
     dim: int
     head_dim: int
     context_length: int
     num_experts: int
-    """Most experts to choose from."""
+    """Largest number of experts."""
 
     @property
     def context_share(self) -> float:
-        """Its length of context over the old one; at most 1."""
+        """Ratio of the new context length to the old one; at most 1."""
         return min(1.0, self.context_length / self.old.context_length)
 
     @property
     def num_heads(self) -> int:
-        """Heads that share the width out."""
+        """Number of heads that fit into the width."""
         return max(1, self.dim // self.head_dim)
 
     def width(self, old: float) -> int:
-        """Return the multiple of 8 whose share of the model's width is nearest to what it was; at least 8."""
+        """Return `old` scaled with the model's width to the nearest multiple of 8; at least 8."""
         return max(8, 8 * round(old * self.dim / self.old.dim / 8))
 
 
 class Choice(Spec):
-    """One named choice on an axis. The axis is the subclass that sets `axis`; below it stand its
-    choices.
+    """One choice on an axis, identified by `kind`.
 
-    A field of the axis' type takes any of its choices, picked by `kind`, also those that joined
-    from outside the package: to subclass an axis with a `kind` of one's own is to join it. A field of
-    a type between axis and choice takes the choices below it.
+    An axis is a subclass that sets `axis`; its choices are subclasses with a `kind`, also from outside the package. A
+    field of the axis' type accepts all of its choices. A field of an intermediate type accepts the choices below that
+    type.
     """
 
     axis: ClassVar[str]
@@ -186,7 +185,7 @@ class Choice(Spec):
 
         @property
         def kind(self) -> str:
-            """The name of the choice; each choice declares it as a field."""
+            """Name of the choice; each choice declares it as a field."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -205,23 +204,23 @@ class Choice(Spec):
 
     @classmethod
     def none(cls) -> Self:
-        """Return the choice of an axis that leaves its part out."""
+        """Return the choice of an axis that omits its part."""
         return cls._pick({"kind": "none"})
 
     @property
     def is_none(self) -> bool:
-        """Whether it leaves its part out."""
+        """True if the choice omits its part."""
         return self.kind == "none"
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        """Return what stands in place of each "auto", by field, tables within tables."""
+        """Return numbers for "auto" values by field, with nested tables."""
         return {}
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        """Yield a line for each option that contradicts another option or the model's sizes.
+        """Yield an error for each option that contradicts another option or the model's sizes.
 
-        A line starts with the option: "top_k: found 9; expected at most num_experts = 8". Its path is put before it.
-        Choices in this one have contradictions of their own.
+        An error starts with the option: "top_k: found 9; expected at most num_experts = 8". Callers prepend its path.
+        Nested choices yield their contradictions separately.
         """
         yield from ()
 
@@ -230,13 +229,13 @@ class Choice(Spec):
         yield from super().contradicted(sizes)
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Return what another value stands for in a smaller model, by field, tables within tables."""
+        """Return values that change in a smaller model by field, with nested tables."""
         inner = {name: value.scaled_down(to) for name, value in self if isinstance(value, Choice)}
         return {name: changes for name, changes in inner.items() if changes}
 
     @classmethod
     def axes(cls) -> list[type["Choice"]]:
-        """Return the axes below this class, which some base may share."""
+        """Return the axes below this class."""
         found: list[type[Choice]] = []
         for below in cls.__subclasses__():
             found += [below] if "axis" in below.__dict__ else below.axes()
@@ -244,7 +243,7 @@ class Choice(Spec):
 
     @classmethod
     def is_axis(cls) -> bool:
-        """Tell whether this class is an axis, or what some choices of it share; not a choice."""
+        """True if this class is an axis, or a base class of its choices, but not a choice."""
         return "kind" not in cls.model_fields
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Cross-attention: how the tokens of a decoder read what its encoder made of another text."""
+"""Cross-attention from decoder tokens to the encoder's output."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
@@ -19,48 +19,48 @@ from archwright.spec.norms import NoNorm, Norm
 
 
 class CrossAttention(Mixer):
-    """The axis of cross-attention branches: how the tokens of a decoder read what its encoder made of another text.
-    They stand between attention and feed-forward, in models with an encoder."""
+    """The axis of cross-attention branches, from decoder tokens to the encoder's output. They are between attention and
+    feed-forward, in models with an encoder."""
 
     axis: ClassVar[str] = "cross_attention"
 
     def num_cross_parameters(self, dim: int, memory_dim: int) -> int:
-        """Return the number of parameters of a branch whose values are resolved, with an encoder of this width."""
+        """Return the number of parameters, from resolved values, with an encoder of width `memory_dim`."""
         return 0
 
 
 class NoCrossAttention(CrossAttention):
-    """No cross-attention branch: the layer reads its own text alone."""
+    """No cross-attention branch: the layer does not read an encoder."""
 
     kind: Literal["none"] = "none"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
 
 
 class SoftmaxCrossAttention(CrossAttention):
-    """softmax(q k^T / sqrt(head_dim)) v in heads, with queries of the decoder's stream, and keys and values of the
-    encoder's output (Vaswani et al., 2017, section 3.2.3). Each token sees the whole source, whatever its position."""
+    """softmax(q k^T / sqrt(head_dim)) v in heads, with queries from the decoder's stream and keys and values from the
+    encoder's output (Vaswani et al., 2017, section 3.2.3). Each token sees the whole source."""
 
     kind: Literal["softmax"] = "softmax"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
     num_heads: AutoCount = Field("auto", examples=[4])
-    """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    """Query heads; auto: dim / head_dim. If both are auto, heads are at least 64 wide."""
     num_kv_heads: AutoCount = Field("auto", examples=[1])
-    """Key and value heads; auto: as many as query heads."""
+    """Key and value heads; auto: num_heads."""
     head_dim: AutoWidth = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
     bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of all four projections."""
+    """Biases of the four projections."""
     scale: ScoreScale = SqrtScale()
     """Factor of q k^T."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
-    """Norm over each head's query and key, with weights that all heads share."""
+    """Norm of each head's query and key, with weights shared by all heads."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores (T5Gemma)."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
     def heads(self, dim: int) -> dict[str, int]:
-        """Return the number of heads and their width as numbers, by the names of their fields."""
+        """Return the number of heads and their width as numbers, by field name."""
         num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
         return {
             "num_heads": num_heads,

@@ -1,4 +1,4 @@
-"""The sentences under the fields of a spec, read from its source when somebody asks for them."""
+"""Docstrings of spec fields, parsed from the source on demand."""
 
 import ast
 import inspect
@@ -9,11 +9,10 @@ from functools import cache
 
 @cache
 def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a class, its bases' included.
+    """Return the docstring of each field of a class and its bases.
 
-    Reading them when classes are made, as pydantic can, would cost every command a tenth of a
-    second; only the schema and the tables of choices show them. A class without a source, one
-    typed into a console, has none.
+    They are not parsed with the classes, as pydantic can, because only the schema and tables of choices show them, and
+    every command would start a tenth of a second later. A class without a source, typed into a console, has none.
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -23,7 +22,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 @cache
 def _module_docstrings(module_name: str) -> dict[str, dict[str, str]]:
-    """Return the fields' docstrings of every class at the top of a module."""
+    """Return the fields' docstrings of every top-level class of a module."""
     module = sys.modules.get(module_name)
     try:
         source = inspect.getsource(module) if module else ""
@@ -33,7 +32,7 @@ def _module_docstrings(module_name: str) -> dict[str, dict[str, str]]:
     for cls in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):
         found[cls.name] = {}
         for pair in itertools.pairwise(cls.body):
-            match pair:  # an annotated name, and the string that stands right below it
+            match pair:  # an annotated name, and the string right below it
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(text))),

@@ -1,4 +1,4 @@
-"""Embedding and output head: from tokens to vectors and back."""
+"""Embedding and output heads."""
 
 import math
 from typing import Annotated, ClassVar, Literal
@@ -11,48 +11,48 @@ from archwright.spec.norms import LayerNorm, NoNorm, Norm
 
 class Embedding(Spec):
     """x = dropout(norm(project_in(scale * weight[token]) + token_types[type] + bias)), with a table of shape
-    [vocab_size, embedding.dim]. Positions that are added come before the norm."""
+    [vocab_size, embedding.dim]. Positions are added before the norm."""
 
     dim: AutoWidth = Field("auto", examples=[128])
-    """Width of the table; auto: that of the model. With another, `project_in` maps it to dim, and the head
-    reads the table through `project_out` (Lan et al., 2019, ALBERT, section 3.1; OPT-350m)."""
+    """Width of the table; auto: the model's width. With another width, `project_in` maps the table's rows to dim, and
+    the head reads the table through `project_out` (Lan et al., 2019, ALBERT, section 3.1; OPT-350m)."""
     project: Literal["table", "normed"] = "table"
-    """What `project_in` maps to dim: rows of the table, or what positions, norm and dropout made of them, which are
-    then as wide as the table (ALBERT, ELECTRA)."""
+    """Input of `project_in`. table: rows of the table; normed: the result of positions, norm and dropout, at the
+    table's width (ALBERT, ELECTRA)."""
     project_bias: bool = False
-    """Learn an offset in `project_in` (ALBERT, ELECTRA)."""
+    """Add a learned bias in `project_in` (ALBERT, ELECTRA)."""
     scale: Literal["none", "sqrt_dim"] | Annotated[float, Field(gt=0)] = Field(
         "none", examples=["sqrt_dim"]
     )
-    """Factor of the table's rows: sqrt(dim) (Vaswani et al., 2017; Gemma), or a number
-    (Granite). The head of a tied table reads it unscaled."""
+    """Factor of the table's rows: sqrt(dim) (Vaswani et al., 2017; Gemma), or a number (Granite). A tied head reads the
+    unscaled table."""
     bias: bool = False
-    """Learn a vector that is added to all tokens, such as that of RoBERTa's only segment."""
+    """Add a learned vector to all tokens, such as RoBERTa's only segment."""
     token_types: int = Field(0, ge=0, le=2**12, examples=[2])
-    """Rows of a table of token types, one of which is added to each token: the first or second of two segments
-    (Devlin et al., 2018, BERT, section 3). Tokens of which no type is given are of type 0."""
+    """Rows of a table of token types, added to tokens by type: first or second of two segments (Devlin et al., 2018,
+    BERT, section 3). The default type is 0."""
     norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
-    """Norm over the embedding, after positions were added (BLOOM)."""
+    """Norm of the embedding, after adding positions (BLOOM)."""
     dropout: Probability = 0.0
     """Share of the embedding's values dropped in training."""
 
     def num_parameters(self, dim: int, vocab_size: int) -> int:
-        """Return the number of parameters of the table and of what maps it into the stream, resolved."""
+        """Return the number of parameters of the table and its projection, from resolved values."""
         added = (self.bias + self.token_types) * self.sum_width(dim)
         return vocab_size * int(self.dim) + self.num_projection_parameters(dim) + added
 
     def num_projection_parameters(self, dim: int) -> int:
-        """Return the number of parameters of `project_in`, resolved."""
+        """Return the number of parameters of `project_in`, from resolved values."""
         width = int(self.dim)
         return dim * (width + self.project_bias) if width != dim else 0
 
     def sum_width(self, dim: int) -> int:
-        """Return the width at which positions and token types are added, and normed."""
+        """Return the width at which positions and token types are added and normed."""
         return int(self.dim) if self.project == "normed" and self.dim != "auto" else dim
 
 
 class Transform(Choice):
-    """The axis of what the head does to a vector before its table reads it."""
+    """The axis of maps of a vector before the head's table."""
 
     axis: ClassVar[str] = "transform"
 
@@ -62,7 +62,7 @@ class Transform(Choice):
 
 
 class NoTransform(Transform):
-    """The table reads the vector as it is."""
+    """No map: the table reads the vector unchanged."""
 
     kind: Literal["none"] = "none"
 
@@ -75,17 +75,16 @@ class DenseTransform(Transform):
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """The function f: GELU, exact or in its tanh approximation, max(0, x), or x sigmoid(x)."""
     bias: bool = True
-    """Learn the offset b (BERT; not ModernBERT)."""
+    """Add a learned bias b (BERT; not ModernBERT)."""
     norm: Norm = Field(LayerNorm(), examples=[{"kind": "rms"}])
-    """The norm behind the function."""
+    """Norm after the function."""
 
     def num_parameters(self, dim: int, width: int) -> int:
         return width * (dim + self.bias) + self.norm.num_parameters(width)
 
 
 class SequenceHead(Choice):
-    """The axis of heads that judge a row as a whole, beside the one that predicts tokens: whether its second segment
-    follows the first."""
+    """The axis of heads that classify whole rows of two segments: whether the second follows the first."""
 
     axis: ClassVar[str] = "sequence_head"
 
@@ -95,48 +94,48 @@ class SequenceHead(Choice):
 
 
 class NoSequenceHead(SequenceHead):
-    """Tokens alone are predicted."""
+    """No such head: only tokens are predicted."""
 
     kind: Literal["none"] = "none"
 
 
 class PooledHead(SequenceHead):
-    """classifier(tanh(pooler(x))) of the first token's vector x, two logits: whether the second segment follows the
-    first, or not (Devlin et al., 2018, BERT, section 3.1; Lan et al., 2019, ALBERT)."""
+    """classifier(tanh(pooler(x))) of the first token's vector x, with two logits: the second segment follows the first,
+    or not (Devlin et al., 2018, BERT, section 3.1; Lan et al., 2019, ALBERT)."""
 
     kind: Literal["pooled"] = "pooled"
     dropout: Probability = 0.0
-    """Share of what the pooler gives dropped in training."""
+    """Share of the pooler's outputs dropped in training."""
 
     def num_parameters(self, dim: int) -> int:
         return dim * (dim + 1) + 2 * (dim + 1)
 
 
 class Head(Spec):
-    """logits = (x weight^T + bias) * logit_scale / logit_divisor, with a weight of shape
-    [vocab_size, embedding.dim], or [1, dim] where replaced tokens are found."""
+    """logits = (x weight^T + bias) * logit_scale / logit_divisor, with a weight of shape [vocab_size, embedding.dim],
+    or [1, dim] for detecting replaced tokens."""
 
     predicts: Literal["tokens", "replaced"] = "tokens"
-    """What logits are of: each token of the vocabulary; or one logit, the log-odds that the token was replaced by
-    another (Clark et al., 2020, ELECTRA, section 2)."""
+    """tokens: a logit per token of the vocabulary; replaced: a single logit, the log-odds that the token was replaced
+    (Clark et al., 2020, ELECTRA, section 2)."""
     tied: bool = False
     """Use the embedding's table as the head's weight (Press and Wolf, 2016)."""
     transform: Transform = NoTransform()
     """Map of x before the head."""
     bias: bool = False
-    """Learn an offset per token (GPT-J)."""
+    """Add a learned bias per token (GPT-J)."""
     logit_scale: float = Field(1.0, gt=0, examples=[0.0625])
     """Factor of logits (Command R)."""
     logit_divisor: float = Field(1.0, gt=0, examples=[8.0])
     """Divisor of logits (Granite)."""
     softcap: OptionalFloat = Field("none", examples=[30.0])
-    """c tanh(logits / c), which keeps logits within +-c (Gemma 2); "none" leaves them alone."""
+    """c tanh(logits / c), which keeps logits within +-c (Gemma 2); "none": no cap."""
 
     def scaled_down(self, old_dim: int, dim: int) -> dict[str, float]:
         """Return the factor of logits in a model of another width.
 
-        dim^-0.5 (T5, PaLM) stays so. Another factor below 1 keeps small the changes of wide models' logits, which grow
-        with the width (muP; Granite, Command A): it is multiplied by old_dim / dim, up to 1.
+        dim^-0.5 (T5, PaLM) follows the width. Another factor below 1 limits changes of logits, which grow with the
+        width (muP; Granite, Command A): it is multiplied by old_dim / dim, up to 1.
         """
         factor = self.logit_scale / self.logit_divisor
         if factor >= 1:
@@ -154,5 +153,5 @@ class Head(Spec):
         return self.transform.num_parameters(dim, width) + table + self.bias * outputs
 
     def num_outputs(self, vocab_size: int) -> int:
-        """Return the number of logits of a token."""
+        """Return the number of logits per token."""
         return 1 if self.predicts == "replaced" else vocab_size

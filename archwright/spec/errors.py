@@ -1,4 +1,4 @@
-"""Errors of the user, in one line each."""
+"""User errors and suggestions of similar names."""
 
 import re
 from collections.abc import Iterable
@@ -7,13 +7,13 @@ from pathlib import Path
 from archwright.format import one_line
 
 LONGEST = 100
-"""Most letters of what is compared with names; nobody mistypes a longer one."""
+"""Longest name to compare, in characters; longer ones are no typing mistakes."""
 
 
 class UserError(ValueError):
-    """A mistake in what the user wrote or has; the command line shows its lines and exits with 2.
+    """A mistake in the user's input; the command line prints its lines and exits with code 2.
 
-    Each line is complete in itself, may be given to a terminal, and quotes no more than the ends of a long text.
+    Each line is complete, safe to print to a terminal, and quotes only the ends of a long text.
     """
 
     def __init__(self, *lines: str) -> None:
@@ -21,19 +21,21 @@ class UserError(ValueError):
         super().__init__("\n".join(self.lines))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows in place of a traceback; IPython asks for it by this name."""
+        """Return the lines that a notebook shows instead of a traceback (an IPython hook)."""
         return [f"archwright: {line}" for line in self.lines]
 
 
 def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
-    """Return ` Did you mean "x"?` for the choice closest to `word`, or the `most` closest; an empty string
-    where more than a third of the letters of each differ. A choice that goes on where `word` ends is close, with or
-    without marks between its letters: llama3 -> llama-3-8b, cos -> cosine. One that alone goes on behind a dash is
-    closest: a100 -> a100-80gb, not h100."""
+    """Return ` Did you mean "x"?` for the choice closest to `word`, or the closest `most`.
+
+    The string is empty if more than a third of the letters of every choice differ. Choices that start with `word`,
+    ignoring punctuation, are close: llama3 -> llama-3-8b, cos -> cosine. A single choice that continues `word` after a
+    dash is closest: a100 -> a100-80gb, not h100.
+    """
     word = str(word)
     if not 0 < len(word) <= LONGEST:
         return ""
-    import difflib  # seldom wanted
+    import difflib  # rarely needed
 
     names = {choice.lower(): choice for choice in choices if len(choice) <= LONGEST}
     if same := names.get(word.lower()):
@@ -53,7 +55,7 @@ def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
 def hub_hint(
     name: str, advice: str = "fetch it and give its folder: hf download {0} --local-dir {1}"
 ) -> str:
-    """Return advice for what looks like a name on the Hugging Face Hub, OWNER/NAME; empty for other names."""
+    """Return advice if a name looks like OWNER/NAME on the Hugging Face Hub; else an empty string."""
     file = r"(?<!\.[a-z]{3})(?<!\.[a-z]{5})"  # .txt, .jsonl
     like = re.fullmatch(rf"(?!runs/)(\w[\w.-]*)/(\w[\w.-]*){file}", name, re.ASCII)
     if not like or Path(like[1]).exists():
@@ -62,7 +64,7 @@ def hub_hint(
 
 
 def _goes_on(letters: str, name: str) -> bool:
-    """Return whether a name begins with some letters, of fewer than three up to one of its dashes: t5 -> t5-small."""
+    """Return True if a name begins with `letters`; fewer than three letters must end at a dash: t5 -> t5-small."""
     if len(letters) >= 3:
         return _letters(name).startswith(letters)
     parts = name.split("-")
@@ -74,7 +76,7 @@ def _letters(word: str) -> str:
 
 
 def _differing(a: str, b: str) -> int:
-    """Return how many letters must be put in, left out, changed, or exchanged with their neighbour (Damerau, 1964)."""
+    """Return the Damerau-Levenshtein distance: letters to insert, delete, change or swap (Damerau, 1964)."""
     rows: list[list[int]] = [[*range(len(b) + 1)]]
     for i, letter in enumerate(a, 1):
         row = [i]

@@ -20,16 +20,16 @@ from archwright.spec.mixers import Mixer
 from archwright.spec.norms import NoNorm, Norm
 
 MOST_WIDTHS = 16
-"""Of a smaller model's hidden layer, how many widths of the model it has at most."""
+"""Largest ratio of hidden width to model width in a smaller model."""
 
 
 class FeedForwardBias(BoolGroup):
-    """Which projections carry a bias; `bias = true` or `false` sets all."""
+    """Biases of the projections; `bias = true` or `false` sets all."""
 
     up: bool = False
-    """A bias after the projection up, and after that of the gate."""
+    """Biases of the up and gate projections."""
     down: bool = False
-    """A bias after the projection down."""
+    """Bias of the down projection."""
 
 
 class FeedForward(Choice):
@@ -39,24 +39,24 @@ class FeedForward(Choice):
 
     @property
     def one_line(self) -> str:
-        """Summary of a branch whose values are resolved, in a few words."""
+        """Short summary of the branch, from resolved values."""
         return self.kind
 
     def num_parameters(self, dim: int) -> int:
-        """Return the number of parameters of a branch whose values are resolved."""
+        """Return the number of parameters, from resolved values."""
         return 0
 
     def num_active_parameters(self, dim: int) -> int:
-        """Return the number of those that one token meets."""
+        """Return the number of parameters used per token, from resolved values."""
         return self.num_parameters(dim)
 
     @property
     def hidden_layer(self) -> "Hidden | None":
-        """The layer with a hidden width: the feed-forward itself, or each of its experts; None without one."""
+        """The feed-forward with a hidden width: itself, or each of its experts; None if there is none."""
         return None
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Hidden widths keep their share of the model width, up to 16 of it (T5 11B has 64)."""
+        """Keep hidden widths' ratio to the model width, up to 16 (T5 11B has 64)."""
         widths = {
             name: min(to.width(value), max(MOST_WIDTHS * to.dim, 8))
             for name, value in self
@@ -66,7 +66,7 @@ class FeedForward(Choice):
 
 
 class NoFeedForward(FeedForward):
-    """No feed-forward branch: the layer is attention alone."""
+    """No feed-forward branch: the layer has only attention or a recurrence."""
 
     kind: Literal["none"] = "none"
 
@@ -79,18 +79,17 @@ class Hidden(FeedForward):
     """Options of every feed-forward with a hidden layer."""
 
     usual_ratio: ClassVar[float]
-    """Hidden width over model width where neither hidden_dim nor ratio is given."""
+    """Ratio of hidden width to model width if hidden_dim and ratio are unset."""
     gated: ClassVar[bool]
     hidden_dim: AutoWidth = Field("auto", examples=[2048])
-    """Width of the hidden layer; auto: ratio dim, or else 4 dim, or 8/3 dim where gated, rounded up to 64."""
+    """Hidden width; auto: ratio dim, or else 4 dim (8/3 dim if gated), rounded up to a multiple of 64."""
     ratio: Annotated[float, Field(gt=0, le=1024)] | Literal["none"] = Field("none", examples=[4.0])
-    """Hidden width over model width, to the nearest multiple of 8, where hidden_dim is auto; none: the usual
-    one."""
+    """Hidden width over model width, to the nearest multiple of 8, if hidden_dim is auto; none: the usual ratio."""
     bias: FeedForwardBias = Field(FeedForwardBias(), examples=[True])
     """Biases of all projections."""
     hidden_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
-    """Norm over hidden values, before the projection down (Wang et al., 2022, Foundation Transformers;
-    BitNet b1.58); experts of a layer share it."""
+    """Norm of hidden values, before the down projection (Wang et al., 2022, Foundation Transformers; BitNet b1.58); the
+    experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
 
@@ -124,7 +123,7 @@ class Hidden(FeedForward):
         return self.num_parameters_of(1, dim, int(self.hidden_dim))
 
     def num_parameters_of(self, number: int, dim: int, hidden_dim: int) -> int:
-        """Return the number of parameters of so many at once, which have maps of their own and share all else."""
+        """Return the parameters of `number` feed-forwards with separate maps and a shared hidden norm."""
         maps = 2 if self.gated else 1
         weights = (maps + 1) * dim * hidden_dim
         biases = self.bias.up * maps * hidden_dim + self.bias.down * dim
@@ -156,7 +155,7 @@ class GELU(Plain):
 
     kind: Literal["gelu"] = "gelu"
     approximate: Literal["none", "tanh"] = "none"
-    """Exact error function, or its tanh approximation."""
+    """none: exact error function; tanh: its tanh approximation."""
 
 
 class QuickGELU(Plain):
@@ -178,8 +177,8 @@ class SquaredReLU(Plain):
 
 
 class XIELU(Plain):
-    """a_p x^2 + b x above 0, a_n (exp(x) - 1 - x) + b x below, with two learned numbers per layer
-    (Huang and Schlag, 2025; Apertus)."""
+    """a_p x^2 + b x above 0, a_n (exp(x) - 1 - x) + b x below, a_p and a_n learned (Huang and Schlag, 2025;
+    Apertus)."""
 
     kind: Literal["xielu"] = "xielu"
     alpha_positive: float = Field(0.8, gt=0)
@@ -187,7 +186,7 @@ class XIELU(Plain):
     alpha_negative: float = Field(0.8, gt=0)
     """Initial a_n = beta + softplus(n); above beta."""
     beta: float = Field(0.5, gt=0)
-    """The slope b at 0."""
+    """Slope b at 0."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         yield from super().contradictions(sizes)
@@ -227,7 +226,7 @@ class GeGLU(Gated):
 
     kind: Literal["geglu"] = "geglu"
     approximate: Literal["none", "tanh"] = "none"
-    """Exact error function, or its tanh approximation."""
+    """none: exact error function; tanh: its tanh approximation."""
 
 
 class SwiGLU(Gated):
@@ -239,25 +238,25 @@ class SwiGLU(Gated):
 
 
 class ClampedSwiGLU(Gated):
-    """g sigmoid(sharpness g) * (u + 1), with g = min(gate, limit) and u = up cut to +-limit (gpt-oss)."""
+    """g sigmoid(sharpness g) * (u + 1), with g = min(gate, limit) and u = up clamped to +-limit (gpt-oss)."""
 
     kind: Literal["clamped_swiglu"] = "clamped_swiglu"
     limit: float = Field(7.0, gt=0)
-    """Largest gate, and largest size of up."""
+    """Upper bound of the gate, and bound of |up|."""
     sharpness: float = Field(1.702, gt=0)
     """Slope of the sigmoid."""
 
 
 class GEGELU(Gated):
-    """quick_gelu(g) * (u + 1), with g = min(gate, limit) and u = up cut to +-limit (Phi-3 small)."""
+    """quick_gelu(g) * (u + 1), with g = min(gate, limit) and u = up clamped to +-limit (Phi-3 small)."""
 
     kind: Literal["gegelu"] = "gegelu"
     limit: float = Field(20.0, gt=0)
-    """Largest gate, and largest size of up."""
+    """Upper bound of the gate, and bound of |up|."""
 
 
 class ChannelMix(FeedForward, Mixer):
-    """V relu(K k)^2, k = x + m (x' - x), with x' the token before: RWKV's feed-forward (Peng et al., 2025, RWKV-7,
+    """V relu(K k)^2, k = x + m (x' - x), with the previous token x': RWKV's feed-forward (Peng et al., 2025, RWKV-7,
     section 4.3)."""
 
     kind: Literal["channel_mix"] = "channel_mix"
@@ -279,16 +278,15 @@ class ChannelMix(FeedForward, Mixer):
 
 
 class Routing(Choice):
-    """The axis of what a router's numbers, in float32, are made into: which experts a token goes through, and with
-    what weights."""
+    """The axis of routing functions, from a router's logits in float32 to a token's experts and their weights."""
 
     axis: ClassVar[str] = "routing"
     sums_to_one: ClassVar[bool] = False
-    """Whether the weights of the chosen experts add up to 1, whatever the router says."""
+    """True if the weights of the chosen experts always add up to 1."""
     chooses_alone: ClassVar[bool] = False
-    """Whether groups and numbers that are added for choosing have no say."""
+    """True if groups and selection biases have no effect."""
     draws: ClassVar[bool] = False
-    """Whether experts are drawn by chance in training."""
+    """True if experts are sampled in training."""
 
 
 class SoftmaxRouting(Routing):
@@ -305,13 +303,13 @@ class SoftmaxOfChosen(Routing):
 
 
 class SigmoidRouting(Routing):
-    """A sigmoid of each (DeepSeek V3)."""
+    """A sigmoid per expert (DeepSeek V3)."""
 
     kind: Literal["sigmoid"] = "sigmoid"
 
 
 class SparseMixer(Routing):
-    """For one choice after the other, a softmax over those that come near the best one left (Liu et al., 2024,
+    """A softmax, for one choice after another, over the experts close to the best remaining one (Liu et al., 2024,
     GRIN; Phi-3.5-MoE)."""
 
     kind: Literal["sparsemixer"] = "sparsemixer"
@@ -320,73 +318,69 @@ class SparseMixer(Routing):
 
 
 class Experts(FeedForward):
-    """A mixture of experts: each token goes through `top_k` of `num_experts` feed-forwards that a router
-    chooses for it, y = sum of weight_e expert_e(x); no token is dropped, unless there is a `capacity`
-    (Shazeer et al., 2017; Mixtral)."""
+    """A mixture of experts: y = sum of weight_e expert_e(x), over the `top_k` of `num_experts` feed-forwards that a
+    router chooses per token (Shazeer et al., 2017; Mixtral). Without a `capacity`, no token is dropped."""
 
     kind: Literal["experts"] = "experts"
     num_experts: Count = 8
-    """Experts that are chosen from."""
+    """Number of routed experts."""
     top_k: Count = 2
-    """Experts that a token goes through."""
+    """Routed experts per token."""
     expert: Hidden = SwiGLU()
-    """The feed-forward of each expert, all alike."""
+    """Feed-forward of each expert."""
     routing: Routing = SoftmaxRouting()
-    """How experts are chosen by the router's numbers, and weighed."""
+    """Choice and weights of experts, from the router's logits."""
     capacity: OptionalTokens = Field("none", examples=[64])
-    """Tokens that an expert takes at most of a row of tokens that are read together, the first ones; what comes later
-    gets nothing from it (Fedus et al., 2021, section 2.2). A cache begins to count anew at each step."""
+    """Most tokens per expert and row of tokens read together, the first ones; later tokens get nothing from it (Fedus
+    et al., 2021, section 2.2). With a cache, the count restarts at each step."""
     jitter: float = Field(0.01, gt=0)
-    """Of sparsemixer: what is below the best by more than twice this share is not near it."""
+    """For sparsemixer: experts below the best by more than twice this share are excluded."""
     normalize_weights: bool = True
     """Divide the weights of the chosen experts by their sum."""
     normalize_power: float = Field(1.0, gt=0)
-    """Divide by (sum of w^p)^(1/p) instead, with this p (DBRX)."""
+    """Exponent p of the divisor (sum of w^p)^(1/p) (DBRX)."""
     normalize_eps: float = Field(1e-20, gt=0, examples=[1e-6])
-    """Number that is added to this sum (LFM2: 1e-6)."""
+    """Added to the divisor (LFM2: 1e-6)."""
     normalize_min: float = Field(0.0, ge=0, examples=[1e-12])
-    """Divide by this at least (ERNIE 4.5)."""
+    """Least divisor (ERNIE 4.5)."""
     routed_scaling_factor: float = Field(1.0, gt=0)
     """Factor of the chosen experts' sum (DeepSeek V2)."""
     router_bias: bool = False
-    """A bias of the router (gpt-oss)."""
+    """Bias of the router (gpt-oss)."""
     selection_bias: bool = False
-    """Numbers added to scores for choosing alone, not for weights; they have no gradient (DeepSeek V3)."""
+    """Biases added to scores for choosing experts, not for weights; they have no gradient (DeepSeek V3)."""
     selection_bias_update_rate: float = Field(0.0, ge=0, examples=[0.001])
-    """In training, how far each step moves the numbers that are added for choosing, which are there then: up
-    for experts that fewer tokens than the mean were sent to, down for others (Wang et al., 2024,
-    auxiliary-loss-free; DeepSeek V3)."""
+    """Change of the selection biases per training step: up for experts with fewer tokens than the mean, down for others
+    (Wang et al., 2024, auxiliary-loss-free; DeepSeek V3). If positive, these biases exist."""
     num_groups: Count = 1
-    """Groups of experts, of which only the best are chosen from (DeepSeek V2)."""
+    """Groups of experts, for choosing from the best groups only (DeepSeek V2)."""
     top_groups: Count = 1
     """Groups that a token chooses from."""
     group_score: Literal["max", "top_two"] = "max"
-    """Score of a group: that of its best expert (DeepSeek V2), or the sum of its best two (V3)."""
+    """Score of a group. max: its best expert's score (DeepSeek V2); top_two: the sum of its best two (V3)."""
     router_weight_on: Literal["output", "input"] = "output"
-    """Whether an expert's weight multiplies its output or its input (Llama 4)."""
+    """Multiply an expert's output, or its input (Llama 4), by its weight."""
     shared: Literal["none", "added", "averaged", "gated"] = "none"
-    """An expert that all tokens go through beside those chosen, otherwise like them: added (DeepSeekMoE),
-    added and all divided by two (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
+    """A shared expert for all tokens, in addition to the chosen ones. added: its output is added (DeepSeekMoE);
+    averaged: added, and the sum divided by two (Command A+); gated: times sigmoid(w x) (Qwen2-MoE)."""
     shared_hidden_dim: AutoWidth = Field("auto", examples=[1024])
-    """Hidden width of the shared expert; auto: that of the others."""
+    """Hidden width of the shared expert; auto: the routed experts' width."""
     latent_dim: Width | Literal["none"] = Field("none", examples=[256])
     """Width of the tokens in the experts, between a map down and a map up; none: the model's width. Router and shared
     expert read the model's width (Nemotron 3 Super: latent MoE)."""
     out_bias: bool = False
-    """Learn an offset of the result (JetMoE)."""
+    """Add a learned bias to the result (JetMoE)."""
     balance_loss: float = Field(0.01, ge=0)
-    """In training, what is minimised too: this times num_experts sum of f_e p_e in each layer, f_e the share
-    of the choices that fell on expert e, p_e its mean score (Fedus et al., 2021, eq. 4)."""
+    """Weight of the load-balancing loss num_experts sum of f_e p_e of each layer, with the share f_e of choices on
+    expert e and its mean score p_e (Fedus et al., 2021, eq. 4)."""
     balance_over: Literal["layer", "model"] = "layer"
-    """Over what f_e and p_e are taken: each layer by itself, or all layers together, once for the model
-    (transformers' auxiliary loss)."""
+    """Averages f_e and p_e. layer: in each layer; model: over all layers together (transformers' auxiliary loss)."""
     router_z_loss: float = Field(0.0, ge=0, examples=[0.001])
-    """In training, what is minimised too: this times the mean of log² of the router's softmax sum in each
-    layer (Zoph et al., 2022, eq. 5)."""
+    """Weight of the z-loss, the mean of log² of the router's softmax sum in each layer (Zoph et al., 2022, eq. 5)."""
 
     @property
     def has_selection_bias(self) -> bool:
-        """Whether numbers are added to scores for choosing alone."""
+        """True if selection biases are added to scores for choosing experts."""
         return self.selection_bias or self.selection_bias_update_rate > 0
 
     @property
@@ -421,7 +415,7 @@ class Experts(FeedForward):
                 )
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Of fewer experts a token chooses two at most, and groups of them hold two at least."""
+        """Limit a token to two of the fewer experts, and groups to at least two experts."""
         groups = max(1, to.num_experts // 2)
         latent = {} if self.latent_dim == "none" else {"latent_dim": to.width(self.latent_dim)}
         return (
@@ -455,7 +449,7 @@ class Experts(FeedForward):
         return self._num_parameters(self.top_k, dim)
 
     def _num_parameters(self, experts: int, dim: int) -> int:
-        """Return the number of parameters with so many experts; the router has all of them."""
+        """Return the number of parameters with `experts` experts and the whole router."""
         router = self.num_experts * (dim + self.router_bias) + self.out_bias * dim
         shared = 0
         if self.shared != "none":
@@ -470,7 +464,7 @@ class Experts(FeedForward):
     @field_validator("expert", mode="before")
     @classmethod
     def _kind_of_expert(cls, value: object) -> Any:
-        """Let `expert.hidden_dim` be given alone, beside the default kind."""
+        """Allow `expert.hidden_dim` without a kind, for the default kind."""
         return {"kind": "swiglu"} | value if isinstance(value, dict) else value
 
 

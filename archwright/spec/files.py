@@ -1,4 +1,4 @@
-"""Files that a user names: where they are, and whether reading them can come to an end."""
+"""Files named by the user: paths, names and safe reading."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ def expanded(name: str) -> Path:
     """Return the path of a name that may begin with `~` or `~user`.
 
     Raises:
-        UserError: nobody knows that user's home folder.
+        UserError: The user's home folder is unknown.
     """
     try:
         return Path(name).expanduser()
@@ -31,7 +31,7 @@ def expanded(name: str) -> Path:
 
 
 def irregular(path: Path) -> str:
-    """Return what a path is if reading it may wait for ever: "a pipe", "a device", "a socket"; else ""."""
+    """Return "a pipe", "a device" or "a socket" if reading a path may block forever; else ""."""
     try:
         return KINDS.get(stat.S_IFMT(path.stat().st_mode), "")
     except OSError:
@@ -39,11 +39,11 @@ def irregular(path: Path) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read its bytes, and nothing that may never end.
+    """Open a regular file to read its bytes.
 
     Raises:
-        OSError: as `open` does.
-        UserError: it is a pipe, a device or a socket.
+        OSError: As in `open`.
+        UserError: It is a pipe, a device or a socket.
     """
     if kind := irregular(path):
         raise UserError(f"{path}: found {kind}; expected a file")
@@ -51,7 +51,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_utf8(path: Path) -> None:
-    """Refuse a name that JSON files and libraries do not take."""
+    """Refuse a name that JSON files and libraries do not accept."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -59,8 +59,7 @@ def check_utf8(path: Path) -> None:
 
 
 def check_inside(path: Path, folder: Path) -> None:
-    """Refuse a file outside a stranger's folder, which a link leads to; a hub's `blobs` next to `snapshots` count as
-    inside."""
+    """Refuse a link to a file outside an untrusted folder; a hub's `blobs` next to `snapshots` count as inside."""
     root, target = folder.resolve(), path.resolve()
     blobs = [root.parents[1] / "blobs"] if root.parent.name == "snapshots" else []
     if not any(map(target.is_relative_to, (root, *blobs))):
@@ -70,17 +69,17 @@ def check_inside(path: Path, folder: Path) -> None:
 
 
 def read_text(path: Path, most: int, what: str = "text") -> str:
-    """Return the text of a file in UTF-8 of at most `most` bytes, which is to be `what`.
+    """Return the text of a UTF-8 file of at most `most` bytes; errors call its content `what`.
 
     Raises:
-        OSError: as `open` and `read` do, the file always named.
-        UserError: it is no file, larger, or not UTF-8.
+        OSError: As in `open` and `read`, always with the file's name.
+        UserError: It is not a regular file, is too large, or is not UTF-8.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             content = file.read(most + 1)
-        except OSError as error:  # that of a read names no file
+        except OSError as error:  # errors of read() lack the file name
             raise OSError(error.errno, error.strerror, str(path)) from None
     if len(content) > most:
         raise UserError(

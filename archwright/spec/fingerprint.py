@@ -1,4 +1,4 @@
-"""Stable hashes of specs: adding an option with a default never changes an old one."""
+"""Stable hashes of specs: an option added with a default changes no existing hash."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ def differing(spec: Spec) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value in JSON types."""
     if isinstance(value, Spec):
         return differing(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Devices that models are planned for: memory, bandwidth, peak speeds and power, as their makers publish them."""
+"""Devices for planning: memory, bandwidth, peak speed and power, as published by their makers."""
 
 from typing import Annotated, Literal
 
@@ -11,41 +11,41 @@ from archwright.spec.merge import validated
 from archwright.spec.toml import read_toml
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4"]
-"""Kind of number in which factors of a matrix product are given."""
+"""Number format of the factors of a matmul."""
 Positive = Annotated[float, Field(gt=0)]
 
 
 class Hardware(Spec):
-    """One device: what it holds, how fast it reads, and how fast it multiplies at best."""
+    """A device: memory, bandwidth and peak speed."""
 
     name: str = Field("none", examples=["h200"])
-    """Name of the device, as options take it."""
+    """Name of the device in options."""
     title: str = Field("none", examples=["NVIDIA H200 SXM"])
-    """Name of the device, as its maker writes it."""
+    """Name of the device in full, from its maker."""
     source: str = Field("none", examples=["NVIDIA H200 Tensor Core GPU, data sheet"])
-    """Where the values come from."""
+    """Source of the values."""
     evidence: Literal["published", "measured"] = "published"
-    """How its speeds are known: as the maker publishes them, or measured on it."""
+    """Evidence for its speeds. published: by the maker; measured: on the device."""
     memory_bytes: float = Field(80e9, gt=0)
     """Memory of the device, in bytes."""
     memory_bandwidth: float = Field(2e12, gt=0)
     """Bytes per second between its memory and its cores."""
     interconnect_bandwidth: Positive | Literal["none"] = Field("none", examples=[450e9])
-    """Bytes per second to its neighbours, in one direction."""
+    """Bytes per second to neighbouring devices, in one direction."""
     usual_devices: int = Field(8, ge=1)
-    """Devices of a usual machine: a plan is for as many where none are given."""
+    """Devices of a usual machine, the default number of a plan."""
     power: Positive | Literal["none"] = Field("none", examples=[700.0])
-    """Most watts that it is built to draw; none: not published."""
+    """Rated power limit in watts; none: not published."""
     peak_flops: dict[Precision, Positive] = Field(
         default_factory=dict, examples=[{"bf16": 989.4e12, "fp8": 1978.9e12}]
     )
-    """FLOP/s of dense matrix products at best, by precision of the factors, without sparsity."""
+    """Peak FLOP/s of dense matmuls, by precision of the factors, without sparsity."""
 
     def peak(self, precision: str) -> float:
-        """Return the FLOP/s at best in a precision.
+        """Return the peak FLOP/s in a precision.
 
         Raises:
-            UserError: the device has no published speed in it.
+            UserError: The device has no published speed in it.
         """
         found = {str(name): peak for name, peak in self.peak_flops.items()}
         if precision not in found:
@@ -57,15 +57,15 @@ class Hardware(Spec):
 
 
 def hardware_names() -> list[str]:
-    """Return the names of the devices that are known."""
+    """Return the names of all devices."""
     return sorted(path.stem for path in (presets.FOLDER / "hardware").glob("*.toml"))
 
 
 def load_hardware(name: str) -> Hardware:
-    """Return a device by its name.
+    """Return a device by name.
 
     Raises:
-        UserError: no such device.
+        UserError: No such device.
     """
     names = hardware_names()
     if name not in names:

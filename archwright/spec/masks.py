@@ -1,6 +1,6 @@
-"""Masks: which keys a query may see. Documents and padding come with the batch and narrow them.
+"""Masks: the keys that a query may attend to. Documents and padding of a batch narrow them.
 
-A place is counted in tokens from the start of its document.
+Positions are counted in tokens from the start of their document.
 """
 
 import math
@@ -12,28 +12,28 @@ from archwright.spec.choice import Choice, Count, ScaleDown, Tokens
 
 
 class Mask(Choice):
-    """The axis of attention masks: which keys a query may see."""
+    """The axis of attention masks: the keys that a query may attend to."""
 
     axis: ClassVar[str] = "mask"
     causal: ClassVar[bool] = True
-    """Whether no query sees a key behind it, so that text can be written token by token."""
+    """True if no query sees a later key, so that text can be generated token by token."""
     shows_all: ClassVar[bool] = False
-    """Whether a query sees all keys on its side, or on both."""
+    """True if a query sees all keys before it, or all keys."""
     shows_future: ClassVar[bool] = False
-    """Whether some token sees one that follows it, though text can be written."""
+    """True if some token sees a later one although text can be generated."""
     in_tokens: ClassVar[tuple[tuple[str, int], ...]] = ()
-    """Options that shrink with the length of texts, with the least value of each."""
+    """Options that scale with the length of texts, each with its least value."""
     extent: ClassVar[tuple[str, ...]] = ()
-    """Options whose product is how far a query sees, in tokens; the first is changed where it shall see less."""
+    """Options with the reach, in tokens, as their product; the first is the one to shorten."""
 
     @property
     def reach(self) -> int:
-        """How far a query sees, in tokens; 0 where no option says so."""
+        """Distance that a query sees, in tokens; 0 if no option limits it."""
         values = dict(self)
         return math.prod(values[name] for name in self.extent) if self.extent else 0
 
     def shortened(self, share: float) -> dict[str, Any]:
-        """Return the options that change in texts of this share of the length; none where those are no shorter."""
+        """Return options for texts shortened to `share` of their length; empty for `share` >= 1."""
         values = dict(self)
         return {
             name: max(least, round(values[name] * share))
@@ -46,12 +46,12 @@ class Mask(Choice):
 
     @property
     def differs_by_head(self) -> bool:
-        """Whether heads see differently, so that a pattern is made for their number."""
+        """True if the pattern differs between heads and is built for each."""
         return False
 
     @property
     def differs_by_layer(self) -> bool:
-        """Whether layers see differently, so that a pattern is made for each, by its number."""
+        """True if the pattern differs between layers and is built from the layer's index."""
         return False
 
 
@@ -63,7 +63,7 @@ class Causal(Mask):
 
 
 class Full(Mask):
-    """Every key, before and behind the query (Devlin et al., 2018)."""
+    """Every key, before and after the query (Devlin et al., 2018)."""
 
     kind: Literal["full"] = "full"
     causal: ClassVar[bool] = False
@@ -103,8 +103,8 @@ class SymmetricWindow(Mask):
 
 
 class DilatedWindow(Mask):
-    """Every `dilation`-th of the keys behind, `size` of them: q, q - d, q - 2d ...
-    (Beltagy et al., 2020, section 3.1)."""
+    """Every `dilation`-th key up to the query, `size` of them: q, q - d, q - 2d ... (Beltagy et al., 2020, section
+    3.1)."""
 
     kind: Literal["dilated_window"] = "dilated_window"
     in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8),)
@@ -114,7 +114,7 @@ class DilatedWindow(Mask):
     dilation: Tokens = 2
     """Distance between neighbouring visible keys, in tokens."""
     dilated_heads: Count | Literal["all"] = Field("all", examples=[2])
-    """How many heads, the last ones, see with gaps; the others see the last `size` keys."""
+    """Number of heads with gaps, the last ones; the others see the last `size` keys."""
 
     @property
     def differs_by_head(self) -> bool:
@@ -122,8 +122,9 @@ class DilatedWindow(Mask):
 
 
 class Longformer(Mask):
-    """Every `dilation`-th key on either side, `radius` of them, and global tokens, which see and are seen by all:
-    |q - k| in {0, d, ..., radius d}, or q < num_global, or k < num_global (Beltagy et al., 2020, section 3.1)."""
+    """Every `dilation`-th key on either side, `radius` of them, and global tokens, which see all tokens and are visible
+    to all: |q - k| in {0, d, ..., radius d}, or q < num_global, or k < num_global (Beltagy et al., 2020, section
+    3.1)."""
 
     kind: Literal["longformer"] = "longformer"
     causal: ClassVar[bool] = False
@@ -134,9 +135,9 @@ class Longformer(Mask):
     dilation: Tokens = Field(1, examples=[2])
     """Distance between neighbouring visible keys, in tokens."""
     dilated_heads: Count | Literal["all"] = Field("all", examples=[2])
-    """How many heads, the last ones, see with gaps; the others see the nearest keys."""
+    """Number of heads with gaps, the last ones; the others see the nearest keys."""
     num_global: int = Field(1, ge=0, le=2**30)
-    """How many tokens at the start of a text are global."""
+    """Number of global tokens at the start of a text."""
 
     @property
     def differs_by_head(self) -> bool:
@@ -144,7 +145,7 @@ class Longformer(Mask):
 
 
 class Chunked(Mask):
-    """The keys of the query's own chunk up to itself (Llama 4), and those of a few chunks before it (Kitaev et al.,
+    """The keys of the query's own chunk up to itself (Llama 4), and of `chunks_before` chunks before it (Kitaev et al.,
     2020, Reformer's local attention)."""
 
     kind: Literal["chunked"] = "chunked"
@@ -153,11 +154,11 @@ class Chunked(Mask):
     size: Tokens = Field(8192, examples=[64])
     """Length of a chunk, in tokens."""
     chunks_before: int = Field(0, ge=0, le=2**12, examples=[1])
-    """How many chunks before its own a query sees whole."""
+    """Number of whole chunks before its own that a query sees."""
 
     @property
     def memory(self) -> int:
-        """Tokens before a chunk that all of its own see."""
+        """Tokens before a chunk that are visible to all its tokens."""
         return self.size * self.chunks_before
 
     @property
@@ -166,8 +167,8 @@ class Chunked(Mask):
 
 
 class SegmentMemory(Mask):
-    """The keys of the query's own segment up to itself, and the memory before the segment: the last tokens of those
-    before it, q - q mod size - memory <= k <= q (Dai et al., 2019, Transformer-XL, section 3.2)."""
+    """The keys of the query's own segment up to itself, and the last `memory` tokens before the segment: q - q mod size
+    - memory <= k <= q (Dai et al., 2019, Transformer-XL, section 3.2)."""
 
     kind: Literal["segment_memory"] = "segment_memory"
     in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8), ("memory", 8))
@@ -175,7 +176,7 @@ class SegmentMemory(Mask):
     size: Tokens = Field(512, examples=[32])
     """Length of a segment, in tokens."""
     memory: int = Field(512, ge=0, le=2**30, examples=[16])
-    """Tokens before a segment that all of its own see."""
+    """Tokens before a segment that are visible to all its tokens."""
 
 
 class WindowGlobal(Mask):
@@ -187,7 +188,7 @@ class WindowGlobal(Mask):
     size: Tokens = Field(4096, examples=[64])
     """Number of keys in the window, the query's own included."""
     num_global: Tokens = 4
-    """Tokens at the start that every later query sees."""
+    """Tokens at the start that are visible to every later query."""
 
 
 class Strided(Mask):
@@ -211,13 +212,13 @@ class Fixed(Mask):
     stride: Tokens = Field(128, examples=[32])
     """Length l of a block, in tokens."""
     num_summary: Tokens = 8
-    """The c keys at each block's end that all later blocks see."""
+    """Number c of keys at each block's end that are visible to all later blocks."""
 
 
 class BlockSparse(Mask):
-    """Blocks of b keys: the query's own and the local_blocks - 1 before, and one of every `stride` before
-    those: k <= q, and q // b - k // b < local_blocks or (k // b + 1 + offset) mod stride = 0
-    (Abdin et al., 2024, Phi-3, section 2)."""
+    """Blocks of b keys: the query's own, the local_blocks - 1 before it, and every `stride`-th earlier block: k <= q,
+    and q // b - k // b < local_blocks or (k // b + 1 + offset) mod stride = 0 (Abdin et al., 2024, Phi-3, section
+    2)."""
 
     kind: Literal["block_sparse"] = "block_sparse"
     in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("block_size", 1),)
@@ -225,11 +226,11 @@ class BlockSparse(Mask):
     block_size: Tokens = Field(64, examples=[16])
     """Length b of a block, in tokens."""
     local_blocks: Tokens = Field(16, examples=[4])
-    """Blocks that a query sees whole up to itself, its own included."""
+    """Blocks that a query sees up to itself, including its own."""
     stride: Tokens = Field(8, examples=[4])
-    """Every how many blocks one is seen from everywhere behind it."""
+    """Every `stride`-th block is visible to all later queries."""
     per_head: bool = True
-    """Whether heads see other blocks: head h has the offset h max(1, stride // num_heads), else all have 0."""
+    """True if visible blocks differ by head: head h has offset h max(1, stride // num_heads), otherwise 0."""
 
     @property
     def differs_by_head(self) -> bool:
@@ -237,9 +238,9 @@ class BlockSparse(Mask):
 
 
 class BlockLocal(Mask):
-    """Blocks of b tokens that each see themselves whole, and global tokens, which see and are seen by all: (q - g + s)
-    // b = (k - g + s) // b, or q < g or k < g. Blocks are counted behind the g global tokens, and the first of them is
-    s tokens shorter, which moves all borders (Phang et al., 2022, Pegasus-X, section 3.1)."""
+    """Blocks of b tokens, each visible only to itself, and global tokens, which see all tokens and are visible to all:
+    (q - g + s) // b = (k - g + s) // b, or q < g or k < g. Blocks start after the g global tokens. The first block is s
+    tokens shorter, which shifts all borders (Phang et al., 2022, Pegasus-X, section 3.1)."""
 
     kind: Literal["block_local"] = "block_local"
     causal: ClassVar[bool] = False
@@ -248,16 +249,16 @@ class BlockLocal(Mask):
     block_size: Tokens = Field(512, examples=[16])
     """Length b of a block, in tokens."""
     shift: int = Field(0, ge=0, le=2**30, examples=[8])
-    """By how many tokens s all borders stand further ahead; half a block in every other layer lets neighbouring blocks
-    meet."""
+    """Number of tokens s by which all borders move forward; with half a block in every second layer, neighbouring
+    blocks exchange information."""
     num_global: int = Field(0, ge=0, le=2**30, examples=[32])
-    """How many tokens g at the start of a text are global."""
+    """Number of global tokens g at the start of a text."""
 
 
 class BigBird(Mask):
-    """Blocks of b tokens that see their neighbours, the first and the last block, and r random ones; the first and the
-    last see all: |q // b - k // b| <= 1, or either block is 0 or the last, or k // b is random for q // b (Zaheer et
-    al., 2020, section 2). Texts of at most (5 + 2 r) b tokens are seen whole."""
+    """Blocks of b tokens that see their neighbours, the first and last block, and r random ones; the first and last
+    block see all: |q // b - k // b| <= 1, or either block is 0 or the last, or k // b is random for q // b (Zaheer et
+    al., 2020, section 2). In texts of at most (5 + 2 r) b tokens, every token sees all tokens."""
 
     kind: Literal["big_bird"] = "big_bird"
     causal: ClassVar[bool] = False
@@ -266,10 +267,10 @@ class BigBird(Mask):
     block_size: Tokens = Field(64, examples=[16])
     """Length b of a block, in tokens."""
     num_random: int = Field(3, ge=0, le=1000, examples=[2])
-    """How many random blocks r each other block sees."""
+    """Number r of random blocks that each other block sees."""
     random: Literal["drawn", "first"] = "drawn"
-    """Draw blocks for each layer, head and block, by the plan of the published code in training; or take the first
-    block for all of them, which then counts 1 + r times, as `transformers` does at inference."""
+    """drawn: draw blocks for each layer, head and block, as the published code does in training; first: use the first
+    block for all of them, counted 1 + r times, as `transformers` does at inference."""
 
     @property
     def differs_by_head(self) -> bool:

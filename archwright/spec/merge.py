@@ -1,4 +1,4 @@
-"""Laying one table over another, and turning tables into specs with errors a user can act on."""
+"""Merging of tables, and validation with readable errors."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,16 +16,16 @@ NOTHING: Table = MappingProxyType({})
 
 
 def merge(base: Table, over: Table, under: Table = NOTHING) -> dict[str, Any]:
-    """Lay `over` upon `base`.
+    """Merge `over` into `base`.
 
-    Tables merge, another `kind` drops the old kind's options, lists are replaced. `under` is what
-    `base` itself lies upon, and gives the kind of tables that state none.
+    Tables merge recursively, a new `kind` drops the old kind's options, and lists are replaced. `under` is the table
+    below `base`, which provides the kind of tables without one.
     """
     merged = dict(base)
     for key, value in over.items():
         old, below = base.get(key), under.get(key)
         if key == "layer_kinds" and isinstance(value, dict):
-            below = dict.fromkeys(value, base)  # each lies upon the default layer
+            below = dict.fromkeys(value, base)  # kinds of layers extend the default layer
         below = below if isinstance(below, Mapping) else NOTHING
         merged[key] = value
         if isinstance(value, dict) and isinstance(old, dict):
@@ -36,7 +36,11 @@ def merge(base: Table, over: Table, under: Table = NOTHING) -> dict[str, Any]:
 
 
 def validated(cls: type[T], values: dict[str, Any], at: tuple[str, ...] = ()) -> T:
-    """Return `cls` made from `values`, or raise a UserError with one line for each mistake."""
+    """Return `values` validated as `cls`.
+
+    Raises:
+        UserError: Mistakes in `values`, one per line.
+    """
     from archwright.spec.validation_errors import explain
 
     try:

@@ -1,4 +1,4 @@
-"""Mixers: how tokens exchange information. What axes of attention and of recurrence have in common."""
+"""Mixers: branches that exchange information between tokens, such as attention and recurrences."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -9,44 +9,44 @@ from archwright.spec.choice import Choice, ScaleDown
 ALL_INPUTS = frozenset(
     {"position", "position_ids", "segment_ids", "padding_mask", "attention_mask"}
 )
-"""Inputs of a mixer beside x: the layer's position encoding, and what a batch has beside its tokens."""
+"""Inputs of a mixer in addition to x: the layer's position encoding, and tensors of a batch other than tokens."""
 
 
 class Mixer(Choice):
-    """A branch in which tokens exchange information."""
+    """A branch that exchanges information between tokens."""
 
     takes: ClassVar[frozenset[str]] = frozenset()
-    """Which of ALL_INPUTS its part does not ignore. A batch that has others is refused, as tokens would see what they
-    must not."""
+    """Inputs of ALL_INPUTS that its part uses. Batches with other inputs are refused, because tokens would see hidden
+    ones."""
     causal: ClassVar[bool] = True
-    """Whether no token sees what follows it, whatever the mask."""
+    """True if no token sees later tokens under any mask."""
     chooses_keys: ClassVar[bool] = False
-    """Whether values decide which tokens a token sees, among those that it may see."""
+    """True if values decide which of the permitted tokens a token sees."""
 
     @property
     def one_line(self) -> str:
-        """Summary of a branch whose values are resolved, in a few words; empty where there is no branch."""
+        """Short summary of the branch, from resolved values; empty if there is no branch."""
         return "" if self.is_none else f"{self.kind} {self.axis}"
 
     def num_parameters(self, dim: int) -> int:
-        """Return the number of parameters of a branch whose values are resolved, positions and tables aside."""
+        """Return the number of parameters, from resolved values, without positions and tables."""
         return 0
 
     def num_later_parameters(self, dim: int) -> int:
-        """Return how many of these the first layer of a kind lacks, of resolved values."""
+        """Return the parameters that the first layer of a kind lacks, from resolved values."""
         return 0
 
     def num_table_parameters(self, vocab_size: int) -> int:
-        """Return the number of parameters of its tables with a row for each token, of resolved values."""
+        """Return the number of parameters of tables with a row per token id, from resolved values."""
         return 0
 
     def num_shared_parameters(self, dim: int) -> Mapping[Hashable, int]:
-        """Return the numbers of parameters that layers with such a branch share, by what is the same in them all."""
+        """Return numbers of parameters shared by layers, by a key that is equal in all sharing layers."""
         return {}
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Options that are called num_heads, num_..._heads and ..._dim of a head: heads share the new width out,
-        groups of them keep their share, and widths keep their ratio to that of a head's key, the first of them."""
+        """Scale options by name: num_heads, num_..._heads and ..._head_dim. Heads divide the new width, num_..._heads
+        keep their ratio to num_heads, and widths keep their ratio to the first head width, the key's."""
         changes = super().scaled_down(to)
         full = dict(self) | self.numbers(to.old)
         for name, value in self:
@@ -72,8 +72,8 @@ class Mixer(Choice):
 
 
 class Recurrence(Mixer):
-    """The axis of recurrences: branches whose state, of one size for any length, is carried from token to token. One
-    stands in place of attention, or beside it: both then read the same normed stream and are added (Falcon-H1)."""
+    """The axis of recurrences: branches with a state, of one size for any length, updated from token to token. A
+    recurrence replaces attention, or both read the same normed stream and are added (Falcon-H1)."""
 
     axis: ClassVar[str] = "recurrence"
 
@@ -91,6 +91,6 @@ class NoRecurrence(Recurrence):
 
 
 def _divisor(number: int, wanted: float) -> int:
-    """Return the divisor of `number` that is nearest to `wanted` in ratio."""
+    """Return the divisor of `number` nearest to `wanted` on a log scale."""
     divisors = [n for n in range(1, number + 1) if number % n == 0]
     return min(divisors, key=lambda n: abs(math.log(n / wanted)))

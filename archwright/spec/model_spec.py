@@ -1,5 +1,4 @@
-"""A model's architecture as data: the default layer's axes, what some layers do differently, and
-what stands around the layers."""
+"""Architecture of a model: the default layer's axes, other kinds of layers, and the parts around the layers."""
 
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -36,10 +35,10 @@ from archwright.spec.selective import SelectiveScan as SelectiveScan
 from archwright.spec.shown import Shown
 
 DEFAULT_VOCAB_SIZE = 4096
-"""Stands in for vocab_size = "auto" where no tokenizer is at hand."""
+"""Vocabulary size for "auto" without a tokenizer."""
 
 GROUPS = (("attention", "recurrence"), ("cross_attention",), ("feedforward",))
-"""Branches of a layer in order. Those of one group read the same normed stream and are added."""
+"""Branches of a layer in order. Branches of one group read the same normed stream and are added."""
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -57,33 +56,32 @@ class LayerSpec(Spec):
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """The branches that the layer has, in groups, each called by its first branch."""
+        """Branches of the layer in groups, by the first branch of each group."""
         kept = (tuple(b for b in group if not getattr(self, b).is_none) for group in GROUPS)
         return {group[0]: group for group in kept if group}
 
     @property
     def branches(self) -> dict[str, Choice]:
-        """The choices of the branches that the layer has, by name and in order."""
+        """Choices of the layer's branches, by name and in order."""
         return {name: getattr(self, name) for group in self.groups.values() for name in group}
 
     @property
     def mixers(self) -> dict[str, Mixer]:
-        """The choices of the branches in which tokens exchange information, by name."""
+        """Choices of the branches that exchange information between tokens, by name."""
         return {name: b for name, b in self.branches.items() if isinstance(b, Mixer)}
 
 
 class Arrangement(Spec):
-    """Which kind of layer stands where: `prefix` first, `suffix` last, `cycle` repeated between."""
+    """Order of the kinds of layers: `prefix` first, `suffix` last, `cycle` repeated in between."""
 
     prefix: Names = Field((), examples=[["default"]])
-    """Names of the first layers."""
+    """Kinds of the first layers."""
     cycle: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("default",)
-    """Names that are repeated, from the first on, over the layers between."""
+    """Kinds repeated, from the first on, between prefix and suffix."""
     suffix: Names = Field((), examples=[["default"]])
-    """Names of the last layers."""
+    """Kinds of the last layers."""
     shared: bool = False
-    """Layers of one kind are one layer, whose parameters are used again wherever it stands (Lan et al., 2019, ALBERT,
-    section 3.1)."""
+    """Share parameters between all layers of one kind (Lan et al., 2019, ALBERT, section 3.1)."""
 
     def names(self, num_layers: int) -> tuple[str, ...]:
         """Return the kind of every layer, first to last."""
@@ -93,8 +91,7 @@ class Arrangement(Spec):
 
 
 class StackSpec(LayerSpec):
-    """A stack of layers: the default layer's axes are its own fields, other kinds are partial
-    tables."""
+    """A stack of layers: the axes of the default layer, and partial tables for other kinds."""
 
     num_layers: Layers = 8
     """Number of layers."""
@@ -104,11 +101,11 @@ class StackSpec(LayerSpec):
     )
     """Layers that differ from the default: name -> the values that differ."""
     layers: Arrangement = Arrangement()
-    """Where each kind of layer stands."""
+    """Order of the kinds of layers."""
     global_tokens: int = Field(0, ge=0, le=2**16, examples=[32])
-    """Learned vectors that stand before each text, go through the layers with it and are left out behind the last
-    (Phang et al., 2022, Pegasus-X, section 3.1). Masks count places from the first of them; what is added to the
-    embedding, and its norm and dropout, are those of the text alone."""
+    """Learned vectors that precede each text in the layers and are dropped after the last layer (Phang et al., 2022,
+    Pegasus-X, section 3.1). Masks count positions from the first of them. Positions, norm and dropout of the embedding
+    apply only to the text."""
 
     def layer(self, index: int) -> LayerSpec:
         """Return the full spec of layer `index`."""
@@ -121,7 +118,7 @@ class StackSpec(LayerSpec):
 
     @cached_property
     def layer_indices(self) -> tuple[int, ...]:
-        """The parameters of each layer, by a number: its own, or with `layers.shared` that of its kind."""
+        """Index of each layer's parameters; equal for layers that share them."""
         if not self.layers.shared:
             return tuple(range(self.num_layers))
         kinds = [*dict.fromkeys(self.layer_order)]
@@ -129,19 +126,19 @@ class StackSpec(LayerSpec):
 
     @property
     def distinct_layers(self) -> list[LayerSpec]:
-        """The layers that have parameters of their own, in order."""
+        """Layers with different parameters, in order."""
         first = {index: i for i, index in reversed([*enumerate(self.layer_indices)])}
         return [self.layer(first[index]) for index in sorted(first)]
 
     @cached_property
     def layers_by_kind(self) -> dict[str, LayerSpec]:
-        """Every kind of layer by name, the default one included."""
+        """Every kind of layer by name, including the default."""
         axes = {axis: getattr(self, axis) for axis in LayerSpec.model_fields}
         kinds: dict[str, dict[str, Any]] = {"default": {}, **self.layer_kinds}
         return {name: _layer(axes, partial, name) for name, partial in kinds.items()}
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields the hash is made of: layers as they are, however they are written."""
+        """Return the fields of the hash, with layers in full however their file writes them."""
         kinds = {name: self.layers_by_kind[name] for name in self.layer_kinds}
         return super().identity() | {"layer_kinds": kinds}
 
@@ -150,7 +147,7 @@ class StackSpec(LayerSpec):
     def _are_layers(
         cls, kinds: dict[str, dict[str, Any]], info: ValidationInfo
     ) -> dict[str, dict[str, Any]]:
-        """Refuse what is no layer; where an axis of the default layer is wrong, leave it out."""
+        """Refuse invalid layers; leave out invalid axes of the default layer."""
         lines = ["default: found the name of the layer that stands outside; expected another"] * (
             "default" in kinds
         )
@@ -168,35 +165,35 @@ class StackSpec(LayerSpec):
 
 
 class Encoder(Choice):
-    """The axis of encoders: what reads another text for the decoder."""
+    """The axis of encoders, which read another text for the decoder."""
 
     axis: ClassVar[str] = "encoder"
 
     def model(self, decoder: "ModelSpec") -> "ModelSpec | None":
-        """Return the encoder as a model of its own; None if there is none."""
+        """Return the encoder as a separate model; None if there is none."""
         return None
 
     @property
     def shares_embedding(self) -> bool:
-        """Whether the source is read by the decoder's table."""
+        """True if the source uses the decoder's embedding table."""
         return True
 
 
 class NoEncoder(Encoder):
-    """No encoder: a decoder alone."""
+    """No encoder: a decoder-only or encoder-only model."""
 
     kind: Literal["none"] = "none"
 
 
 class TwoWayStack(StackSpec):
-    """A stack beside the model's own, whose attention sees both sides unless its mask says otherwise."""
+    """A second stack of a model, with bidirectional attention by default."""
 
     attention: Attention = SoftmaxAttention(mask=Full())
 
     @model_validator(mode="before")
     @classmethod
     def _upon_defaults(cls, values: object) -> Any:
-        """Lay tables upon the defaults, so that attention sees both sides unless its mask says otherwise."""
+        """Merge tables with the defaults, so that attention stays bidirectional without a given mask."""
         if not isinstance(values, dict):
             return values
         tables = {axis: values[axis] for axis in LayerSpec.model_fields if axis in values}
@@ -208,19 +205,19 @@ class TwoWayStack(StackSpec):
 
 
 class EncoderStack(Encoder, TwoWayStack):
-    """A stack of layers that reads another text, the source, which layers of the decoder attend to by their
-    `cross_attention` (Vaswani et al., 2017, section 3.1). It has the axes of a layer, such as `encoder.norm`, and an
-    arrangement of its own. Scale, norm and dropout of its embedding are those of the decoder's."""
+    """A stack of layers that reads another text, the source (Vaswani et al., 2017, section 3.1). Layers of the decoder
+    attend to it by their `cross_attention`. It has the axes of a layer, such as `encoder.norm`, and its own
+    arrangement. Its embedding has the scale, norm and dropout of the decoder's embedding."""
 
     kind: Literal["stack"] = "stack"
     dim: AutoWidth = Field("auto", examples=[64])
-    """Width of the encoder's residual stream; auto: that of the decoder."""
+    """Width of the encoder's residual stream; auto: the decoder's width."""
     context_length: AutoTokens = Field("auto", examples=[512])
-    """Longest source trained on, in tokens; auto: that of the decoder."""
+    """Longest source in training, in tokens; auto: the decoder's context length."""
     embeddings: Literal["shared", "own"] = "shared"
-    """Read the source by the decoder's table of embeddings, or by one of its own (FSMT)."""
+    """shared: use the decoder's embedding table; own: use a separate table (FSMT)."""
     vocab_size: AutoWidth = Field("auto", examples=[32_000])
-    """Number of rows of a table of its own; auto: that of the decoder."""
+    """Rows of a separate table; auto: the decoder's vocabulary size."""
 
     @property
     def shares_embedding(self) -> bool:
@@ -239,32 +236,32 @@ class EncoderStack(Encoder, TwoWayStack):
 
 
 class Generator(Choice):
-    """The axis of generators: what proposes tokens, of which the model finds those that are not a text's own."""
+    """The axis of generators, which propose tokens. The model detects the proposed tokens that differ from the text."""
 
     axis: ClassVar[str] = "generator"
 
     def model(self, detector: "ModelSpec") -> "ModelSpec | None":
-        """Return the generator as a model of its own; None if there is none."""
+        """Return the generator as a separate model; None if there is none."""
         return None
 
 
 class NoGenerator(Generator):
-    """No generator: texts are read as they are."""
+    """No generator: texts are read unchanged."""
 
     kind: Literal["none"] = "none"
 
 
 class GeneratorStack(Generator, TwoWayStack):
-    """A stack of layers that fills in masked tokens: a token is drawn from what its head says of each, and the model's
-    own head, with `head.predicts = "replaced"`, finds those that are others (Clark et al., 2020, ELECTRA, section 2).
-    It has the axes of a layer, such as `generator.norm`, and an arrangement of its own. Both read one embedding, with
-    its positions and its norm (section 3.2)."""
+    """A stack of layers that fills in masked tokens (Clark et al., 2020, ELECTRA, section 2). At each masked position,
+    a token is drawn from the generator's distribution. The model's head, with `head.predicts = "replaced"`, detects
+    replaced tokens. The generator has the axes of a layer, such as `generator.norm`, and its own arrangement. Both
+    stacks share one embedding, including its positions and norm (section 3.2)."""
 
     kind: Literal["stack"] = "stack"
     dim: AutoWidth = Field("auto", examples=[64])
-    """Width of the generator's residual stream; auto: that of the model."""
+    """Width of the generator's residual stream; auto: the model's width."""
     head: Head = Head()
-    """What predicts its tokens."""
+    """Output head of the generator."""
 
     def model(self, detector: "ModelSpec") -> "ModelSpec":
         own = {name: getattr(self, name) for name in StackSpec.model_fields}
@@ -279,39 +276,39 @@ class GeneratorStack(Generator, TwoWayStack):
 class ModelSpec(StackSpec, Shown):
     """A transformer language model.
 
-    Every choice stands on its axis; `"auto"` lets the model decide and `kind = "none"` leaves a
-    part out. `resolved()` has only numbers.
+    `"auto"` derives a value from the others, and `kind = "none"` omits a part. `resolved()` replaces every `"auto"` by
+    its number.
     """
 
     not_results: ClassVar[frozenset[str]] = frozenset({"name", "source", "sources"})
     table: ClassVar[str] = "model"
     name: str = ""
-    """Name of the model; no part of its identity."""
+    """Name of the model; not part of its identity."""
     source: str = ""
-    """Where the values come from: paper, section, file."""
+    """Source of the values: paper, section, file."""
     sources: dict[str, str] = Field(default_factory=dict)
-    """Source of single values, by dotted path."""
+    """Sources of single values, by dotted path."""
     dim: Width = 512
     """Width of the residual stream."""
     vocab_size: AutoWidth = Field("auto", examples=[32_000])
-    """Number of rows of the embedding; auto: the tokenizer's size rounded up to 64."""
+    """Rows of the embedding; auto: the tokenizer's size rounded up to a multiple of 64."""
     context_length: Tokens = 256
-    """Longest sequence trained on, in tokens."""
+    """Longest sequence in training, in tokens."""
     predicting_streams: int = Field(0, ge=0, le=2**4, examples=[2])
-    """Streams n that run through the layers beside the text, with a vector of each place to come. The logits of the
-    next token are those of the first; the i-th sees i - 1 tokens less, and so predicts i tokens ahead (Qi et al., 2020,
-    ProphetNet: n-stream self-attention). 0: the text predicts by itself."""
+    """Number n of further streams through the layers, each with a vector per position (Qi et al., 2020, ProphetNet:
+    n-stream self-attention). The logits of the next token come from the first stream. Stream i sees i - 1 tokens less,
+    so it predicts i tokens ahead. 0: the text's stream predicts."""
     embedding: Embedding = Embedding()
     head: Head = Head()
     sequence_head: SequenceHead = NoSequenceHead()
     init: Init = Glorot()
     encoder: Encoder = NoEncoder()
-    """A stack that reads another text; "none" for decoders."""
+    """A stack that reads another text; "none" for models without an encoder."""
     generator: Generator = NoGenerator()
-    """A stack that proposes tokens, of which the model finds those that are replaced; "none" for other models."""
+    """A stack that proposes tokens for the model to detect; "none" for other models."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields the hash is made of; a table as wide as the model is one that is left to it."""
+        """Return the fields of the hash; an embedding as wide as the model counts as "auto"."""
         found = super().identity()
         if self.embedding.dim == self.dim:
             found["embedding"] = self.embedding.model_copy(update={"dim": "auto"})
@@ -319,32 +316,32 @@ class ModelSpec(StackSpec, Shown):
 
     @cached_property
     def encoder_model(self) -> "ModelSpec | None":
-        """The encoder as a model of its own, with what it has in common with the decoder; None where there is none."""
+        """The encoder as a separate model, with the values it shares with the decoder; None if there is none."""
         return self.encoder.model(self)
 
     @cached_property
     def generator_model(self) -> "ModelSpec | None":
-        """The generator as a model of its own; None if there is none."""
+        """The generator as a separate model; None if there is none."""
         return self.generator.model(self)
 
     @cached_property
     def detector(self) -> "ModelSpec":
-        """The model without its generator, which finds replaced tokens by itself; itself where there is none."""
+        """The model without its generator, for detecting replaced tokens; `self` if there is no generator."""
         if self.generator.is_none:
             return self
         values = self.model_dump() | {"generator": {"kind": "none"}}
-        if self.embedding_dim == self.dim:  # nothing is projected by itself
+        if self.embedding_dim == self.dim:  # without a generator, nothing is projected
             values["embedding"] |= {"project": "table", "project_bias": False}
         return validated(ModelSpec, values)
 
     @property
     def sizes(self) -> ModelSizes:
-        """Sizes from which open numbers of choices follow."""
+        """Sizes from which "auto" values of choices follow."""
         return ModelSizes(self.dim, self.num_layers, self.context_length)
 
     @cached_property
     def kv_sources(self) -> tuple[int, ...]:
-        """Number, from 1, of the layer whose keys and values each layer reads: often its own; 0 if there is none."""
+        """Number, from 1, of the layer whose keys and values each layer reads, usually itself; 0 if there is none."""
         nearest: dict[Any, int] = {}
         sources = []
         for number, name in enumerate(self.layer_order, 1):
@@ -359,39 +356,39 @@ class ModelSpec(StackSpec, Shown):
 
     @property
     def is_bidirectional(self) -> bool:
-        """Whether tokens of some layer see what follows them, as those of BERT do."""
+        """True if tokens of some layer see later tokens, as in BERT."""
         masks = (getattr(kind.attention, "mask", None) for kind in self.layers_by_kind.values())
         return any(isinstance(mask, Mask) and not mask.causal for mask in masks)
 
     @property
     def num_positions(self) -> int:
-        """How many positions a text has, with that of the token behind it, which predicting streams stand at."""
+        """Number of positions of a text, and one after it with predicting streams."""
         return self.context_length + (self.predicting_streams > 0)
 
     @property
     def vectors_per_token(self) -> int:
-        """How many vectors go through the layers for each token of a text: its own, and those of predicting streams."""
+        """Vectors per token in the layers: the text's stream and the predicting streams."""
         return 1 + self.predicting_streams
 
     @property
     def embedding_dim(self) -> int:
-        """Width of the table of embeddings as a number."""
+        """Width of the embedding table as a number."""
         return self.dim if self.embedding.dim == "auto" else self.embedding.dim
 
     @property
     def output_dim(self) -> int:
-        """Width of what leaves the layers, which the last norm and the head read."""
+        """Width of the last layer's output, the input of the final norm and the head."""
         return self.layer(self.num_layers - 1).residual.output_dim(self.dim)
 
     @property
     def is_reversible(self) -> bool:
-        """Whether the layers of some stack are computed again in the backward pass."""
+        """True if the layers of some stack are recomputed in the backward pass."""
         stacks = (self, self.encoder_model, self.generator_model)
         return any(stack.residual.is_reversible for stack in stacks if stack is not None)
 
     @property
     def head_width(self) -> int:
-        """Width of the head's table: `output_dim`, unless embeddings are tied or have their own."""
+        """Width of the head's table: `output_dim`; for tokens, `embedding_dim` if it differs from dim or is tied."""
         follows = self.embedding_dim == self.dim and not self.head.tied
         alone = self.head.predicts == "replaced"
         return self.output_dim if follows or alone else self.embedding_dim
@@ -399,10 +396,11 @@ class ModelSpec(StackSpec, Shown):
     def resolved(self, vocab_size: int | None = None) -> "ModelSpec":
         """Return this spec with every "auto" replaced by its number.
 
-        `vocab_size` is the tokenizer's; without one, auto means 4096.
+        Args:
+            vocab_size: Size of the tokenizer, for vocab_size = "auto". Default: 4096.
 
         Raises:
-            UserError: what rules between axes forbid, one line each.
+            UserError: The spec breaks rules between axes.
         """
         enforce(self)
         values, layers = self.model_dump(), self.layers_by_kind
@@ -425,7 +423,7 @@ class ModelSpec(StackSpec, Shown):
         return validated(ModelSpec, values)
 
     def tiny(self) -> "ModelSpec":
-        """Return a model of the same choices, 64 wide, that trains in seconds."""
+        """Return a model with the same choices, 64 wide, that trains in seconds."""
         return tiny(self)
 
     def __repr__(self) -> str:
@@ -440,23 +438,23 @@ class ModelSpec(StackSpec, Shown):
         )
 
     def hash(self) -> str:
-        """Return a stable hash of what the model is, over the values that are not the defaults."""
+        """Return a stable hash of the architecture, from values that differ from the defaults."""
         return fingerprint(self)
 
 
 def _is_of_kind(default: dict[str, Any], table: object) -> bool:
-    """Tell whether a table is of the same kind as a choice, or names none."""
+    """True if a table has the kind of a choice, or no kind."""
     return isinstance(table, dict) and table.get("kind", default["kind"]) == default["kind"]
 
 
 def _layer(axes: dict[str, Any], partial: dict[str, Any], name: str) -> LayerSpec:
-    """Lay a partial table over the default layer's axes."""
+    """Merge a partial table with the default layer's axes."""
     default = {axis: choice.model_dump() for axis, choice in axes.items()}
     return validated(LayerSpec, merge(default, partial), (name,))
 
 
 def _as_tables(value: object) -> Any:
-    """Return a value as a file has it: specs given in Python become tables."""
+    """Return a value as in a file, with specs as tables."""
     if isinstance(value, Spec):
         return value.model_dump()
     if isinstance(value, dict):
@@ -465,5 +463,5 @@ def _as_tables(value: object) -> Any:
 
 
 def _resolved_layer(layer: LayerSpec, sizes: ModelSizes) -> dict[str, Any]:
-    """Replace "auto" in one layer's values, as its choices say."""
+    """Replace "auto" in one layer's values."""
     return {axis: merge(choice.model_dump(), choice.numbers(sizes)) for axis, choice in layer}

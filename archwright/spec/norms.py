@@ -1,4 +1,4 @@
-"""Norms: what brings a vector back to a fixed scale."""
+"""Norms of vectors."""
 
 from typing import ClassVar, Literal
 
@@ -11,7 +11,7 @@ Weight = Literal["plain", "unit_offset", "none"]
 
 
 class Norm(Choice):
-    """The axis of norms: what brings a vector back to a fixed scale."""
+    """The axis of norms, which rescale vectors."""
 
     axis: ClassVar[str] = "norm"
 
@@ -33,9 +33,9 @@ class LayerNorm(Norm):
     eps: float = Field(1e-5, gt=0)
     """Added to the variance."""
     weight: Weight = "plain"
-    """Multiply by w, by 1 + w (Nemotron), or by nothing (OLMo)."""
+    """Multiply by w (plain), by 1 + w (unit_offset: Nemotron) or by no weight (none: OLMo)."""
     bias: bool = True
-    """Learn an offset beside the weight."""
+    """Add a learned bias."""
 
     def num_parameters(self, dim: int) -> int:
         return dim * ((self.weight != "none") + self.bias)
@@ -48,24 +48,24 @@ class RMSNorm(Norm):
     eps: float = Field(1e-5, gt=0)
     """Added to the mean square."""
     weight: Weight = "plain"
-    """Multiply by w, by 1 + w (Gemma), or by nothing (Llama 4's query and key norm)."""
+    """Multiply by w (plain), by 1 + w (unit_offset: Gemma) or by no weight (none: Llama 4's query and key norm)."""
     scale_in: Literal["float32", "input_dtype"] = "float32"
-    """Dtype of the product with the weight: float32, cast to that of the input afterwards (OLMo 2), or the
-    input's own (Llama)."""
+    """Dtype of the product with the weight. float32: cast to the input's dtype afterwards (OLMo 2); input_dtype: the
+    input's dtype (Llama)."""
 
     def num_parameters(self, dim: int) -> int:
         return dim * (self.weight != "none")
 
 
 class DynamicTanh(Norm):
-    """A bounded function in place of a norm: y = weight * tanh(alpha x) + bias, with one learned alpha, so that no
-    mean is taken over coordinates (Zhu et al., 2025, Transformers without Normalization, section 4)."""
+    """A bounded function instead of a norm: y = weight * tanh(alpha x) + bias, with one learned alpha and no statistics
+    over coordinates (Zhu et al., 2025, Transformers without Normalization, section 4)."""
 
     kind: Literal["dyt"] = "dyt"
     alpha: float = Field(0.5, gt=0)
-    """First value of alpha; large models want less, and more before attention than elsewhere."""
+    """Initial value of alpha; large models need less, and attention more than other branches."""
     bias: bool = True
-    """Learn an offset beside the weight."""
+    """Add a learned bias."""
 
     def num_parameters(self, dim: int) -> int:
         return 1 + dim * (1 + self.bias)

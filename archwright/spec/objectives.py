@@ -1,4 +1,4 @@
-"""Objectives: what a model reads of a text, and what it is to predict."""
+"""Training objectives: inputs and targets for a text."""
 
 import math
 from collections.abc import Iterator
@@ -10,47 +10,47 @@ from archwright.spec.choice import Choice, Count, ModelSizes, Spec
 
 
 class Objective(Choice):
-    """The axis of training objectives: what a model reads of a text, and what it is to predict."""
+    """The axis of training objectives: inputs and targets for a text."""
 
     axis: ClassVar[str] = "objective"
     causal: ClassVar[bool]
-    """Whether no token may see what follows it; otherwise some layer has to see both sides."""
+    """True if no token may see later tokens; otherwise some layer must be bidirectional."""
     defines_bits_per_byte: ClassVar[bool] = False
-    """Whether the targets of a window are its tokens behind the first, each once and in order, so that their losses
-    add up to that of the text."""
+    """True if the targets of a window are all its tokens after the first, once each and in order, so that their losses
+    add up to the loss of the text."""
     generates_text: ClassVar[bool] = False
-    """Whether what was learned is to go on with a text, so that a run ends with a sample."""
+    """True if the model learns to continue a text, so that a run ends with a sample."""
     overlap: ClassVar[int] = 0
-    """Tokens that a window of training shares with the next one."""
+    """Tokens that a training window shares with the next one."""
     has_source: ClassVar[bool] = False
-    """Whether a source and a target are made of a text, which takes a model with an encoder."""
+    """True if each example has a source and a target, which requires a model with an encoder."""
     has_pairs: ClassVar[bool] = False
-    """Whether sources and targets are given as pairs, by data.pairs, and not made of a text."""
+    """True if sources and targets come as pairs from data.pairs instead of from a text."""
     packs_documents: ClassVar[bool] = False
-    """Whether a source and a target are made of each document of a window where these do not see each other."""
+    """True if, with packing = "document_mask", each document of a window has a source and a target."""
     has_generator: ClassVar[bool] = False
-    """Whether tokens are proposed by a generator, of which the model finds those that are replaced."""
+    """True if a generator proposes tokens and the model detects the replaced ones."""
     has_prefix: ClassVar[bool] = False
-    """Whether each text begins with a prefix that is read whole, which takes a mask with one."""
+    """True if each text begins with a fully visible prefix, which requires a mask with one."""
 
     @property
     def second_task(self) -> str:
-        """What is learned beside the prediction of tokens, in words; empty where that is all."""
+        """Name of a second task in addition to predicting tokens; empty if there is none."""
         return ""
 
     @property
     def judges_rows(self) -> bool:
-        """Whether rows are two segments, of which the model says whether they belong together."""
+        """True if rows are two segments and the model predicts whether they belong together."""
         return False
 
     @property
     def second_weight(self) -> float:
-        """What the loss of that is multiplied by before it is added."""
+        """Factor of the second task's loss in the sum."""
         return 1.0
 
     @property
     def second_cases(self) -> str:
-        """What that is learned of: each row, or each token."""
+        """Unit of the second task: row or token."""
         return "row"
 
     @property
@@ -64,25 +64,25 @@ class Objective(Choice):
         return "nats per token" if self.defines_bits_per_byte else "nats per predicted token"
 
     def window_length(self, context_length: int) -> int:
-        """Return how many tokens of a text become one row of at most `context_length` inputs."""
+        """Return the tokens of a text for one row of at most `context_length` inputs."""
         return context_length + self.overlap
 
     @property
     def least_context(self) -> int:
-        """The least model.context_length that a row of inputs fits into."""
+        """Least model.context_length for a row of inputs."""
         return 1
 
     def target_length(self, context_length: int) -> int:
-        """Return how many tokens a decoder reads beside a source of so many."""
+        """Return the decoder's tokens per source of `context_length` tokens."""
         return context_length
 
     @property
     def drawn_share(self) -> float:
-        """Share of a text's tokens in whose places a generator draws others."""
+        """Share of a text's tokens that a generator replaces by samples."""
         return 0.0
 
     def stride(self, context_length: int) -> int:
-        """Return the default distance of evaluation windows: half a context, or a whole one."""
+        """Return the default stride of evaluation windows: half a context, or a whole one."""
         return max(1, context_length // 2) if self.defines_bits_per_byte else context_length
 
 
@@ -97,8 +97,8 @@ class NextToken(Objective):
 
 
 class PrefixLM(Objective):
-    """-ln p(x_(t+1) | x_1 ... x_t) at each token behind a prefix, whose tokens see each other whole (Raffel et al.,
-    2019, T5, section 3.2.1). The length of the prefix is drawn for each row."""
+    """-ln p(x_(t+1) | x_1 ... x_t) at each token after a prefix, with attention in both directions within the prefix
+    (Raffel et al., 2019, T5, section 3.2.1). The length of the prefix is drawn for each row."""
 
     kind: Literal["prefix_lm"] = "prefix_lm"
     causal: ClassVar[bool] = True
@@ -106,9 +106,9 @@ class PrefixLM(Objective):
     overlap: ClassVar[int] = 1
     has_prefix: ClassVar[bool] = True
     shortest: float = Field(0.0, ge=0, le=1)
-    """Least share of a row that is its prefix."""
+    """Least share of a row in its prefix."""
     longest: float = Field(1.0, ge=0, le=1)
-    """Largest share of a row that is its prefix; shares are drawn uniformly."""
+    """Largest share of a row in its prefix; shares are drawn uniformly."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if self.shortest > self.longest:
@@ -116,31 +116,32 @@ class PrefixLM(Objective):
 
 
 class MaskedTokens(Objective):
-    """-ln p(x_t | the text with some of its tokens hidden) at each token that was chosen to be predicted; most of these
-    are hidden by the mask token, some by a random one, some are left (Devlin et al., 2018, BERT, section 3.1). Drawn
-    anew each time that a text is read, as in RoBERTa (Liu et al., 2019, section 4.1)."""
+    """-ln p(x_t | the text with some tokens hidden) at each token chosen for prediction. Most chosen tokens are
+    replaced by the mask token, some by a random token, and some stay unchanged (Devlin et al., 2018, BERT, section
+    3.1). They are drawn again each time a text is read, as in RoBERTa (Liu et al., 2019, section 4.1)."""
 
     kind: Literal["masked_tokens"] = "masked_tokens"
     causal: ClassVar[bool] = False
     share: float = Field(0.15, gt=0, le=1)
-    """Share of the tokens that are predicted."""
+    """Share of tokens chosen for prediction."""
     kept: float = Field(0.1, ge=0, le=1)
-    """Share of these that are left as they are."""
+    """Share of chosen tokens that stay unchanged."""
     random: float = Field(0.1, ge=0, le=1)
-    """Share of these that are replaced by a random token."""
+    """Share of chosen tokens replaced by a random token."""
     mask_token: str = Field("[MASK]", min_length=1)
-    """The special token that hides the rest of them."""
+    """Special token that replaces the other chosen tokens."""
     longest_run: int = Field(1, ge=1, le=64, examples=[3])
-    """Neighbours are chosen together, in runs of 1 to so many tokens, of n tokens with a probability proportional to
-    1 / n (Lan et al., 2019, ALBERT, section 4.1)."""
+    """Longest run of neighbouring tokens chosen together; lengths n from 1 to this are drawn with a probability
+    proportional to 1 / n (Lan et al., 2019, ALBERT, section 4.1)."""
     segments: Literal["one", "next", "order"] = "one"
-    """What a row is: one text; or a text in two segments, of which the model says besides whether the second follows
-    the first. Half of the time it does; else it is one of another row ("next": Devlin et al., 2018, section 3.1), or
-    the two have changed places ("order": Lan et al., 2019, section 3.1). Its loss is added to that of tokens."""
+    """Contents of a row. one: a single text. next, order: two segments of a text and a second loss, added to the first,
+    for predicting whether the second segment follows the first. It does in half of the rows. In the others, the second
+    segment is from another row (next: Devlin et al., 2018, section 3.1), or the two are swapped (order: Lan et al.,
+    2019, section 3.1)."""
     class_token: str = Field("[CLS]", min_length=1)
-    """The special token that a row of two segments begins with."""
+    """Special token at the start of a row of two segments."""
     separator_token: str = Field("[SEP]", min_length=1)
-    """The special token that ends each of two segments."""
+    """Special token at the end of each of two segments."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -160,7 +161,7 @@ class MaskedTokens(Objective):
 
     @property
     def least_context(self) -> int:
-        # Two tokens, and the three special ones around them.
+        # Two tokens and three special tokens.
         return 5 if self.judges_rows else 1
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
@@ -174,21 +175,20 @@ class MaskedTokens(Objective):
 
 
 class ReplacedTokens(Objective):
-    """-ln p(x_t | the text with some of its tokens masked) by a generator at each masked token, and `weight` times
-    -ln p of whether a token is the text's own at all tokens of the text in which a token drawn from the generator
-    stands in each of these places. One that happens to be the text's own counts as its own; no gradient goes through
-    what was drawn (Clark et al., 2020, ELECTRA, section 2). Both losses are means over their tokens, as in the
-    published code."""
+    """Masked-token loss of a generator, plus `weight` times the loss of detecting replaced tokens in its samples (Clark
+    et al., 2020, ELECTRA, section 2). A token sampled from the generator replaces each masked token. The model
+    classifies all tokens as original or replaced; a sample equal to the original counts as original. No gradient flows
+    through the samples. Both losses are means over their tokens, as in the published code."""
 
     kind: Literal["replaced_tokens"] = "replaced_tokens"
     causal: ClassVar[bool] = False
     has_generator: ClassVar[bool] = True
     share: float = Field(0.15, gt=0, le=1)
-    """Share of the tokens that the generator proposes."""
+    """Share of tokens that the generator proposes."""
     mask_token: str = Field("[MASK]", min_length=1)
-    """The special token that it reads in their places."""
+    """Special token that replaces them in the generator's input."""
     weight: float = Field(50.0, gt=0)
-    """Factor of the second loss."""
+    """Factor of the detection loss."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -212,14 +212,14 @@ class ReplacedTokens(Objective):
 
 
 class FromText(Objective):
-    """What makes a source and a target of each text; windows are as long as fits into model.context_length then."""
+    """Objectives that split each text into a source and a target, in windows that fill model.context_length."""
 
     causal: ClassVar[bool] = True
     has_source: ClassVar[bool] = True
     packs_documents: ClassVar[bool] = True
 
     def source_length(self, length: int) -> int:
-        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
+        """Return the largest length of a source from `length` tokens, also a bound for its target."""
         return length + 1
 
     def window_length(self, context_length: int) -> int:
@@ -236,26 +236,26 @@ class FromText(Objective):
 
 
 class SpanCorruption(FromText):
-    """-ln p(y_(t+1) | y_1 ... y_t, source): the source is the text with spans of it left out, each replaced by a
-    sentinel of its own; the target is what was left out, each span behind its sentinel (Raffel et al., 2019, T5,
-    sections 3.1.4 and 3.3.4). Windows of text are as long as fits into model.context_length when they are corrupted."""
+    """-ln p(y_(t+1) | y_1 ... y_t, source). The source is the text with spans replaced by sentinels, one per span. The
+    target is each sentinel followed by its span (Raffel et al., 2019, T5, sections 3.1.4 and 3.3.4). Windows are the
+    longest that fit into model.context_length after corruption."""
 
     kind: Literal["span_corruption"] = "span_corruption"
     share: float = Field(0.15, gt=0, le=0.5)
-    """Share of the tokens that are left out; of more than half, the target would be longer than the source."""
+    """Share of tokens in spans; above one half, the target would be longer than the source."""
     mean_length: float = Field(3.0, ge=1, examples=[5.0])
-    """Mean length of what is left out in one place, in tokens."""
+    """Mean length of a span, in tokens."""
     sentinel: str = Field("<extra_id_{}>", min_length=1, examples=["<span_{}>"])
-    """The special tokens that stand for spans, with {} for their number."""
+    """Special tokens that replace spans, with {} for their number."""
     num_sentinels: Count = Field(100, examples=[32])
-    """How many there are; no more spans are left out of a text."""
+    """Number of sentinels, and largest number of spans of a text."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return _numbered(self.sentinel, self.num_sentinels)
 
     def spans(self, length: int) -> tuple[int, int]:
-        """Return how many tokens are left out of a text of `length`, and in how many spans."""
+        """Return the number of tokens in spans of a text of `length` tokens, and the number of spans."""
         return spans_of(length, self.share, self.mean_length, self.num_sentinels)
 
     def target_length(self, context_length: int) -> int:
@@ -263,13 +263,13 @@ class SpanCorruption(FromText):
         return out + spans + 1
 
     def source_length(self, length: int) -> int:
-        """Return the number of tokens kept, sentinels, and the one that ends it."""
+        """Return the number of kept tokens, sentinels, and the end token."""
         out, spans = self.spans(length)
         return length - out + spans + 1
 
     @property
     def least_context(self) -> int:
-        # One token is kept, a sentinel stands for another, and one ends the text.
+        # A kept token, a sentinel and the end token.
         return 3
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
@@ -277,18 +277,18 @@ class SpanCorruption(FromText):
 
 
 class Denoiser(Spec):
-    """One way to leave out spans, of those that a mixture draws from."""
+    """A span corruption in a mixture of denoisers."""
 
     mode: str = "[R]"
-    """The special token that the source begins with, which tells how it was made; empty: none."""
+    """Special token at the start of the source that identifies the mode; empty: none."""
     share: float = Field(0.15, gt=0, le=0.5)
-    """Share of the tokens that are left out."""
+    """Share of tokens in spans."""
     mean_length: float = Field(3.0, ge=1)
-    """Mean length of what is left out in one place, in tokens; of `at_end`, it follows from the share."""
+    """Mean length of a span, in tokens; with `at_end`, it follows from the share."""
     at_end: bool = False
-    """Leave out the end of the text alone, of a length that is drawn uniformly, with the share as its mean."""
+    """Remove only the end of the text, with a uniformly drawn length; the share is its mean."""
     weight: float = Field(1.0, gt=0)
-    """How often it is drawn, relative to the others."""
+    """Relative frequency of the denoiser."""
 
 
 UL2_DENOISERS = (
@@ -300,29 +300,29 @@ UL2_DENOISERS = (
     Denoiser(mode="[X]", share=0.15, mean_length=64.0),
     Denoiser(mode="[X]", share=0.5, mean_length=64.0),
 )
-"""Regular, sequential and extreme ones (Tay et al., 2022, UL2, table 1)."""
+"""Regular, sequential and extreme denoisers (Tay et al., 2022, UL2, table 1)."""
 
 
 class Denoising(FromText):
-    """-ln p(y_(t+1) | y_1 ... y_t, source): spans of a text are left out as in `span_corruption`, by a denoiser that is
-    drawn for it; the source begins with the token of that one's mode (Tay et al., 2022, UL2, section 3.1). Windows of
-    text are as long as fits into model.context_length whichever is drawn."""
+    """-ln p(y_(t+1) | y_1 ... y_t, source). Spans are replaced as in `span_corruption`, by a denoiser drawn for each
+    text; the source begins with the denoiser's mode token (Tay et al., 2022, UL2, section 3.1). Windows are the longest
+    that fit into model.context_length with every denoiser."""
 
     kind: Literal["denoising"] = "denoising"
     denoisers: Annotated[tuple[Denoiser, ...], Field(strict=False, min_length=1)] = Field(
         UL2_DENOISERS, examples=[({"mode": "", "share": 0.5, "at_end": True},)]
     )
-    """What is drawn from: tables of `mode`, the special token that the source begins with, or empty, `share` and
-    `mean_length` of what is left out, `at_end`, to leave out the end of the text alone, and `weight`, how often it is
-    drawn. By default the seven of UL2's table 1, all equally often."""
+    """Denoisers to draw from, as tables of `mode`, the special token at the start of the source, or empty, `share` and
+    `mean_length` of spans, `at_end`, to remove only the end of the text, and `weight`, the relative frequency. Default:
+    the seven of UL2's table 1, with equal weights."""
     sentinel: str = Field("<extra_id_{}>", min_length=1, examples=["<span_{}>"])
-    """The special tokens that stand for spans, with {} for their number."""
+    """Special tokens that replace spans, with {} for their number."""
     num_sentinels: Count = Field(100, examples=[32])
-    """How many there are; no more spans are left out of a text."""
+    """Number of sentinels, and largest number of spans of a text."""
 
     @property
     def sentinels(self) -> tuple[str, ...]:
-        """The special tokens that stand for spans."""
+        """Special tokens that replace spans."""
         return _numbered(self.sentinel, self.num_sentinels)
 
     @property
@@ -331,12 +331,12 @@ class Denoising(FromText):
         return (*modes, *self.sentinels)
 
     def spans(self, denoiser: Denoiser, length: int) -> tuple[int, int]:
-        """Return the (mean) number of tokens a denoiser leaves out of a text, and of their spans."""
+        """Return the (mean) number of tokens that a denoiser removes, and the number of spans."""
         most = 1 if denoiser.at_end else self.num_sentinels
         return spans_of(length, denoiser.share, denoiser.mean_length, most)
 
     def target_length(self, context_length: int) -> int:
-        """Return how many tokens a decoder reads on average beside a source of so many, rounded up."""
+        """Return the mean number of tokens of a target, rounded up."""
         length = self.window_length(context_length)
         total = sum(d.weight for d in self.denoisers)
         return math.ceil(
@@ -347,13 +347,13 @@ class Denoising(FromText):
         return max(self._source_length(denoiser, length) for denoiser in self.denoisers)
 
     def _source_length(self, denoiser: Denoiser, length: int) -> int:
-        """Return the tokens of a source: mode, tokens kept, sentinels, end."""
+        """Return the tokens of a source: mode, kept tokens, sentinels, end."""
         out, spans = self.spans(denoiser, length)
         return bool(denoiser.mode) + length - (1 if denoiser.at_end else out) + spans + 1
 
     @property
     def least_context(self) -> int:
-        # The mode, a token that is kept, a sentinel for another, and one that ends the text.
+        # The mode, a kept token, a sentinel and the end token.
         return 4
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
@@ -363,19 +363,19 @@ class Denoising(FromText):
 
 
 class TextInfilling(FromText):
-    """-ln p(y_(t+1) | y_1 ... y_t, source): the target is a text; the source has its sentences in random order, and one
-    mask token in the place of each span, of a length drawn from Poisson(mean_length); one of length 0 puts a mask
-    token between two others (Lewis et al., 2019, BART, sections 2.2 and 5.1)."""
+    """-ln p(y_(t+1) | y_1 ... y_t, source). The target is a text; the source has its sentences in random order and a
+    mask token instead of each span. Span lengths are drawn from Poisson(mean_length); length 0 inserts a mask token
+    (Lewis et al., 2019, BART, sections 2.2 and 5.1)."""
 
     kind: Literal["text_infilling"] = "text_infilling"
     share: float = Field(0.3, ge=0, le=1)
-    """Share of the tokens that are masked; 0: none are."""
+    """Share of tokens in spans; 0: no spans."""
     mean_length: float = Field(3.0, gt=0, examples=[5.0])
-    """Mean of the Poisson distribution that lengths of spans are drawn from, in tokens."""
+    """Mean of the Poisson distribution of span lengths, in tokens."""
     permute_sentences: bool = True
-    """Put the sentences of the source in random order; one ends with ".", "!" or "?" before a blank."""
+    """Put the sentences of the source in random order; a sentence ends with ".", "!" or "?" before whitespace."""
     mask_token: str = Field("<mask>", min_length=1, examples=["[MASK]"])
-    """The special token that stands for a span."""
+    """Special token that replaces a span."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -383,30 +383,29 @@ class TextInfilling(FromText):
 
 
 class GapSentences(FromText):
-    """-ln p(y_(t+1) | y_1 ... y_t, source): the target is the principal sentences of a text, in their order; the source
-    is the text with a mask token in the place of each (Zhang et al., 2019, PEGASUS, section 3.1). Principal are those
-    whose words are most alike those of the rest: the largest F1 of ROUGE-1, each word counted once and each sentence
-    by itself ("Ind-Uniq", as in Guo et al., 2022, LongT5, section 3.2)."""
+    """-ln p(y_(t+1) | y_1 ... y_t, source). The target is the principal sentences of a text in order; the source is the
+    text with a mask token instead of each (Zhang et al., 2019, PEGASUS, section 3.1). Principal sentences have the
+    largest ROUGE-1 F1 with the rest of the text, with each word counted once and sentences scored independently
+    ("Ind-Uniq", as in Guo et al., 2022, LongT5, section 3.2)."""
 
     kind: Literal["gap_sentences"] = "gap_sentences"
     share: float = Field(0.2, gt=0, le=1, examples=[0.3])
-    """Share of the sentences that are principal ones, at least one; a sentence ends with ".", "!" or "?" before a
-    blank."""
+    """Share of principal sentences, at least one sentence; a sentence ends with ".", "!" or "?" before whitespace."""
     mask_token: str = Field("<mask>", min_length=1, examples=["[MASK]"])
-    """The special token that stands for a sentence."""
+    """Special token that replaces a sentence."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return (self.mask_token,)
 
     def target_length(self, context_length: int) -> int:
-        """Return how many tokens a decoder reads beside a source of so many, of sentences that are equally long."""
+        """Return the decoder's tokens per source for sentences of equal length."""
         return math.ceil(self.share * self.window_length(context_length)) + 1
 
 
 class SequenceToSequence(Objective):
-    """-ln p(y_(t+1) | y_1 ... y_t, source) at each token of the target, its end included, of pairs of a source and a
-    target, such as a sentence and its translation (Sutskever et al., 2014, section 2; Vaswani et al., 2017)."""
+    """-ln p(y_(t+1) | y_1 ... y_t, source) at each token of the target and at its end. Sources and targets are pairs,
+    such as a sentence and its translation (Sutskever et al., 2014, section 2; Vaswani et al., 2017)."""
 
     kind: Literal["sequence_to_sequence"] = "sequence_to_sequence"
     causal: ClassVar[bool] = True
@@ -415,16 +414,16 @@ class SequenceToSequence(Objective):
 
     @property
     def least_context(self) -> int:
-        # A token, and the one that ends a text.
+        # A token and the end token.
         return 2
 
 
 OF_PAIRS: Objective = SequenceToSequence()
-"""The objective that reads pairs of a source and a target."""
+"""Objective for pairs of a source and a target."""
 
 
 def spans_of(length: int, share: float, mean_length: float, most: int) -> tuple[int, int]:
-    """Return the number of tokens left out of a text, at most half of them, and of their spans."""
+    """Return the number of tokens in spans, at most half of the text, and the number of spans."""
     out = min(max(round(length * share), 1), max(1, length // 2))
     most = min(out, length - out, most)
     return out, max(1, min(round(out / mean_length), most))
@@ -435,6 +434,6 @@ def _numbered(name: str, number: int) -> tuple[str, ...]:
 
 
 def _unnumbered(sentinel: str, number: int) -> Iterator[str]:
-    """Yield a line where spans would share a sentinel."""
+    """Yield an error if spans would share a sentinel."""
     if "{}" not in sentinel and number > 1:
         yield f'sentinel: found "{sentinel}"; expected {{}} in it, for the number of the span'

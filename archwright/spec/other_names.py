@@ -1,4 +1,4 @@
-"""What the field and other programs call keys, choices and values: for hints, where spelling leads nowhere."""
+"""Common names of keys, choices and values in other programs, for hints."""
 
 KEYS = {
     **dict.fromkeys(("d_model", "n_embd", "hidden_size", "embed_dim", "width"), "dim"),
@@ -34,7 +34,7 @@ KEYS = {
     "gradient_accumulation_steps": "grad_accum_steps",
     "dtype": "machine.precision",
 }
-"""A key here by its name elsewhere; keys of a model without `model.`."""
+"""Keys by their names elsewhere; keys of a model without `model.`."""
 
 CHOICES = {
     **dict.fromkeys(("gqa", "mqa", "mha", "grouped-query attention"), "attention.num_kv_heads"),
@@ -66,10 +66,17 @@ CHOICES = {
     "mlm": "objective.masked_tokens",
     "nsp": "objective.segments",
 }
-"""Kinds and options, by what others call them, also those that are found by more than a kind."""
+"""Kinds and options by common names, including options that are not a kind."""
 
 OPTIONS = dict.fromkeys(("gpus", "num-gpus", "ngpus", "nproc-per-node"), "--devices")
 """Options of commands, by their names elsewhere."""
+
+GONE = {
+    "procedure": "gone in this version; leave it out",
+    "tune_baseline": "gone; give batch_size=N for all, and values of optimizer.weight_decay as variants",
+    "equivalence_margin": 'gone; give margin, such as "1% of the loss" or "10%" (of compute)',
+}
+"""Options of studies that earlier versions had, and their replacements."""
 
 VALUES = {
     "gpu": "cuda",

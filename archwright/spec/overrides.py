@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
-from archwright.spec.other_names import KEYS
+from archwright.spec.other_names import GONE, KEYS
 from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml
 from archwright.spec.validation_errors import show
 
@@ -21,10 +21,10 @@ Keys = tuple[str, ...]
 
 
 def override(spec: S, assignments: Iterable[str]) -> S:
-    """Return `spec` with dotted values replaced, all at once, whatever their order.
+    """Return `spec` with dotted values replaced, all at once, in any order.
 
     Raises:
-        UserError: what is no assignment, no path, no legal value, or given twice, one line each.
+        UserError: Invalid assignments, unknown paths, illegal values or duplicates, one per line.
     """
     given, lines = _assigned(spec, assignments)
     over: Values = {}
@@ -40,7 +40,7 @@ def override(spec: S, assignments: Iterable[str]) -> S:
 
 
 def without_stale_sources(before: Any, after: S) -> S:
-    """Return `after` without the sources of values and choices of `before` that it replaces."""
+    """Return `after` without the sources of replaced values and choices of `before`."""
     if isinstance(inner := getattr(after, "model", None), Spec):
         return after.model_copy(update={"model": without_stale_sources(before.model, inner)})
     stated: dict[str, str] = getattr(after, "sources", {})
@@ -55,10 +55,10 @@ def without_stale_sources(before: Any, after: S) -> S:
 
 
 def assignments_of(*given: Any) -> list[str]:
-    """Return overrides as assignments: texts as they are, and dicts key by key.
+    """Return overrides as assignments: texts unchanged, dicts as one assignment per key.
 
     Raises:
-        UserError: something else, or a value that TOML cannot hold.
+        UserError: Another type, or a value that TOML cannot hold.
     """
     found: list[str] = []
     for one in given:
@@ -75,7 +75,7 @@ def assignments_of(*given: Any) -> list[str]:
 
 
 def assigned(cls: type[Spec], assignments: Iterable[str]) -> Values:
-    """Return the value that each dotted path is given, the values of tables by paths of their own."""
+    """Return the assigned value of each dotted path, with tables split into paths."""
     found: Values = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")
@@ -86,8 +86,8 @@ def assigned(cls: type[Spec], assignments: Iterable[str]) -> Values:
 
 
 def full_path(cls: type[Spec], key: str) -> Keys:
-    """Return the path of a dotted key, which may leave out the table of a model, or name it in a model alone:
-    `norm.kind` of a run is `model.norm.kind`, and `model.norm.kind` of a model is `norm.kind`."""
+    """Return the path of a dotted key with or without its optional table: `norm.kind` of a run is `model.norm.kind`,
+    and `model.norm.kind` of a model is `norm.kind`."""
     keys = _keys(key)
     if cls.table and keys[0] == cls.table and len(keys) > 1 and cls.table not in cls.model_fields:
         return keys[1:]
@@ -112,13 +112,13 @@ def flatten(values: Values, prefix: str = "") -> Values:
 
 
 def prefixes(path: str) -> list[str]:
-    """Return a dotted path and those of its tables, the longest first."""
+    """Return a dotted path and the paths of its tables, longest first."""
     parts = path.split(".")
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def toml_value(value: object) -> str:
-    """Show one value as TOML writes it, in one line."""
+    """Return a value as TOML on a single line."""
     value = dump(value) if isinstance(value, Spec) else value
     value = str(value) if isinstance(value, PathLike) else value
     if isinstance(value, (list, tuple)):
@@ -130,7 +130,7 @@ def toml_value(value: object) -> str:
 
 
 def paths(cls: type[Spec], prefix: str = "") -> Iterator[str]:
-    """Yield every dotted path that an override may name, over all choices of each axis."""
+    """Yield every dotted path of an override, over all choices of each axis."""
     for name, field in cls.model_fields.items():
         name, inner = field.alias or name, field.annotation
         yield prefix + name
@@ -139,7 +139,7 @@ def paths(cls: type[Spec], prefix: str = "") -> Iterator[str]:
 
 
 def _members(annotation: Any) -> Iterable[type[Spec]]:
-    """Return the specs that can stand in a field: its table, or all choices of its axis."""
+    """Return the specs that fit a field: its table, or all choices of its axis."""
     if not (isinstance(annotation, type) and issubclass(annotation, Spec)):
         return ()
     if issubclass(annotation, Choice) and annotation.is_axis():
@@ -148,7 +148,7 @@ def _members(annotation: Any) -> Iterable[type[Spec]]:
 
 
 def has_path(cls: type[Spec], keys: Keys) -> bool:
-    """Tell whether a path is one of `paths`, without a walk through all of them."""
+    """True if a path is one of `paths`, without iterating over all of them."""
     tables: list[type[Spec]] = [cls]
     for key in keys:
         found = [
@@ -164,12 +164,12 @@ def has_path(cls: type[Spec], keys: Keys) -> bool:
 
 
 def dump(spec: Spec) -> Values:
-    """Return a spec as a table, with the names that its file has."""
+    """Return a spec as a table, with the names of its file."""
     return spec.model_dump(by_alias=True)
 
 
 def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], list[str]]:
-    """Return paths with their values, and a line for each assignment that is wrong."""
+    """Return paths with their values, and an error for each invalid assignment."""
     given: dict[Keys, Any] = {}
     lines: list[str] = []
     for assignment in assignments:
@@ -201,13 +201,13 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
 
 
 def _keys(path: str) -> Keys:
-    """Split a path at its dots, but leave the path whole that a source is given for."""
+    """Split a path at its dots, except the path after `sources.`."""
     before, found, value = path.rpartition("sources.")
     return (*before.split(".")[:-1], "sources", value) if found else tuple(path.split("."))
 
 
 def _begins(cls: type[Spec], keys: Keys) -> bool:
-    """Tell whether a path's first key, and its second within a plain table, is one of a spec."""
+    """True if a path's first key, and its second within a plain table, exists in a spec."""
     field = cls.model_fields.get(keys[0])
     if field is None or len(keys) == 1:
         return field is not None
@@ -218,13 +218,13 @@ def _begins(cls: type[Spec], keys: Keys) -> bool:
 
 
 def _spec_of(field: FieldInfo) -> type[Spec] | None:
-    """Return the class of a field that is a table of its own; None of any other."""
+    """Return the class of a field that is a table; else None."""
     inner = field.annotation
     return inner if isinstance(inner, type) and issubclass(inner, Spec) else None
 
 
 def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, Any]]:
-    """Yield the values of nested tables, each with its path."""
+    """Yield the values of nested tables with their paths."""
     if not isinstance(value, dict) or not value:
         yield keys, value
         return
@@ -233,7 +233,7 @@ def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, Any]]:
 
 
 def _contradictions(keys: Keys, value: object, given: dict[Keys, Any]) -> list[str]:
-    """Say where a value contradicts one that is given already: the order decides nothing."""
+    """Return errors for values that contradict earlier ones, so that order has no effect."""
     if keys in given and given[keys] != value:
         first, second = show(given[keys]), show(value)
         return [f"{'.'.join(keys)}: given twice, as {first} and as {second}"]
@@ -246,11 +246,13 @@ def _contradictions(keys: Keys, value: object, given: dict[Keys, Any]) -> list[s
 
 
 def _unknown_path(cls: type[Spec], keys: Keys) -> str:
-    """Refuse a path that no choice could have, naming the nearest one in the whole spec."""
+    """Return an error for a path of no choice, with the nearest path of the whole spec; else ""."""
     free = "sources" in keys or ("layer_kinds" in keys and len(keys) < MOST_DEPTH)
     if free or has_path(cls, keys):
         return ""
     path, known = ".".join(keys), [*dict.fromkeys(paths(cls))]
+    if path in GONE:
+        return f"{path}: {GONE[path]}"
     short = [k.partition(".")[2] for k in known if k.startswith("model.")]
     meant = _meant(path, short, known)
     hint = f' Did you mean "{meant}"?' if meant else nearest(path, [*short, *known])
@@ -260,7 +262,7 @@ def _unknown_path(cls: type[Spec], keys: Keys) -> str:
 
 
 def key_meant(cls: type[Spec], path: str) -> str:
-    """Return the key of a spec that is called so here, in one of its tables, or elsewhere; none where none is."""
+    """Return the key of a spec with this path, last part or common other name; "" if there is none."""
     known = [*paths(cls)]
     short = [k.partition(".")[2] for k in known if k.startswith("model.")]
     is_key = path in (*short, *known) and path not in KEYS
@@ -275,7 +277,7 @@ def _meant(path: str, short: list[str], known: list[str]) -> str:
 
 
 def _value(text: str) -> Any:
-    """Read a value as TOML; what is not TOML is text."""
+    """Return a value parsed as TOML, or the text if it is not TOML."""
     try:
         return parse_toml(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:

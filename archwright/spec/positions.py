@@ -1,4 +1,4 @@
-"""Positions: how a token knows where it stands."""
+"""Position encodings."""
 
 import math
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from archwright.spec.choice import (
 )
 
 Widths = Annotated[tuple[Width, ...], Field(strict=False, min_length=2, max_length=8)]
-"""A number for each factor of a grid."""
+"""One number per factor of a grid."""
 
 
 class Scaling(Choice):
-    """The axis of what is done to RoPE's frequencies f to reach texts longer than those trained on."""
+    """The axis of scalings of RoPE's frequencies f, for texts longer than in training."""
 
     axis: ClassVar[str] = "scaling"
     spans_head: ClassVar[bool] = False
-    """Whether pairs span the whole head, of which only the fraction of RoPE rotates."""
+    """True if pairs span the whole head, although RoPE rotates only a fraction of it."""
 
     @property
     def switch_length(self) -> int | None:
-        """The length of a text beyond which all its angles are others at once; None where there is none."""
+        """Text length above which all angles change at once; None if there is none."""
         return None
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
@@ -43,16 +43,16 @@ class Scaling(Choice):
         return found
 
     def auto_attention_factor(self, original_length: int) -> float:
-        """Return what cosines and sines are multiplied by where that is left open."""
+        """Return the factor of cosines and sines for "auto"."""
         return 1.0
 
     def options_for_pairs(self, number: int) -> dict[str, Any]:
-        """Return the options that change where heads have so many pairs of coordinates."""
+        """Return the options that change for heads with `number` pairs of coordinates."""
         return {}
 
 
 class NoScaling(Scaling):
-    """Frequencies as they are."""
+    """Unscaled frequencies."""
 
     kind: Literal["none"] = "none"
 
@@ -62,55 +62,54 @@ class LinearScaling(Scaling):
 
     kind: Literal["linear"] = "linear"
     factor: float = Field(2.0, ge=1)
-    """How many times longer the text may be."""
+    """Ratio of the longest text to the training length."""
 
 
 class DynamicNTK(Scaling):
-    """theta' = theta (s n / L - (s - 1))^(r / (r - 2)) once the text's length n exceeds L
-    (Peng et al., 2023, YaRN, section 3.3)."""
+    """theta' = theta (s n / L - (s - 1))^(r / (r - 2)) if the text's length n exceeds L (Peng et al., 2023, YaRN,
+    section 3.3)."""
 
     kind: Literal["dynamic"] = "dynamic"
     factor: float = Field(2.0, ge=1)
     """The factor s."""
     original_length: AutoTokens = Field("auto", examples=[256])
-    """The length L that was trained on, in tokens; auto: context_length."""
+    """Training length L, in tokens; auto: context_length."""
 
 
 class YaRN(Scaling):
-    """Slow frequencies are divided by the factor, fast ones kept, those between are blended; cosines and
-    sines are multiplied by attention_factor (Peng et al., 2023, YaRN, section 3.4)."""
+    """Slow frequencies are divided by the factor, fast ones stay and those between are blended. Cosines and sines are
+    multiplied by attention_factor (Peng et al., 2023, YaRN, section 3.4)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: float = Field(2.0, ge=1)
-    """How many times longer the text may be."""
+    """Ratio of the longest text to the training length."""
     original_length: AutoTokens = Field("auto", examples=[256])
-    """The length that was trained on, in tokens; auto: context_length."""
+    """Training length, in tokens; auto: context_length."""
     beta_fast: float = Field(32.0, gt=0)
-    """Frequencies that turn more often than this within the original length are kept."""
+    """Frequencies with more turns than this within the original length stay unscaled."""
     beta_slow: float = Field(1.0, gt=0)
-    """Frequencies that turn less often than this within the original length are divided."""
+    """Frequencies with fewer turns than this within the original length are divided."""
     attention_factor: AutoFloat = Field("auto", examples=[1.0])
-    """Multiplies cosines and sines; auto: 0.1 ln(factor) + 1."""
+    """Factor of cosines and sines; auto: 0.1 ln(factor) + 1."""
     truncate: bool = True
-    """Round the ends of the blended stretch to whole frequencies."""
+    """Round the bounds of the blended range to whole frequencies."""
 
     def auto_attention_factor(self, original_length: int) -> float:
         return 0.1 * math.log(self.factor) + 1
 
 
 class Llama3Scaling(Scaling):
-    """Long wavelengths are divided by the factor, short ones kept, those between are blended
-    (Llama 3.1)."""
+    """Long wavelengths are divided by the factor, short ones stay and those between are blended (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
     factor: float = Field(8.0, ge=1)
-    """How many times longer the text may be."""
+    """Ratio of the longest text to the training length."""
     original_length: AutoTokens = Field("auto", examples=[256])
-    """The length that was trained on, in tokens; auto: context_length."""
+    """Training length, in tokens; auto: context_length."""
     low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above original_length / low_freq_factor are divided."""
     high_freq_factor: float = Field(4.0, gt=0)
-    """Wavelengths below original_length / high_freq_factor are kept."""
+    """Wavelengths below original_length / high_freq_factor stay unscaled."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         low, high = self.low_freq_factor, self.high_freq_factor
@@ -119,20 +118,20 @@ class Llama3Scaling(Scaling):
 
 
 class LongRoPE(Scaling):
-    """Each frequency is divided by a number of its own, from one list up to the original length and from
-    another beyond; cosines and sines are multiplied by a factor (Ding et al., 2024)."""
+    """Each frequency has its divisor, from one list up to the original length and from another beyond; cosines and
+    sines are multiplied by a factor (Ding et al., 2024)."""
 
     kind: Literal["longrope"] = "longrope"
     short: Floats = ()
-    """Divisors up to the original length, one for each pair of coordinates; empty: all 1."""
+    """Divisors up to the original length, one per pair of coordinates; empty: all 1."""
     long: Floats = ()
-    """Divisors of all positions of a text that is longer; empty: all 1."""
+    """Divisors of all positions of a longer text; empty: all 1."""
     factor: float = Field(2.0, ge=1)
-    """How many times longer the text may be."""
+    """Ratio of the longest text to the training length."""
     original_length: AutoTokens = Field("auto", examples=[256])
-    """The length that was trained on, in tokens; auto: context_length."""
+    """Training length, in tokens; auto: context_length."""
     attention_factor: AutoFloat = Field("auto", examples=[1.0])
-    """Multiplies cosines and sines; auto: sqrt(1 + ln(factor) / ln(original_length))."""
+    """Factor of cosines and sines; auto: sqrt(1 + ln(factor) / ln(original_length))."""
 
     @property
     def switch_length(self) -> int | None:
@@ -143,7 +142,7 @@ class LongRoPE(Scaling):
         return math.sqrt(1 + math.log(self.factor) / math.log(max(2, original_length)))
 
     def options_for_pairs(self, number: int) -> dict[str, Any]:
-        """Keep as many divisors as there are pairs, evenly spread."""
+        """Keep `number` evenly spaced divisors."""
         found = {}
         for name, divisors in (("short", self.short), ("long", self.long)):
             if divisors:
@@ -153,50 +152,50 @@ class LongRoPE(Scaling):
 
 
 class Proportional(Scaling):
-    """The rotating pairs have the frequencies that they would have in a head that rotates whole:
-    theta^(-2i/head_dim), and pairs span the whole head (Gemma 4)."""
+    """theta^(-2i/head_dim), the frequencies of a fully rotated head, for the rotated pairs. Pairs span the whole head
+    (Gemma 4)."""
 
     kind: Literal["proportional"] = "proportional"
     spans_head: ClassVar[bool] = True
 
 
 class Position(Choice):
-    """The axis of position encodings: how a token knows where it stands."""
+    """The axis of position encodings."""
 
     axis: ClassVar[str] = "position"
     absolute: ClassVar[bool] = False
-    """Added to the embedding once, for the whole model, instead of acting inside attention."""
+    """True if it is added to the embedding, once for the model, instead of acting inside attention."""
     scores: ClassVar[bool] = False
-    """Added to attention's scores, instead of turning queries and keys."""
+    """True if it is added to attention scores, instead of rotating queries and keys."""
     ends: ClassVar[bool] = False
-    """There are no positions beyond context_length."""
+    """True if there are no positions beyond context_length."""
 
     @property
     def switch_length(self) -> int | None:
-        """The length of a text beyond which all its angles are others at once; None where there is none."""
+        """Text length above which all angles change at once; None if there is none."""
         return None
 
     def num_absolute_parameters(self, dim: int, context_length: int) -> int:
-        """Return the number of parameters of what is added to the embedding."""
+        """Return the number of parameters of the encoding added to the embedding."""
         return 0
 
     def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
-        """Return the number of parameters in the attention of one layer, or of all that share them."""
+        """Return the number of parameters in one layer's attention, or in all layers if shared."""
         return 0
 
     @property
     def is_shared(self) -> bool:
-        """Whether attentions of the same sizes share its parameters."""
+        """True if attentions of equal sizes share its parameters."""
         return False
 
     @property
     def rotates(self) -> bool:
-        """Whether it rotates queries and keys."""
+        """True if it rotates queries and keys."""
         return not (self.absolute or self.scores)
 
 
 class NoPosition(Position):
-    """No encoding: only the causal mask tells order (Kazemnejad et al., 2023)."""
+    """No encoding: order is known only from the causal mask (Kazemnejad et al., 2023)."""
 
     kind: Literal["none"] = "none"
 
@@ -213,11 +212,11 @@ class Sinusoidal(Position):
     theta: float = Field(10_000.0, gt=1)
     """Base of the wavelengths, which run from 2 pi to 2 pi theta tokens."""
     layout: Literal["interleaved", "half"] = "interleaved"
-    """Sine and cosine take turns as in the paper, or all sines come first as in Marian."""
+    """interleaved: sines and cosines alternate, as in the paper; half: all sines come first, as in Marian."""
     offset: int = Field(0, ge=0, le=2**30, examples=[2])
     """Position of the first token (2 in XGLM)."""
     spacing: Literal["paper", "fairseq"] = "paper"
-    """Wavelengths of theta^(2i/dim), or of theta^(i / (dim/2 - 1)), the last of which is theta itself."""
+    """paper: wavelengths theta^(2i/dim); fairseq: theta^(i / (dim/2 - 1)), with theta as the last."""
 
 
 class Learned(Position):
@@ -227,24 +226,24 @@ class Learned(Position):
     absolute: ClassVar[bool] = True
     ends: ClassVar[bool] = True
     offset: int = Field(0, ge=0, le=2**30, examples=[2])
-    """Row of position 0, as the table may begin with rows for other uses (2 in OPT)."""
+    """Row of position 0, if earlier rows of the table have other uses (2 in OPT)."""
 
     def num_absolute_parameters(self, dim: int, context_length: int) -> int:
         return (context_length + self.offset) * dim
 
 
 class Axial(Position):
-    """A trained vector per row and per column of a grid, side by side and added to the embedding: position p stands in
-    row p // c and column p mod c of c columns (Kitaev et al., 2020, Reformer's published code). More factors than two
-    are digits of p."""
+    """A trained vector per row and per column of a grid, concatenated and added to the embedding: position p is in row
+    p // c and column p mod c of c columns (Kitaev et al., 2020, Reformer's published code). With more than two factors,
+    p has a digit for each."""
 
     kind: Literal["axial"] = "axial"
     absolute: ClassVar[bool] = True
     ends: ClassVar[bool] = True
     shape: Literal["auto"] | Widths = Field("auto", examples=[[64, 64]])
-    """Rows and columns, which hold context_length positions at least; auto: two powers of 2, near to each other."""
+    """Rows and columns, at least context_length positions; auto: two powers of 2 of similar size."""
     dims: Literal["auto"] | Widths = Field("auto", examples=[[128, 384]])
-    """Widths of the vectors, dim in all; auto: a quarter of dim, and the rest."""
+    """Widths of the vectors, which add up to dim; auto: a quarter of dim, and the rest."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {
@@ -253,14 +252,14 @@ class Axial(Position):
         }
 
     def shape_for(self, context_length: int) -> tuple[int, ...]:
-        """Return the shape of the grid for texts of a length."""
+        """Return the shape of the grid for a context length."""
         if self.shape != "auto":
             return self.shape
         power = max(0, context_length - 1).bit_length()
         return 2 ** (power // 2), 2 ** (power - power // 2)
 
     def dims_for(self, dim: int) -> tuple[int, ...]:
-        """Return the widths of the vectors in a model of a width."""
+        """Return the widths of the vectors in a model of width `dim`."""
         few = max(1, dim // 4)
         return (few, max(1, dim - few)) if self.dims == "auto" else self.dims
 
@@ -277,11 +276,11 @@ class RoPE(Position):
 
     kind: Literal["rope"] = "rope"
     theta: float = Field(10_000.0, gt=1)
-    """Base of the frequencies theta^(-2i/r), with r the number of coordinates that rotate."""
+    """Base of the frequencies theta^(-2i/r), with r the number of rotated coordinates."""
     fraction: float = Field(1.0, gt=0, le=1, examples=[0.25])
-    """Share of each head's coordinates that rotate (the first ones)."""
+    """Share of each head's coordinates that rotate, from the first on."""
     pairing: Literal["half", "interleaved"] = "half"
-    """Which coordinates form a pair: (i, i + r/2) as in Llama, or (2i, 2i + 1) as in the paper."""
+    """Coordinates of a pair. half: (i, i + r/2), as in Llama; interleaved: (2i, 2i + 1), as in the paper."""
     scaling: Scaling = Field(NoScaling(), examples=[{"kind": "yarn", "factor": 4.0}])
     """Scaling of the frequencies for longer texts."""
 
@@ -298,13 +297,13 @@ class RoPE(Position):
 
 
 class ALiBi(Position):
-    """Scores fall with distance: slope_h (k - q), with slopes 2^(-bias_max h/num_heads) for heads h = 1, 2 ...
-    where their number is a power of two (Press et al., 2021)."""
+    """Scores fall with distance: slope_h (k - q), with slopes 2^(-bias_max h/num_heads) for heads h = 1, 2 ... if their
+    number is a power of two (Press et al., 2021)."""
 
     kind: Literal["alibi"] = "alibi"
     scores: ClassVar[bool] = True
     scaled: bool = False
-    """Multiply the slopes by the score scale too, as Falcon does; BLOOM and MPT do not."""
+    """Multiply the slopes by the score scale, as Falcon does; BLOOM and MPT do not."""
     bias_max: int = Field(8, ge=1)
     """Exponent of the last head's slope: 8 in the paper, 16 in MPT-7B-StoryWriter."""
 
@@ -316,11 +315,11 @@ class T5Bias(Position):
     kind: Literal["t5"] = "t5"
     scores: ClassVar[bool] = True
     num_buckets: int = Field(32, ge=4, le=2**12)
-    """Rows of the table; near distances have one each, far ones share on a log scale."""
+    """Rows of the table; short distances have one each, long distances share rows on a log scale."""
     max_distance: int = Field(128, ge=2, le=2**30)
-    """Distances from here on share the last bucket."""
+    """Distances from this one on share the last bucket."""
     shared: bool = True
-    """One table for all layers (T5), or one for each (umT5)."""
+    """Use one table for all layers (T5), not one per layer (umT5)."""
 
     def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
         return self.num_buckets * num_heads
@@ -331,8 +330,8 @@ class T5Bias(Position):
 
 
 class TransformerXL(Position):
-    """Scores q (k + r) + u k + v r, with r a linear map of the sinusoidal vector of the distance and u, v
-    learned per head (Dai et al., 2019, section 3.3; Gopher)."""
+    """Scores q (k + r) + u k + v r, with r a linear map of the distance's sinusoidal vector and u, v learned per head
+    (Dai et al., 2019, section 3.3; Gopher)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
     scores: ClassVar[bool] = True
@@ -344,5 +343,5 @@ class TransformerXL(Position):
 
 
 def rotary_dim(rope: RoPE, head_dim: int) -> int:
-    """Return how many coordinates of a head are paired."""
+    """Return the number of paired coordinates of a head."""
     return head_dim if rope.scaling.spans_head else int(head_dim * rope.fraction)

@@ -26,21 +26,21 @@ from archwright.spec.version import FORMAT, check_format
 S = TypeVar("S", bound=Spec)
 
 NAMING = {"name", "source", "sources"}
-"""Keys that say what a spec is called and where it comes from, not what it is."""
+"""Keys for names and sources, which do not change the model."""
 ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
-"""Keys that make a file a recipe of a run; a model's file may have an objective, too."""
+"""Keys of runs only; a file with one is a run's, except that a model's file may have an objective."""
 ONLY_MODELS = {"base", *ModelSpec.model_fields} - {*RunSpec.model_fields}
-"""Keys that a recipe has in its table of the model."""
+"""Keys of models only, which a run has in its model's table."""
 RUN_FILE = "spec.toml"
-"""The file that makes a folder a run."""
+"""Name of the spec's file in a run folder."""
 MAX_CHAIN = 8
-"""Most files in a chain of bases; three, at most, are those of a preset."""
+"""Most files in a chain of bases; presets have at most three."""
 MOST_NAMES = 10
-"""Most presets that are named to who asks for one that is not there."""
+"""Most presets that an error for an unknown name lists."""
 
 
 class InvalidValues(UserError):  # noqa: N818
-    """Values of a file that are none of a spec."""
+    """Values of a file that are invalid for its spec."""
 
     def __init__(
         self, lines: Sequence[str], cls: type[Spec], values: Values, reasons: Sequence[str]
@@ -48,43 +48,43 @@ class InvalidValues(UserError):  # noqa: N818
         super().__init__(*lines)
         self.cls = cls
         self.values = values
-        """Those of the file upon those of its bases."""
+        """Values of the file, merged with its bases."""
         self.reasons = reasons
-        """The lines without the file's name; each begins with a path."""
+        """The errors without the file's name; each begins with a path."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from: a file (or "default"), and the source stated there."""
+    """Origin of a value: a file (or "default"), and the source stated there."""
 
     file: str
     source: str = ""
     stated_for: str = dataclasses.field(default="", compare=False)
-    """The path that has a source of its own: the value's or its table's; none where it is the file's."""
+    """Path with the stated source: the value's or its table's; empty for the file's source."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model's spec, where each of its values was set, by dotted path, and the objective that it was published for."""
+    """A model's spec, the origin of each value by dotted path, and the published objective."""
 
     spec: ModelSpec
     blame: dict[str, Origin]
     objective: Objective = RunSpec().objective
     objective_source: str = ""
-    """What is stated of where the objective comes from."""
+    """Stated source of the objective."""
 
 
 def load(name: str | Path | ModelSpec) -> ModelSpec:
-    """Return the spec of a preset (`"modern"`), of a TOML file (`"mine.toml"`), or of a run's folder; a spec as it is.
+    """Return the spec of a preset (`"modern"`), a TOML file (`"mine.toml"`) or a run folder; a spec as it is.
 
     Raises:
-        UserError: no such preset or file, or mistakes in it, one line each.
+        UserError: No such preset or file, or mistakes in it, one per line.
     """
     return name if isinstance(name, ModelSpec) else load_with_blame(name).spec
 
 
 def load_with_blame(name: str | Path) -> Loaded:
-    """Return a model's spec together with the file and source that set each value."""
+    """Return a model's spec with the file and source of each value."""
     if is_run(name):
         spec = read_run(Path(name) / RUN_FILE).model
         origin = Origin(RUN_FILE, spec.source)
@@ -93,11 +93,11 @@ def load_with_blame(name: str | Path) -> Loaded:
 
 
 def load_run(name: str | Path | ModelSpec | RunSpec) -> RunSpec:
-    """Return the run of a recipe, the default run of a model, or one that goes on from the weights of the run
-    in a folder, with its model, its data and its objective. A run is returned as it is.
+    """Return the run of a recipe, the default run of a model, or a run that continues a run folder. From a folder, it
+    has the model, data and objective and starts from the weights. A run is returned as it is.
 
     Raises:
-        UserError: no such preset or file, or mistakes in it, one line each.
+        UserError: No such preset or file, or mistakes in it, one per line.
     """
     if isinstance(name, RunSpec):
         return name
@@ -122,7 +122,7 @@ def load_run(name: str | Path | ModelSpec | RunSpec) -> RunSpec:
 
 
 def given_model(name: str | Path) -> ModelSpec:
-    """Return the preset that a file is based on, perhaps through others; else the model itself."""
+    """Return the model of a preset, or of the preset that a file is based on; without one, the default model."""
     if not str(name).endswith(".toml"):
         return load_run(name).model
     values = _read(Path(name), ModelSpec)
@@ -135,44 +135,44 @@ def given_model(name: str | Path) -> ModelSpec:
 
 
 def is_recipe(keys: Collection[str]) -> bool:
-    """Tell whether a file with these keys describes a run: an objective alone makes none of a model."""
+    """True if a file with these keys describes a run; a model's file may have an objective."""
     found = ONLY_RUNS.intersection(keys)
     return bool(found) and not (found == {"objective"} and ONLY_MODELS.intersection(keys))
 
 
 def is_study(keys: Collection[str]) -> bool:
-    """Tell whether a file with these keys describes a study."""
+    """True if a file with these keys describes a study."""
     return "baseline" in keys
 
 
 def is_run(name: str | Path) -> bool:
-    """Tell whether a name is that of a run's folder."""
+    """True if a name is a run folder."""
     return (Path(name) / RUN_FILE).is_file()
 
 
 def read_run(path: Path) -> RunSpec:
-    """Return the run that a run folder's spec.toml describes."""
+    """Return the run in the spec.toml of a run folder."""
     return _located(path, RunSpec, _read(path, RunSpec))
 
 
 def load_study(name: str | Path) -> StudySpec:
-    """Return a study by its name or file.
+    """Return a study by name or file.
 
     Raises:
-        UserError: no such study or file, or mistakes in it, one line each.
+        UserError: No such study or file, or mistakes in it, one per line.
     """
     return read_study(_find(name, "studies"))
 
 
 def read_study(path: Path) -> StudySpec:
-    """Return the study in a file, called as the file is where it has no name."""
+    """Return the study in a file; the file's name is its default name."""
     values = _read(path, StudySpec)
     values.setdefault("name", path.stem)
     return _located(path, StudySpec, values)
 
 
 def study_names() -> list[str]:
-    """Return the names of the studies that come with the package."""
+    """Return the names of the package's studies."""
     return preset_names("studies")
 
 
@@ -192,7 +192,7 @@ def starting_file(spec: ModelSpec, objective: Objective) -> str:
 
 
 def _without_defaults(values: Values, defaults: Values) -> Values:
-    """Return what differs from the defaults; of a table of another kind, all of it, as its own defaults may change."""
+    """Return the values that differ from the defaults; a table of another kind in full, as its defaults may change."""
     found = {}
     for key, value in values.items():
         default = defaults.get(key)
@@ -207,7 +207,7 @@ def _without_defaults(values: Values, defaults: Values) -> Values:
 
 
 def diff(old: Spec, new: Spec) -> list[str]:
-    """Return one line for each value that differs, names and sources aside: `path: old -> new`."""
+    """Return the values that differ, except names and sources, as `path: old -> new`."""
     return [f"{path}: {a} -> {b}" for path, (a, b) in differing([old, new]).items()]
 
 
@@ -225,7 +225,7 @@ def differing(specs: Sequence[Spec]) -> dict[str, tuple[str, ...]]:
 
 
 def preset_names(room: str) -> list[str]:
-    """Return the names of the presets in a room: models, runs or studies."""
+    """Return the names of the presets in a folder: models, runs or studies."""
     folder = presets.FOLDER / room
     return sorted(
         f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
@@ -233,14 +233,14 @@ def preset_names(room: str) -> list[str]:
 
 
 def even_tables(spec: Spec) -> dict[str, bool]:
-    """Return True for each path of a `Uniform` table with equal values, False for the others."""
+    """Return True for each path of a `Uniform` table with equal values, False for other `Uniform` tables."""
     return {
         path: table.one is not None for path, table in _tables(spec) if isinstance(table, Uniform)
     }
 
 
 def not_results(spec: Spec) -> set[str]:
-    """Return the paths of the options of choices that change no result."""
+    """Return the paths of the choices' options that change no result."""
     choices = ((path, table) for path, table in _tables(spec) if isinstance(table, Choice))
     return {f"{path}.{name}" for path, choice in choices for name in choice.not_results}
 
@@ -258,19 +258,19 @@ def _tables(spec: Spec, prefix: str = "") -> Iterator[tuple[str, Spec]]:
 
 
 def collapse_uniform(flat: Values, tables: Collection[str]) -> Values:
-    """Return dotted paths with one value for each of `tables`, all of whose values are equal."""
+    """Return dotted paths with one value for each of `tables`, which have equal values."""
     owners = {path: path.rpartition(".")[0] for path in flat}
     return {owners[p] if owners[p] in tables else p: value for p, value in flat.items()}
 
 
 def _default_run(name: str | Path) -> RunSpec:
-    """Return the run of a model, with the objective that it was published with."""
+    """Return the run of a model with its published objective."""
     loaded = load_with_blame(name)
     return _published_run(loaded).model_copy(update={"name": loaded.spec.name})
 
 
 def _published_run(loaded: Loaded) -> RunSpec:
-    """Return a run of a model with its objective; one that reads pairs reads those that are always there."""
+    """Return a run of a model with its objective; an objective of pairs uses the synthetic pairs."""
     data = DataSpec(pairs=SYNTHETIC if loaded.objective.has_pairs else "")
     return RunSpec(model=loaded.spec, objective=loaded.objective, data=data)
 
@@ -292,7 +292,7 @@ def _chain(name: str | Path, beside: Path | None = None) -> list[tuple[Path, Val
 
 
 def _base(name: object, path: Path) -> Path:
-    """Find the base that the file at `path` names."""
+    """Return the file of a base named in the file at `path`."""
     if not isinstance(name, (str, Path)):
         raise UserError(f"{path.name}: base: found {show(name)}; expected the name of a model")
     try:
@@ -322,7 +322,7 @@ def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
 def _blamed(
     blame: dict[str, Origin], before: Values, after: Values, path: Path, values: Values
 ) -> dict[str, Origin]:
-    """Return the origins of values after a file: it, a new kind's defaults, or as before."""
+    """Return origins after reading a file: the file, the defaults of a new kind, or the previous origin."""
     stated = set(flatten(values))
     turned = {k for k in before if k.endswith(".kind") and before[k] != after.get(k)}
     found = {}
@@ -353,7 +353,7 @@ def _run_from(values: Values, path: Path) -> RunSpec:
 
 
 def _read(path: Path, cls: type[Spec]) -> Values:
-    """Return the table in a file, without the format number that the spec of a run folder has."""
+    """Return the table in a file, without the format number of run folders."""
     values = read_toml(path)
     if cls is not StudySpec and is_study(values):
         raise UserError(f"{path}: a study, not a model; run it with: archwright compare {path}")

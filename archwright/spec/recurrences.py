@@ -1,4 +1,4 @@
-"""Recurrences: mixers whose state has one size for texts of any length."""
+"""Recurrences: mixers with a state of one size for texts of any length."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
@@ -22,16 +22,16 @@ from archwright.spec.norms import LayerNorm, Norm, RMSNorm
 
 
 class Decay(Choice):
-    """The axis of the factor exp(g) by which a token multiplies the state before it writes, g <= 0."""
+    """The axis of decays: factors exp(g) of the state before each write, g <= 0."""
 
     axis: ClassVar[str] = "decay"
     has_step: ClassVar[bool] = False
-    """True if a step size of each token and head comes with the decay, for write = "step"."""
+    """True if the decay also has a step size per token and head, for write = "step"."""
     per_channel: ClassVar[bool] = False
-    """True if each key channel has a decay of its own."""
+    """True if each key channel has a separate decay."""
 
     def num_parameters(self, dim: int, num_heads: int, key_dim: int, *, bias: bool) -> int:
-        """Return the number of parameters, of resolved values."""
+        """Return the number of parameters, from resolved values."""
         return 0
 
 
@@ -47,7 +47,7 @@ class FixedDecay(Decay):
 
     kind: Literal["fixed"] = "fixed"
     rates: Literal["retention", "slopes"] = "retention"
-    """exp(g) = 1 - 2^(-4 - h), or g = -2^(-8 h / H) as the slopes of ALiBi."""
+    """retention: exp(g) = 1 - 2^(-4 - h); slopes: g = -2^(-8 h / H), as the slopes of ALiBi."""
     slower_with_depth: bool = False
     """Multiply g by 1 - layer / (num_layers - 1), layer from 0 (MiniMax-01)."""
 
@@ -72,7 +72,7 @@ class _Steps(Decay):
 
 
 class HeadDecay(_Steps):
-    """g = -rate step, with step = softplus(W x + b) and a learned rate > 0 of each head (Dao and Gu, 2024, Mamba-2)."""
+    """g = -rate step, with step = softplus(W x + b) and a learned rate > 0 per head (Dao and Gu, 2024, Mamba-2)."""
 
     kind: Literal["per_head"] = "per_head"
     has_step: ClassVar[bool] = True
@@ -86,12 +86,12 @@ class HeadDecay(_Steps):
 
 
 class ChannelDecay(_Steps):
-    """g = -rate softplus(f(x) + b) per key channel, with a learned rate of each head (Kimi Team, 2025, Kimi Linear)."""
+    """g = -rate softplus(f(x) + b) per key channel, with a learned rate per head (Kimi Team, 2025, Kimi Linear)."""
 
     kind: Literal["per_channel"] = "per_channel"
     per_channel: ClassVar[bool] = True
     rank: Width | Literal["none"] = Field("none", examples=[16])
-    """f(x) = W_2 W_1 x through so many values; none: W x."""
+    """Rank of f(x) = W_2 W_1 x; none: W x."""
     lower_bound: float | Literal["none"] = Field("none", examples=[-5.0])
     """g = lower_bound sigmoid(rate (f(x) + b)) with this negative bound (Ling 2.5); none: no bound."""
 
@@ -115,9 +115,9 @@ class SigmoidDecay(Decay):
     kind: Literal["sigmoid"] = "sigmoid"
     per_channel: ClassVar[bool] = True
     rank: Width | Literal["none"] = 16
-    """Width between W_1 and W_2; none: one matrix."""
+    """Width between W_1 and W_2; none: a single matrix."""
     divisor: float = Field(16.0, gt=0)
-    """Divisor of the log of the decay, so that decays begin near 1."""
+    """Divisor of the log of the decay, so that initial decays are near 1."""
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         return super().scaled_down(to) | _smaller("rank", self.rank, to)
@@ -146,14 +146,14 @@ class LinearRecurrence(Recurrence):
     """S = exp(g) S + k v^T, o = S^T q in heads; with the delta rule, S = exp(g) S; S = S + k (beta (v - S^T k))^T.
 
     Linear attention (Katharopoulos et al., 2020), RetNet, GLA, SSD (Mamba-2), DeltaNet, gated DeltaNet and KDA are
-    settings of it.
+    special cases.
     """
 
     kind: Literal["linear"] = "linear"
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
     not_results: ClassVar[frozenset[str]] = frozenset({"chunk_size"})
     num_heads: AutoCount = Field("auto", examples=[4])
-    """Heads of values, each with a state; auto: dim / head_dim, of at least 64 where head_dim is auto too."""
+    """Heads of values, each with a state; auto: dim / head_dim. If both are auto, heads are at least 64 wide."""
     num_key_heads: AutoCount = Field("auto", examples=[2])
     """Heads of queries and keys, shared by groups of value heads; auto: num_heads."""
     head_dim: AutoWidth = Field("auto", examples=[128])
@@ -163,7 +163,8 @@ class LinearRecurrence(Recurrence):
     decay: Decay = Field(HeadDecay(), examples=[{"kind": "per_channel"}])
     """Factor of the state before each write."""
     write: Literal["added", "step", "delta"] = "delta"
-    """Add k v^T, or k (step v)^T with the decay's step (SSD), or replace the value of k (delta rule)."""
+    """added: add k v^T; step: add k (step v)^T, with the decay's step (SSD); delta: replace the value of k (delta
+    rule)."""
     beta_max: Literal[1, 2] = 1
     """Largest strength beta of the delta rule; 2 allows negative eigenvalues (Grazzi et al., 2024)."""
     conv_width: Count | Literal["none"] = 4
@@ -173,30 +174,30 @@ class LinearRecurrence(Recurrence):
     activation: Literal["none", "silu"] = "silu"
     """Function of queries, keys and values, after the convolutions."""
     qk_norm: Literal["none", "l2"] = "l2"
-    """Length of queries and keys: as they are, or 1."""
+    """l2: scale queries and keys to length 1."""
     scale: Literal["none", "sqrt"] = "sqrt"
-    """Divide queries by sqrt(head_dim)."""
+    """sqrt: divide queries by sqrt(head_dim)."""
     skip: bool = False
-    """Add D v to the output, with a learned number D of each head (Mamba-2)."""
+    """Add D v to the output, with a learned number D per head (Mamba-2)."""
     out_norm: Norm = Field(RMSNorm(eps=1e-5), examples=[{"kind": "layer"}])
     """Norm over the output."""
     out_norm_over: Literal["head", "group", "all"] = "head"
-    """Over a head, over the heads that share a key (Mamba-2), or over all heads (MiniMax-01)."""
+    """head: norm over each head; group: over the heads that share a key (Mamba-2); all: over all heads (MiniMax-01)."""
     gate: Literal["none", "silu", "sigmoid"] = "silu"
     """Multiply the output by this function of a map of x."""
     gate_position: Literal["before", "after"] = "after"
-    """Before the norm (Mamba-2) or after it."""
+    """Gate before the norm (Mamba-2) or after it."""
     gate_rank: Width | Literal["none"] = Field("none", examples=[16])
-    """Width between two matrices of the gate; none: one matrix."""
+    """Width between two matrices of the gate; none: a single matrix."""
     bias: bool = False
     """Biases of all projections."""
     multipliers: Multipliers = Multipliers()
     """Factors of projections."""
     chunk_size: Count = 64
-    """Tokens computed at once: speed and memory, not results."""
+    """Tokens computed at once, which changes speed and memory but not results."""
 
     def heads(self, dim: int) -> dict[str, int]:
-        """Return the numbers of heads and their widths, by the names of their fields."""
+        """Return the numbers of heads and their widths, by field name."""
         num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
         head_dim = given_or_auto(self.head_dim, max(1, dim // num_heads))
         return {
@@ -266,7 +267,7 @@ class ShortConvolution(Recurrence):
     kind: Literal["short_conv"] = "short_conv"
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
     width: Count = 3
-    """Tokens that the convolution reads, the token itself included."""
+    """Tokens that the convolution reads, including the token itself."""
     bias: bool = False
     """Biases of both projections and of the convolution."""
 
@@ -280,12 +281,12 @@ class ShortConvolution(Recurrence):
 
 class RWKV7(Recurrence):
     """S = diag(w) S - (a * h) h^T S + k v^T, o = S^T r in heads, h = k / |k|: decays w and rates a per key channel
-    (Peng et al., 2025, RWKV-7 "Goose", section 4). Later layers mix their values with those of the first one."""
+    (Peng et al., 2025, RWKV-7 "Goose", section 4). Later layers mix their values with the first layer's values."""
 
     kind: Literal["rwkv7"] = "rwkv7"
     takes: ClassVar[frozenset[str]] = frozenset({"segment_ids", "padding_mask"})
     num_heads: AutoCount = Field("auto", examples=[12])
-    """Heads, each with a state; auto: dim / head_dim, of at least 64 where head_dim is auto too."""
+    """Heads, each with a state; auto: dim / head_dim. If both are auto, heads are at least 64 wide."""
     head_dim: AutoWidth = Field("auto", examples=[32])
     """Width of a head's vectors; auto: dim / num_heads. A state has head_dim x head_dim numbers."""
     decay_rank: AutoWidth = Field("auto", examples=[64])

@@ -1,4 +1,4 @@
-"""Residual wiring: how branches join the stream that runs through the layers."""
+"""Residual wiring: connections of branches and the residual stream."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Literal
@@ -21,17 +21,17 @@ Groups = Mapping[str, Collection[str]]
 
 
 class PerBranch(Uniform):
-    """A number for each branch; a plain number stands for all."""
+    """A number per branch; a plain number sets all."""
 
     plain: ClassVar[str] = "number"
     attention: float = Field(1.0, examples=[0.5])
-    """Of the attention branch."""
+    """Value for the attention branch."""
     recurrence: float | Literal["attention"] = Field("attention", examples=[0.5])
-    """Of the recurrence; "attention": that of the attention branch, beside which it stands."""
+    """Value for the recurrence; "attention": the value for the attention branch."""
     cross_attention: float | Literal["attention"] = Field("attention", examples=[0.5])
-    """Of the cross-attention; "attention": that of the attention branch."""
+    """Value for the cross-attention; "attention": the value for the attention branch."""
     feedforward: float = Field(1.0, examples=[0.5])
-    """Of the feed-forward branch."""
+    """Value for the feed-forward branch."""
 
     def __getitem__(self, branch: str) -> float:
         number: float | str = getattr(self, branch)
@@ -39,7 +39,7 @@ class PerBranch(Uniform):
 
     @property
     def given(self) -> dict[str, float]:
-        """The numbers by branch, without one that follows another's."""
+        """Values by branch, without "attention" entries."""
         return {name: number for name, number in self if not isinstance(number, str)}
 
     @property
@@ -54,46 +54,45 @@ class PerBranch(Uniform):
             return {"attention": float(value), "feedforward": float(value)}
         if not isinstance(value, (dict, cls)):
             raise PydanticCustomError("per_branch", "expected a number or a table")
-        if isinstance(value, dict):  # equal numbers compare as equal, however they are written
+        if isinstance(value, dict):  # so that equal numbers compare as equal
             followed, others = value.get("attention", 1.0), ("recurrence", "cross_attention")
             value = {k: v for k, v in value.items() if k not in others or v != followed}
         return value
 
 
 class Residual(Choice):
-    """The axis of residual wirings: how branches join the stream that runs through the layers. Each is
-    stated for one branch f; a layer applies it per branch. Branches side by side, attention and a recurrence, read
-    the same normed stream, and f is their sum; a norm of their output is each branch's own.
+    """The axis of residual wirings: connections of branches and the residual stream. Formulas are for one branch f; a
+    layer applies them per branch. Parallel branches, attention and a recurrence, read the same normed stream, and f is
+    their sum; a norm of the output is separate for each.
 
-    What a branch adds to the stream, as the formulas below say it, is multiplier times its dropout.
+    Each term added to the stream passes through dropout and is multiplied by `multiplier`, which formulas omit.
     """
 
     axis: ClassVar[str] = "residual"
     final_norm: ClassVar[bool]
-    """Whether the stream leaves the layers without a norm, so that one must follow."""
+    """True if the stream leaves the layers without a norm and a final norm must follow."""
     flow: ClassVar[str] = ""
-    """The path of x, for drawings: `<` where the stream is kept aside, `norm`, the branch `f`, and
-    `+` where the two meet."""
+    """Path of x in drawings: `<` for the start of the skip connection, `norm`, the branch `f`, and `+` for the sum."""
     at_once: ClassVar[bool] = False
-    """Whether all branches read the same x."""
+    """True if all branches read the same x."""
     stability: ClassVar[str] = ""
-    """Its name among means that keep activations in bounds; empty where it is none."""
+    """Name in the table of methods that bound activations; empty if it is none."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
     """Factor of a branch before it is added (Granite; MiniMax's beta)."""
     embedding_skip: bool = False
-    """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
-    numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
+    """Begin each layer with x = a x + b x0, with x0 the stream before the first layer and learned scalars a and b per
+    layer, initially 1 and 0 (modded-nanogpt, nanochat)."""
 
     layer_embedding: Width | Literal["none"] = Field("none", examples=[256])
-    """Width of a vector e for each token and layer, a row of the layer's table plus a normed projection of the
-    embedding. A layer ends with x + norm(out(GELU(gate(x)) * e)) (Gemma 3n, Gemma 4). "none": no such vectors."""
+    """Width of a vector e per token and layer: a row of the layer's table plus a normed projection of the embedding. A
+    layer ends with x + norm(out(GELU(gate(x)) * e)) (Gemma 3n, Gemma 4). "none": no such vectors."""
     layer_scalar: bool = False
-    """End each layer with x = s x, where s is a number of a checkpoint that is not trained, 1 at first (Gemma 4)."""
+    """End each layer with x = s x, with an untrained scalar s from the checkpoint, initially 1 (Gemma 4)."""
 
     is_reversible: ClassVar[bool] = False
-    """Whether the input of a layer follows from its output, so that the backward pass computes it again."""
+    """True if a layer's input is recomputed from its output in the backward pass."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if self.streams > 1 and self.layer_embedding != "none":
@@ -109,25 +108,25 @@ class Residual(Choice):
 
     @property
     def streams(self) -> int:
-        """Number of streams of the model's width side by side."""
+        """Number of parallel streams of the model's width."""
         return 1
 
     def output_dim(self, dim: int) -> int:
-        """Return the width of what leaves the layers of a model of width `dim`."""
+        """Return the width of the last layer's output in a model of width `dim`."""
         return dim
 
     @property
     def init_gain(self) -> float:
-        """Factor of the initial values of maps in branches, other than those of queries and keys."""
+        """Factor of initial values in branches, except the query and key projections."""
         return 1.0
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of a layer's wiring beside those of its norms."""
+        """Number of parameters of a layer's wiring, without norms."""
         return 2 * self.embedding_skip
 
     def norm_names(self, groups: Groups) -> list[str]:
-        """Return the names of a layer's norms: by default one norm in front of each group."""
+        """Return the names of a layer's norms; by default one per group, before it."""
         return [*groups]
 
     def num_norms_of(self, groups: Groups) -> int:
@@ -150,11 +149,10 @@ class PreNorm(Residual):
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< norm f +"
     skip_norm: Literal["none", "attention", "cross_attention", "feedforward"] = "none"
-    """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
-    normed already."""
+    """Branch without a norm: the first attention of ModernBERT, because its embedding is normed already."""
     global_norm: bool = False
-    """Norm the stack's `global_tokens`, where it has some, before attention by a norm of their own (Phang et al., 2022,
-    Pegasus-X's published code)."""
+    """Norm the stack's `global_tokens` before attention by a separate norm (Phang et al., 2022, Pegasus-X's published
+    code)."""
 
     def norm_names(self, groups: Groups) -> list[str]:
         return [name for name in groups if name != self.skip_norm]
@@ -192,7 +190,7 @@ class Parallel(Residual):
     flow: ClassVar[str] = "< norm f +"
     at_once: ClassVar[bool] = True
     num_norms: Literal[1, 2] = 1
-    """One norm for both branches (GPT-J, PaLM), or one each (GPT-NeoX)."""
+    """1: one norm for both branches (GPT-J, PaLM); 2: one per branch (GPT-NeoX)."""
 
     def norm_names(self, groups: Groups) -> list[str]:
         return ["shared"] if self.num_norms == 1 else [*groups]
@@ -218,7 +216,7 @@ class DeepNorm(Residual):
     alpha: AutoFloat = Field("auto", examples=[2.0])
     """Weight of the stream; auto: (2 num_layers)^(1/4)."""
     gain: AutoFloat = Field("auto", examples=[0.5])
-    """Multiplies the initial values of value, out and feed-forward maps; auto: (8 num_layers)^(-1/4)."""
+    """Factor of the initial values of value, out and feed-forward maps; auto: (8 num_layers)^(-1/4)."""
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         alpha, gain = (2 * sizes.num_layers) ** 0.25, (8 * sizes.num_layers) ** -0.25
@@ -232,17 +230,18 @@ class DeepNorm(Residual):
 
 
 class Reversible(Residual):
-    """x1, x2 = x2, x1 + f(norm(x2)): two streams, both the embedding at first, take turns.
+    """x1, x2 = x2, x1 + f(norm(x2)): two alternating streams, both initially the embedding.
 
-    Nothing of a layer is kept for the backward pass: x2 is the other stream afterwards, and x1 the difference (Gomez et
-    al., 2017; Kitaev et al., 2020, Reformer, section 3)."""
+    The backward pass needs no stored activations of a layer: its output contains x2, and x1 is a difference (Gomez et
+    al., 2017; Kitaev et al., 2020, Reformer, section 3).
+    """
 
     kind: Literal["reversible"] = "reversible"
     final_norm: ClassVar[bool] = True
     is_reversible: ClassVar[bool] = True
     join: Literal["concat", "mean"] = "concat"
-    """What the last norm reads: both streams side by side (Reformer's published code), or their mean, which is as wide
-    as one."""
+    """Input of the final norm. concat: both streams concatenated (Reformer's published code); mean: their mean, which
+    has the width of one stream."""
 
     @property
     def streams(self) -> int:

@@ -1,4 +1,4 @@
-"""Rules between axes, and suspicions: legal, but seldom meant. Each has its sentence."""
+"""Rules between axes, and suspicions: legal but unusual values."""
 
 import math
 import re
@@ -45,7 +45,7 @@ LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
 
 @dataclass(frozen=True)
 class Rule:
-    """A law between axes: `check` yields one line for each way a spec breaks it."""
+    """A rule between axes: `check` yields an error for each violation."""
 
     name: str
     sentence: str
@@ -55,23 +55,23 @@ class Rule:
 RULES: list[Rule] = []
 """Rules that no model may break."""
 SUSPICIONS: list[Rule] = []
-"""Choices that a model may make, though they seldom pay."""
+"""Legal but unusual values."""
 
 
 def enforce(spec: "ModelSpec") -> None:
-    """Raise a UserError with one line for each broken rule."""
+    """Raise a UserError with all broken rules."""
     if lines := _broken(RULES, spec):
         raise UserError(*lines)
 
 
 def suspicions(spec: "ModelSpec", given: "ModelSpec | None" = None) -> list[str]:
-    """Return one line for each legal but suspicious value that was not already in `given`."""
+    """Return the legal but suspicious values that were not already in `given`."""
     known = [] if given is None else _broken(SUSPICIONS, given)
     return [line for line in _broken(SUSPICIONS, spec) if line not in known]
 
 
 def _broken(rules: list[Rule], spec: "ModelSpec") -> list[str]:
-    """Return the lines of all stacks, each line of both once."""
+    """Return the errors of all stacks, without repetitions."""
     lines = _distinct(line for rule in rules for line in rule.check(spec))
     for name, stack in (("encoder", spec.encoder_model), ("generator", spec.generator_model)):
         if stack is not None:
@@ -83,7 +83,7 @@ def _broken(rules: list[Rule], spec: "ModelSpec") -> list[str]:
 
 
 def _distinct(lines: Iterable[str]) -> list[str]:
-    """Drop repetitions, and what layer kinds have from the default layer, which is checked itself."""
+    """Drop repetitions, and errors that layer kinds inherit from the default layer."""
     known = dict.fromkeys(lines)
     return [
         line for line in known if (rest := LAYER_KIND.sub("", line)) == line or rest not in known
@@ -102,7 +102,7 @@ _suspicion = partial(_rule, table=SUSPICIONS)
 
 
 def _of_layers(check: LayerCheck) -> Check:
-    """Return a check that tries every kind of layer, and puts the layer's path before its lines."""
+    """Return a check of every kind of layer, with the layer's path in front of its errors."""
 
     @wraps(check)
     def of_all(spec: "ModelSpec") -> Iterator[str]:
@@ -127,19 +127,19 @@ def _choices(spec: "ModelSpec", cls: type[C]) -> Iterator[tuple[str, C]]:
 
 
 def _without(spec: "ModelSpec", axes: Iterable[str], beside: str) -> Iterator[str]:
-    """Yield a line for each axis with a choice other than "none"."""
+    """Yield an error for each axis with a choice other than "none"."""
     for axis in axes:
         if not (choice := getattr(spec, axis)).is_none:
             yield f'{axis}.kind: found "{choice.kind}" beside {beside}; expected "none"'
 
 
 MOST_PARAMETERS = 10**15
-"""A thousand times what has been published. With less, every tensor has a size that 64 bits hold."""
+"""A thousand times the largest published model. Below it, every tensor's size fits into 64 bits."""
 
 
 @_rule("A model has parameters that can be counted.")
 def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
-    # The large parts, by what decides their size: no norm, no bias, no gate.
+    # Large parts by the option that determines their size; norms, biases and gates are small.
     width = spec.embedding_dim
     sizes = {"vocab_size": width * (0 if spec.vocab_size == "auto" else spec.vocab_size)}
     if isinstance(spec.position, Learned):
@@ -169,7 +169,7 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
 
 @_rule("Options of a choice fit each other and the sizes of the model.")
 def options_fit(spec: "ModelSpec") -> Iterator[str]:
-    # Those around the layers and of the default layer; other stacks are checked as models.
+    # Parts around the layers and the default layer's; other stacks are checked as models.
     for name, value in spec:
         if isinstance(value, Spec) and name not in ("encoder", "generator"):
             yield from (f"{name}.{line}" for line in value.contradicted(spec.sizes))
@@ -242,6 +242,11 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
                 f'{at}recurrence.kind: found "{layer.recurrence.kind}" {beside}, each of whose vectors would need a '
                 'state of its own; expected "none"'
             )
+        if "feedforward" in layer.mixers:
+            yield (
+                f'{at}feedforward.kind: found "{layer.feedforward.kind}" {beside}, each of whose vectors would read '
+                'the token before in another stream; expected another, such as "gelu"'
+            )
         if isinstance(layer.position, Axial | TransformerXL):
             ends = "grid ends" if isinstance(layer.position, Axial) else "table of distances ends"
             yield (
@@ -311,7 +316,7 @@ def mup_is_dense(spec: "ModelSpec") -> Iterator[str]:
     if not isinstance(spec.init, MuP):
         return
     for at, _ in _choices(spec, Experts):
-        # A router's width of output stays as the model grows: no matrix inside, and no head.
+        # muP has no class for a router: its output width is fixed, as a head's, but it is inside the model.
         yield (
             f'{at}kind: found "experts" with init.kind "mup", whose rates are not '
             "derived for a router; expected another of the two"
@@ -432,7 +437,7 @@ def arrangement_fits(spec: "ModelSpec") -> Iterator[str]:
 @_rule("A router that is asked for balance stands in one layer.")
 def shared_layers_are_dense(spec: "ModelSpec") -> Iterator[str]:
     if spec.layers.shared and any(True for _ in _choices(spec, Experts)):
-        # What a router asks for is that of its last use alone, and its loads would be added up over layers.
+        # Losses of a shared router are those of its last use only, and its loads would add up over layers.
         yield (
             'layers.shared: found true beside feedforward.kind "experts"; expected false, or a feed-forward without '
             "experts"
@@ -536,7 +541,7 @@ def odd_head_dim(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
 
 
 SMALLEST_PUBLISHED = 256
-"""Width of the smallest published models: below it, there is nothing to compare a shape with."""
+"""Width of the smallest published models, below which shapes have no reference."""
 
 
 @_suspicion("Published models have dim / num_layers near 128.")
@@ -625,7 +630,7 @@ def idle_window(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
 
 @_suspicion("A stated source is that of a value.")
 def source_of_nothing(spec: "ModelSpec") -> Iterator[str]:
-    # A model's file may name the objective of its runs, too.
+    # A model's file may also set the objective of its runs.
     values = flatten(spec.model_dump())
     known = ["objective", *dict.fromkeys(p for path in values for p in prefixes(path))]
     for path in spec.sources:

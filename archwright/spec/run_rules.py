@@ -1,4 +1,4 @@
-"""Rules between the values of a run, beside those of its model."""
+"""Rules between the values of a run, in addition to its model's rules."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -16,7 +16,7 @@ from archwright.spec.validation_errors import show
 
 
 def enforce_run(run: RunSpec) -> None:
-    """Raise a UserError with one line for each broken rule of the run and its model."""
+    """Raise a UserError with all broken rules of the run and its model."""
     rules = (
         *(_choices, _name, _rows, _stride, _early_stop, _tokenizer, _task, _pairs, _objective),
         *(_visible_future, _ignored_inputs),
@@ -31,21 +31,21 @@ def enforce_run(run: RunSpec) -> None:
 
 
 def _choices(run: RunSpec) -> Iterator[str]:
-    """Options of a choice fit each other; those of the model have a rule."""
+    """Options of a choice are compatible; a separate rule covers the model's choices."""
     for name, value in run:
         if name != "model" and isinstance(value, Spec):
             yield from (f"{name}.{line}" for line in value.contradicted(run.model.sizes))
 
 
 def _name(run: RunSpec) -> Iterator[str]:
-    """A run that names no folder lies below runs/, whoever wrote its recipe."""
+    """A run's name stays below runs/."""
     path = PurePath(run.name)
     if path.is_absolute() or ".." in path.parts or (run.name and not path.name):
         yield f"name: found {show(run.name)}; expected a name without .., as the folder is runs/NAME"
 
 
 def _rows(run: RunSpec) -> Iterator[str]:
-    """Each part of a batch has a row at least."""
+    """Each microbatch has at least one sequence."""
     if run.grad_accum_steps > run.batch_size:
         yield (
             f"grad_accum_steps: found {run.grad_accum_steps}; expected at most batch_size = {run.batch_size}, "
@@ -54,7 +54,7 @@ def _rows(run: RunSpec) -> Iterator[str]:
 
 
 def _stride(run: RunSpec) -> Iterator[str]:
-    """Windows of an evaluation leave no token out."""
+    """Evaluation windows skip no token."""
     stride = run.evaluate.stride
     if stride != "auto" and stride > run.model.context_length:
         yield (
@@ -71,7 +71,7 @@ def _stride(run: RunSpec) -> Iterator[str]:
 
 
 def _early_stop(run: RunSpec) -> Iterator[str]:
-    """How little a loss may fall says nothing where no fall is waited for."""
+    """A least improvement requires a patience."""
     if run.early_stop.min_delta and not run.early_stop.patience:
         yield (
             f"early_stop.min_delta: found {show(run.early_stop.min_delta)} beside early_stop.patience = 0, with which "
@@ -80,7 +80,7 @@ def _early_stop(run: RunSpec) -> Iterator[str]:
 
 
 def _task(run: RunSpec) -> Iterator[str]:
-    """The examples of a task fit into the context, and are all there is: no other text, documents or objective."""
+    """Examples of a task fit into the context and exclude other texts, documents and objectives."""
     task, length, text = run.data.task, run.model.context_length, run.data.text
     if task.is_none:
         if names := [name for name in text if name in Task.choices() and name != "none"]:
@@ -115,7 +115,7 @@ def _task(run: RunSpec) -> Iterator[str]:
 
 
 def _pairs(run: RunSpec) -> Iterator[str]:
-    """Pairs are read by an objective of pairs, and are all there is."""
+    """Pairs require an objective of pairs and exclude other texts."""
     data, kind = run.data, run.objective.kind
     if run.objective.has_pairs and not data.pairs:
         yield (
@@ -138,7 +138,7 @@ def _pairs(run: RunSpec) -> Iterator[str]:
 
 
 def _objective(run: RunSpec) -> Iterator[str]:
-    """The options of the objective fit together."""
+    """The objective is compatible with the model and the data."""
     objective, encoder = run.objective, run.model.encoder
     if objective.has_source and encoder.is_none:
         yield (
@@ -178,7 +178,7 @@ def _objective(run: RunSpec) -> Iterator[str]:
 
 
 def _generator(run: RunSpec) -> Iterator[str]:
-    """A generator is trained beside what finds its tokens, and both from whole logits."""
+    """A generator requires its objective, a detecting head, and whole logits."""
     objective, generator = run.objective, run.model.generator
     if objective.has_generator and generator.is_none:
         yield (
@@ -197,7 +197,7 @@ def _generator(run: RunSpec) -> Iterator[str]:
 
 
 def _visible_future(run: RunSpec) -> Iterator[str]:
-    """No token sees its target; two-sided objectives and prefixes need masks for both sides."""
+    """No token sees its target; bidirectional objectives and prefixes have masks that show later tokens."""
     objective, prefixes = run.objective, 0
     seers: list[tuple[str, str]] = []
     for at, mixer in _mixers(run):
@@ -251,7 +251,7 @@ def _mixers(run: RunSpec) -> Iterator[tuple[str, Mixer]]:
 
 
 def _tokenizer(run: RunSpec) -> Iterator[str]:
-    """A tokenizer's file is named where one is read, and only there."""
+    """A tokenizer has a path if and only if its kind is "file"."""
     tokenizer = run.data.tokenizer
     if tokenizer.path and tokenizer.kind != "file":
         yield (

@@ -1,4 +1,4 @@
-"""A training run as data: a model, a text, and how one is trained on the other."""
+"""A training run: a model, its data and its training."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -31,7 +31,7 @@ def _as_list(value: object) -> Any:
 
 
 def _recordable(name: str) -> str:
-    """Refuse the name of a file that a run's spec, which is UTF-8, could not hold."""
+    """Refuse file names that are not UTF-8, like the run's spec."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -46,11 +46,11 @@ Texts = Annotated[tuple[Recordable, ...], BeforeValidator(_as_list), Field(stric
 
 
 LOGGERS = ("csv", "tensorboard", "wandb")
-"""Where the metrics of a run may go, beside its metrics.jsonl."""
+"""Destinations of a run's metrics in addition to its metrics.jsonl."""
 
 
 def _as_loggers(value: object) -> Any:
-    """Read `csv,wandb` as the command line has it, and "none"; refuse what is no logger's name."""
+    """Read `csv,wandb` from the command line, and "none"; refuse unknown loggers."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)):
         return value
@@ -70,56 +70,58 @@ Loggers = Annotated[
 ]
 
 NO_TASK = "none"
-"""The kind of a task that is none: a run is trained on documents."""
+"""Kind of the task "none": the run trains on documents."""
 STDLIB = "stdlib"
-"""The text that is always there."""
+"""Text that is always available."""
 PAIRS_OBJECTIVE = "sequence_to_sequence"
-"""The kind of the objective that pairs ask for."""
+"""Kind of the objective for pairs."""
 SYNTHETIC = "synthetic"
-"""The pairs that are always there."""
+"""Pairs that are always available."""
 
 
 class TokenizerSpec(Spec):
-    """How text becomes tokens."""
+    """Tokenizer of a run."""
 
     kind: Literal["bpe", "bytes", "file"] = "bpe"
-    """Byte-level BPE trained on the text, raw bytes, or a tokenizer.json."""
+    """bpe: byte-level BPE trained on the text; bytes: raw bytes; file: a tokenizer.json."""
     vocab_size: int = Field(4096, ge=257, le=2**24)
-    """Number of tokens of a trained BPE, special tokens included."""
+    """Number of tokens of a trained BPE, including special tokens."""
     path: Recordable = ""
-    """The tokenizer.json of kind "file"."""
+    """Path of a tokenizer.json, for kind "file"."""
     end_of_text: str = Field("<|endoftext|>", min_length=1)
-    """The token every document starts from."""
+    """Token at the start of every document."""
     special_tokens: Texts = ()
-    """Further tokens that no text produces."""
+    """Further tokens that encoding a text never produces."""
 
 
 class DataSpec(Spec):
-    """Which text, how it is split, and how its tokens fill batches."""
+    """Training text, its split, and its packing into batches."""
 
     text: Annotated[Texts, Field(min_length=1)] = (STDLIB,)
     """Files (plain text, .jsonl, .parquet), folders, globs, `-` for standard input, `stdlib`: Python's own source,
     `datasets:NAME[:CONFIG][@SPLIT]`, or a synthetic task by its name, such as `mqar`."""
     pairs: Recordable = Field("", examples=[SYNTHETIC])
-    """In place of `text`, pairs of a source and a target for an encoder-decoder: a .tsv or .jsonl file (`source`,
+    """Pairs of a source and a target for an encoder-decoder, instead of `text`: a .tsv or .jsonl file (`source`,
     `target`), or `synthetic`: sentences of two made-up languages."""
     held_out: Texts = ()
     """Texts, or files of pairs, to evaluate on; empty: one document in ten of `text`, by hash."""
     field: str = "text"
-    """The field of a JSONL record, or the column of a table, that holds its text."""
+    """Text field of a JSONL record, or text column of a table."""
     separator: str = ""
-    """Separator of documents inside a plain text file; empty: a file is a document."""
+    """Separator of documents inside a plain text file; empty: one document per file."""
     errors: Literal["strict", "replace"] = "strict"
-    """Treatment of bytes that are not UTF-8."""
+    """Bytes that are not UTF-8. strict: refuse them; replace: read them as U+FFFD."""
     tokenizer: TokenizerSpec = TokenizerSpec()
     packing: Literal["concat", "document_mask"] = "concat"
-    """Pack documents end to end, or also hide them from one another with positions of their own."""
+    """concat: pack documents end to end; document_mask: also hide them from one another, with positions per
+    document."""
     task: Task = Documents()
-    """The synthetic task that `text` names, with its options."""
+    """Synthetic task named by `text`, with its options."""
 
     @classmethod
     def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
-        """Let another text end a task and pairs, or begin a task, and another task be the text."""
+        """Add implied values: a new text drops pairs and sets the task, new pairs reset the text, and a new task sets
+        the text."""
         if over.get("text") and "pairs" not in over:
             over = over | {"pairs": ""}
         elif over.get("pairs") and not {"text", "task"} & over.keys():
@@ -136,13 +138,13 @@ class DataSpec(Spec):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What is read: pairs, or texts."""
+        """Sources to read: the pairs, or the texts."""
         return (self.pairs,) if self.pairs else self.text
 
     @model_validator(mode="before")
     @classmethod
     def _text_and_task_are_one(cls, values: object) -> Any:
-        """Let the name of a task as the text stand for its kind, and its kind for a text that is left as it is."""
+        """Derive a task's kind from its name as the text, and a default text from the kind."""
         if not isinstance(values, dict):
             return values
         task, text = values.get("task"), _as_list(values.get("text", STDLIB))
@@ -159,21 +161,21 @@ class DataSpec(Spec):
 
 
 def _task_named(text: object) -> str:
-    """Return the kind of the task that a text is, or NO_TASK."""
+    """Return the kind of the task that a text names, or NO_TASK."""
     name = text[0] if isinstance(text, (tuple, list)) and len(text) == 1 else text
     return name if isinstance(name, str) and name in Task.choices() else NO_TASK
 
 
 class Optimizer(Choice):
-    """The axis of optimizers: how a gradient becomes a step."""
+    """The axis of optimizers, which compute updates from gradients."""
 
     axis: ClassVar[str] = "optimizer"
     can_shard: ClassVar[bool] = False
-    """Whether processes may each hold parts of what it moves: it moves every number by itself, or asks for wholes by
+    """True if ranks can each hold a shard of its parameters: updates are elementwise, or it gathers whole tensors with
     `archwright.optim.shards`."""
     learning_rates: ClassVar[tuple[str, ...]] = ("lr",)
-    """The fields that are peak learning rates: first the one that is tuned, to which the others keep their ratio,
-    and which an "auto" among them stands for."""
+    """Fields that are peak learning rates. The first is tuned and is the value of "auto" in the others, which keep
+    their ratio to it."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -187,19 +189,19 @@ class Optimizer(Choice):
 
     @property
     def peak_lr(self) -> float:
-        """The learning rate that is tuned."""
+        """The tuned learning rate."""
         lr: float = getattr(self, self.learning_rates[0])
         return lr
 
     def with_peak_lr(self, lr: float) -> Self:
-        """Return this optimizer with another learning rate, to which further ones keep their ratio."""
+        """Return this optimizer with another tuned learning rate; the others keep their ratio."""
         first, *others = self.learning_rates
         given = {name: getattr(self, name) for name in others if getattr(self, name) != "auto"}
         rescaled = {name: value * lr / self.peak_lr for name, value in given.items()}
         return self.model_copy(update={first: lr, **rescaled})
 
     def with_lrs_resolved(self) -> Self:
-        """Return this optimizer with a number in the place of each learning rate that is "auto"."""
+        """Return this optimizer with a number for each "auto" learning rate."""
         left = [name for name in self.learning_rates if getattr(self, name) == "auto"]
         return self.model_copy(update=dict.fromkeys(left, self.peak_lr)) if left else self
 
@@ -212,25 +214,23 @@ Betas = Annotated[
 
 class AdamW(Optimizer):
     """Adam with decoupled weight decay on matrices: w = w - lr (m / (sqrt(v) + eps) + weight_decay w), with
-    running means m of the gradient and v of its square, corrected for their start at 0
-    (Loshchilov and Hutter, 2017)."""
+    bias-corrected running means m of the gradient and v of its square (Loshchilov and Hutter, 2017)."""
 
     kind: Literal["adamw"] = "adamw"
     can_shard: ClassVar[bool] = True
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate."""
     betas: Betas = (0.9, 0.95)
-    """Decay of the running means of the gradient and of its square, per step."""
+    """Decay per step of the running means of the gradient and of its square."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the mean square."""
     weight_decay: float = Field(0.1, ge=0, le=1e6)
-    """Times the learning rate: the share of a weight that a step takes off."""
+    """Weight decay coefficient; a step removes the share lr weight_decay of a weight."""
 
 
 class Muon(Optimizer):
-    """Momentum made orthogonal, for hidden matrices: W = (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in))
-    U V^T, with U S V^T the singular value decomposition of the momentum (Jordan et al., 2024, Muon); AdamW for
-    the rest."""
+    """Orthogonalized momentum for hidden matrices: W = (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in)) U V^T,
+    with U S V^T the singular value decomposition of the momentum (Jordan et al., 2024, Muon); AdamW for the rest."""
 
     kind: Literal["muon"] = "muon"
     can_shard: ClassVar[bool] = True
@@ -238,30 +238,30 @@ class Muon(Optimizer):
     lr: float = Field(1e-2, gt=0)
     """Peak learning rate of matrices, in AdamW's units: updates have a root mean square of 0.2."""
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Decay of the running mean M of the gradient G, per step."""
+    """Decay per step of the running mean M of the gradient G."""
     nesterov: bool = True
-    """Look ahead: (1 - momentum) G + momentum M in the place of M."""
+    """Nesterov momentum: (1 - momentum) G + momentum M instead of M."""
     method: Literal["polar", "jordan"] = "polar"
-    """Polynomials of the Newton-Schulz iterations: Polar Express (Amsel et al., 2025), or Jordan's."""
+    """Polynomials of the Newton-Schulz iterations. polar: Polar Express (Amsel et al., 2025); jordan: Jordan's."""
     steps: int = Field(3, ge=1, le=20)
-    """Newton-Schulz iterations; "jordan" wants 5."""
+    """Newton-Schulz iterations; "jordan" needs 5."""
     weight_decay: float = Field(0.1, ge=0, le=1e6)
-    """Times the learning rate: the share of a weight that a step takes off."""
+    """Weight decay coefficient; a step removes the share lr weight_decay of a weight."""
     adamw_lr: AutoFloat = Field("auto", examples=[3e-3])
     """Peak learning rate of embedding, head and vectors; auto: `lr`."""
     betas: Betas = (0.9, 0.95)
-    """Of AdamW: decay of the running means of the gradient and of its square, per step."""
+    """AdamW's decay per step of the running means of the gradient and of its square."""
     eps: float = Field(1e-8, gt=0)
-    """Of AdamW: added to the root of the mean square."""
+    """AdamW's addend to the root of the mean square."""
 
 
 class Schedule(Choice):
-    """The axis of learning-rate schedules: factors of the peak as pure functions of the step. All begin
-    with a linear warm-up."""
+    """The axis of learning-rate schedules: factors of the peak, as functions of the step. All begin with a linear
+    warm-up."""
 
     axis: ClassVar[str] = "schedule"
     warmup: AutoSteps | Literal[0] = Field("auto", examples=[100])
-    """Steps of linear warm-up; auto: a twentieth of the run, at most 200."""
+    """Steps of linear warm-up; auto: 5% of the run, at most 200."""
 
 
 class Cosine(Schedule):
@@ -270,7 +270,7 @@ class Cosine(Schedule):
 
     kind: Literal["cosine"] = "cosine"
     final_lr_fraction: float = Field(0.1, ge=0, le=1)
-    """Share of the peak that is left at the end."""
+    """Final learning rate as a share of the peak."""
 
 
 class WSD(Schedule):
@@ -279,9 +279,9 @@ class WSD(Schedule):
 
     kind: Literal["wsd"] = "wsd"
     decay_fraction: float = Field(0.2, gt=0, le=1)
-    """Share of the run that decays."""
+    """Share of the run with decay."""
     final_lr_fraction: float = Field(0.0, ge=0, le=1)
-    """Share of the peak that is left at the end."""
+    """Final learning rate as a share of the peak."""
 
 
 class Linear(Schedule):
@@ -289,7 +289,7 @@ class Linear(Schedule):
 
     kind: Literal["linear"] = "linear"
     final_lr_fraction: float = Field(0.0, ge=0, le=1)
-    """Share of the peak that is left at the end."""
+    """Final learning rate as a share of the peak."""
 
 
 class Constant(Schedule):
@@ -311,99 +311,99 @@ class EvaluateSpec(Spec):
     """Evaluation on the held-out text."""
 
     every: int = Field(0, ge=0, le=10**12)
-    """Steps between evaluations; 0: ten times in a run and at its end."""
+    """Steps between evaluations; 0: ten per run, and at its end."""
     max_tokens: Steps = 20_000
     """Tokens of an evaluation during training."""
     final_max_tokens: Steps = 2_000_000
-    """Tokens of the evaluation at the end, which reads all there are up to this many."""
+    """Most tokens of the final evaluation."""
     max_bytes: OptionalSize = "none"
-    """Bytes of an evaluation during training, in place of tokens: pieces of text, the same for every tokenizer."""
+    """Bytes of an evaluation during training, instead of tokens: the same texts for every tokenizer."""
     final_max_bytes: OptionalSize = "none"
-    """Bytes of the evaluation at the end in place of tokens."""
+    """Bytes of the final evaluation, instead of tokens."""
     stride: AutoTokens = "auto"
     """Tokens between the starts of overlapping windows; auto: half the context."""
     lengths: Annotated[tuple[Tokens, ...], Field(strict=False)] = ()
-    """Other lengths of text, in tokens, that the final evaluation is repeated at, without overlap."""
+    """Further text lengths, in tokens, for repetitions of the final evaluation without overlap."""
 
     @property
     def final_bytes(self) -> int | None:
-        """`final_max_bytes`, where it is given."""
+        """`final_max_bytes` as a number; None for "none"."""
         return None if self.final_max_bytes == "none" else self.final_max_bytes
 
 
 class EarlyStopSpec(Spec):
-    """The end of a run before its budget is spent, where its held-out loss falls no more (Prechelt, 1998)."""
+    """Early stopping if the held-out loss stops falling (Prechelt, 1998)."""
 
     patience: int = Field(0, ge=0, le=10**12)
-    """Evaluations in a row that find no new lowest held-out loss, after which a run ends; 0: never."""
+    """Consecutive evaluations without a new lowest held-out loss that end a run; 0: never."""
     min_delta: float = Field(0.0, ge=0, examples=[0.001])
-    """How much lower than the lowest a held-out loss must be to count as a new one, in nats per token."""
+    """Least improvement of the lowest held-out loss, in nats per token."""
     restore_best: bool = True
-    """Whether a run that ends so has the weights of its lowest held-out loss; else those of its last step."""
+    """True if a stopped run keeps the weights of its lowest held-out loss instead of its last step's."""
 
 
 class CheckpointSpec(Spec):
     """Checkpoints to resume from."""
 
     every: int = Field(0, ge=0, le=10**12)
-    """Steps between checkpoints; 0: about every minute."""
+    """Steps between checkpoints; 0: about one per minute."""
     keep: Steps = 2
-    """How many of the newest stay."""
+    """Number of newest checkpoints to keep."""
 
 
 class ProbesSpec(Spec):
-    """Probes of the model's inside while it trains; they change nothing of the training."""
+    """Measurements inside the model during training, without effect on it."""
 
     every: int = Field(0, ge=0, le=10**12)
-    """Steps between looks at gradients, updates, attention and activations; 0: never."""
+    """Steps between measurements of gradients, updates, attention and activations; 0: never."""
 
 
 class InitFrom(Spec):
-    """Existing weights to start from."""
+    """Initial weights."""
 
     from_: str = Field("", alias="from")
-    """A run folder or a folder with model.safetensors; empty: fresh weights."""
+    """A run folder or a folder with model.safetensors; empty: random weights."""
 
 
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
 
 class MachineSpec(Spec):
-    """Decisions that are made once for a run, by rule (`machine/rules.py`); given values are kept."""
+    """Machine settings, chosen once per run by rules (`machine/rules.py`) if "auto"."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
-    """fp32, or autocast to bf16 or fp16; fp8: bf16 with products inside in 8 bits, on a GPU that has them (extra
-    fp8); auto: bf16 on devices with instructions for it, else fp32."""
+    """fp32, or autocast to bf16 or fp16; fp8: bf16 with 8-bit matmuls inside, on a GPU with fp8 (extra fp8); auto: bf16
+    on devices with bf16 instructions, else fp32."""
     float32_matmul_precision: Literal["auto", "highest", "medium"] = "auto"
-    """torch's name for how float32 products are computed; auto: "medium" where that is true float32 and faster."""
+    """Value for torch.set_float32_matmul_precision; auto: "medium" if that is true float32 and faster."""
     kernel: Literal["auto", "eager", "sdpa", "blockwise", "flex"] = "auto"
     """Attention kernel; auto: by device, precision, length and mask. On a CPU blockwise, or sdpa for short sequences in
     float32; on CUDA sdpa for plain attention, else flex (FlexAttention)."""
     scan: Literal["auto", "recurrent", "chunked", "fla"] = "auto"
-    """Kernel of recurrences: token by token, in chunks of matrix products, or flash-linear-attention's (bf16 products);
-    auto: fla if it is installed on a machine with CUDA, else chunked."""
+    """Kernel of recurrences: recurrent (token by token), chunked (matmuls per chunk) or fla (flash-linear-attention,
+    with bf16 matmuls); auto: fla on CUDA if installed, else chunked."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
-    """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
-    float32 logits would take more than 256 MiB."""
+    """whole: all logits of a microbatch at once; chunked: a chunk at a time, to save memory; auto: chunked if float32
+    logits would take more than 256 MiB."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """What is computed again in the backward pass, which saves memory. selective: all of a layer but products with
-    weights and attention, whose results are kept; scores are computed again where a kernel keeps them (Korthikanti et
-    al., 2022). full: all of a layer, of which only what enters it is kept, for up to a third more FLOPs (Chen et al.,
-    2016). Layers that are compiled keep by themselves what selective does."""
+    """Recomputation in the backward pass, to save memory. selective: all of a layer except matmuls with weights and
+    attention outputs; scores are recomputed if the kernel stores them (Korthikanti et al., 2022). full: whole layers
+    from their inputs, for up to a third more FLOPs (Chen et al., 2016). Compiled layers recompute like selective, even
+    with "none"."""
     compile: Literal["auto", "none", "block"] = "auto"
-    """block: torch.compile for each layer; auto: where steps are then faster, tried in runs of over ten minutes."""
+    """block: torch.compile for each layer; auto: if it makes steps faster, measured in runs of over ten minutes."""
     fused: Literal["auto", "none", "liger"] = "auto"
-    """Whose fused kernels compute norms, gates and the loss in chunks: liger's, on a GPU (extra liger), or none;
-    auto: liger's where they are here and steps are then faster, tried in runs of over ten minutes."""
+    """Fused kernels for norms, gates and the chunked loss: liger's, on a GPU (extra liger), or none; auto: liger's if
+    installed and faster, measured in runs of over ten minutes."""
     threads: AutoCount = "auto"
-    """Of one machine; processes on it that train a run together have equal shares of them."""
+    """CPU threads of a machine, divided equally between its processes of a run."""
     num_steps: AutoSteps = "auto"
-    """Steps of the run; auto: what fits the budget."""
+    """Steps of the run; auto: the number that fits the budget."""
 
 
 class PartsFile(Spec):
-    """A file of choices from outside the package that this run was made with."""
+    """A file with choices from outside the package that a run uses."""
 
     name: str
     sha256: str
@@ -423,38 +423,39 @@ class RunSpec(Shown):
     batch_size: Tokens = 16
     """Sequences per step, each of model.context_length tokens."""
     grad_accum_steps: Tokens = 1
-    """Parts a batch is cut into to save memory; gradients are summed over them."""
+    """Microbatches per step, to save memory; their gradients are summed."""
     budget: Budget = Budget("3m")
-    """How long to train: wall time, steps, tokens or FLOPs."""
+    """Training budget: wall time, steps, tokens or FLOPs."""
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine()
     max_grad_norm: OptionalFloat = 1.0
-    """Largest norm of the gradient; larger ones are scaled down to it."""
+    """Largest gradient norm; larger gradients are scaled down to it."""
     z_loss: float = Field(0.0, ge=0, examples=[1e-4])
-    """Weight of the mean square of log Z, which keeps logits from drifting (PaLM, section 5)."""
+    """Weight of the mean square of log Z, which prevents drift of logits (PaLM, section 5)."""
     label_smoothing: float = Field(0.0, ge=0, lt=1, examples=[0.1])
-    """Share of a target's weight in the training loss that all tokens have alike; losses that are reported are
-    without it (Szegedy et al., 2016, section 7; Vaswani et al., 2017, section 5.4)."""
+    """Share of a target's weight spread over all tokens in the training loss; reported losses omit it (Szegedy et al.,
+    2016, section 7; Vaswani et al., 2017, section 5.4)."""
     stream_decay: float = Field(1.0, gt=0, le=1, examples=[0.5])
-    """Weight g of a further predicting stream's loss over that of the stream before it: of n streams, the i-th has
-    g^(i - 1) / (1 + g + ... + g^(n - 1)) in the training loss (Qi et al., 2020, ProphetNet: attenuation coefficient,
-    1 there). Losses that are reported are those of the first stream alone."""
+    """Ratio g of a predicting stream's loss weight to the previous stream's: of n streams, the i-th has weight g^(i -
+    1) / (1 + g + ... + g^(n - 1)) in the training loss (Qi et al., 2020, ProphetNet: attenuation coefficient, 1 there).
+    Reported losses are the first stream's."""
     evaluate: EvaluateSpec = EvaluateSpec()
     early_stop: EarlyStopSpec = EarlyStopSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     probes: ProbesSpec = ProbesSpec()
     init: InitFrom = InitFrom()
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of initial values, order of the data and dropout."""
+    """Seed of initial values, data order and dropout."""
     loggers: Loggers = ()
-    """Where metrics go beside metrics.jsonl: csv, tensorboard, wandb (the last two with extras of these names)."""
+    """Destinations of metrics in addition to metrics.jsonl: csv, tensorboard, wandb (the last two with extras of these
+    names)."""
     machine: MachineSpec = MachineSpec()
     scale: ScaleSpec = ScaleSpec()
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
     @classmethod
     def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
-        """Return values with those that follow: pairs imply their objective, and the reverse."""
+        """Return overrides with implied values: pairs imply their objective, and the reverse."""
         data, objective = over.get("data", {}), over.get("objective", {})
         if not isinstance(data, dict) or not isinstance(objective, dict):
             return over
@@ -467,30 +468,30 @@ class RunSpec(Shown):
 
     @property
     def tokenizer(self) -> TokenizerSpec:
-        """How text becomes tokens: as it is asked for, and with the special tokens of the objective."""
+        """Tokenizer of `data`, with the objective's special tokens."""
         asked = self.data.tokenizer
         tokens = dict.fromkeys((*asked.special_tokens, *self.objective.special_tokens))
         return asked.model_copy(update={"special_tokens": tuple(tokens)})
 
     @property
     def second_task(self) -> str:
-        """What is learned beside what losses are reported of, in words; empty where that is all."""
+        """Name of a second task in addition to the reported loss; empty if there is none."""
         return "further tokens" if self.model.predicting_streams > 1 else self.objective.second_task
 
     @property
     def second_cases(self) -> str:
-        """What that is learned of."""
+        """Unit of the second task: further token, row or token."""
         ahead = self.model.predicting_streams > 1
         return "further token" if ahead else self.objective.second_cases
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one step trains on."""
+        """Training tokens per step."""
         return self.batch_size * self.model.context_length
 
     @property
     def flops_evidence(self) -> str:
-        """Evidence of FLOPs that are counted from whole windows: rows may hold shorter texts."""
+        """Evidence of FLOPs counted from whole windows; an upper bound if rows hold shorter texts."""
         shorter = self.data.packing == "document_mask" or self.objective.has_pairs
         return "upper bound" if shorter else "counted"
 
@@ -503,5 +504,5 @@ class RunSpec(Shown):
         )
 
     def hash(self) -> str:
-        """Return a stable hash of what is trained on what, and how, but not on which machine."""
+        """Return a stable hash of model, data and training, without the machine."""
         return fingerprint(self)

@@ -1,4 +1,4 @@
-"""On how many processes a run is trained, and what each of them holds."""
+"""Processes of a run, and their shares of the model and the data."""
 
 from typing import Literal
 
@@ -11,33 +11,33 @@ ParamDtype = Literal["float32", "bfloat16"]
 
 
 class ScaleSpec(Spec):
-    """How the processes that torchrun starts share a run: replicate times shard times context times
-    tensor times pipeline of them. It says nothing of what is trained: any number of processes makes the same steps, up
-    to the rounding of sums."""
+    """Distribution of a run over torchrun's processes: replicate times shard times context times tensor times pipeline.
+    The training is the same for any number of processes: steps agree up to the rounding of sums."""
 
     replicate: AutoCount = Field("auto", examples=[2])
-    """Data-parallel replicas of the model, whose gradients are added up; auto: as many as there are processes for,
-    beside `shard`, and one where that is auto, too."""
+    """Data-parallel replicas of the model, with summed gradients; auto: all processes that `shard` leaves, or one if
+    `shard` is auto."""
     shard: AutoCount = Field("auto", examples=[2])
-    """Processes over which each replica's parameters, gradients and optimizer are cut up; auto: what is left."""
+    """Processes that shard each replica's parameters, gradients and optimizer state; auto: all remaining processes."""
     context: Count = Field(1, examples=[2])
-    """Processes that share the tokens of each row, context parallel: only attention sees the keys and values of all.
-    Each replica's parameters are cut up over these, too."""
+    """Context parallelism: processes that share the tokens of each sequence; only attention sees keys and values of
+    all. Each replica's parameters are also sharded over them."""
     tensor: Count = Field(1, examples=[2])
-    """Processes that read the same rows and share heads and hidden values of each layer, tensor parallel."""
+    """Tensor parallelism: processes that read the same sequences and share the heads and hidden values of each
+    layer."""
     expert: Count = Field(1, examples=[2])
-    """Processes that share the experts of each mixture, expert parallel: each has some of them whole, and tokens are
-    sent to and fro. They are among those of `shard` times `context`, which it divides."""
+    """Expert parallelism: processes that share the experts of each mixture. Each holds some experts in full, and tokens
+    are sent to their experts and back. Divides `shard` times `context`."""
     pipeline: Count = Field(1, examples=[2])
-    """Stages of the model, pipeline parallel: each process has a run of its layers, and microbatches, as many as
-    `grad_accum_steps` says, go from one to the next."""
+    """Pipeline parallelism: number of stages. Each process holds consecutive layers, and `grad_accum_steps`
+    microbatches pass from stage to stage."""
     pipeline_schedule: PipelineSchedule = "1f1b"
-    """The order in which a stage works on microbatches: one forward, one backward; interleaved, where each process has
-    two shorter runs of layers and the bubble is about half as large."""
+    """Order of microbatches in a stage. 1f1b: one forward, one backward; interleaved_1f1b: two shorter runs of layers
+    per process, with about half the bubble."""
     param_dtype: ParamDtype = "float32"
-    """Numbers in which processes of `shard` and `context` gather the weights of layers; bfloat16, under
-    machine.precision=bf16, sends half as much, and rounds weights of norms and routers, too, which autocast leaves in
-    float32. What is kept, and gradients that are added up, are float32 in any case."""
+    """Dtype in which processes of `shard` and `context` gather the weights of layers. bfloat16, with
+    machine.precision=bf16, halves the traffic and also rounds weights of norms and routers, which autocast leaves in
+    float32. Stored weights and summed gradients are always float32."""
     sequence: bool = True
-    """Whether these also share the tokens between the branches of layers, sequence parallel, where all that stands
-    there looks at each token by itself."""
+    """Sequence parallelism: tensor-parallel processes also share the tokens between the branches of layers, if all
+    modules there process each token separately."""

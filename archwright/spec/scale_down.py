@@ -1,4 +1,4 @@
-"""Published models at the size of an experiment: the same choices, fewer layers of less width."""
+"""Published models at the size of an experiment: the same choices, with fewer and narrower layers."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 TINY_DIM, TINY_HEAD_DIM, TINY_LAYERS, TINY_CONTEXT, TINY_EXPERTS = 64, 16, 4, 128, 4
-"""Sizes of a tiny model: with 4,096 tokens it comes to 0.3 to 1.3M parameters, or 1.5M of wide hidden layers."""
+"""Sizes of a tiny model: 0.3 to 1.3M parameters with 4,096 tokens, or 1.5M with wide hidden layers."""
 MOST_TINY_LAYERS = 16
-"""Layers of a tiny model with whole cycles."""
+"""Most layers of a tiny model with whole cycles."""
 
 
 def tiny(spec: "ModelSpec") -> "ModelSpec":
-    """Return a model of every choice of `spec`, small enough to train in seconds on one core.
+    """Return a model with every choice of `spec` that trains in seconds on one core.
 
     It has each layer of prefix and suffix and at least one whole cycle between them.
     """
@@ -30,13 +30,13 @@ def tiny(spec: "ModelSpec") -> "ModelSpec":
 
 
 def _few_layers(spec: "ModelSpec") -> int:
-    """Return the fewest layers of a stack that have whole cycles, four if there are as many.
+    """Return the least number of layers with whole cycles, at least four if the stack has four.
 
-    Of an arrangement without a short cycle (Nemotron-H), the first layers with each kind are enough.
+    Without a short cycle (Nemotron-H), the first layers that contain each kind are enough.
     """
     layers = spec.layers
     fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
-    if fixed > 2 * TINY_LAYERS:  # `scaled_down` then keeps each kind of the ends once
+    if fixed > 2 * TINY_LAYERS:  # `scaled_down` then keeps each kind once per end
         fixed = sum(len({*end}) for end in (layers.prefix, layers.suffix))
     whole_cycles = fixed + cycle * max(1, math.ceil((TINY_LAYERS - fixed) / cycle))
     if whole_cycles > MOST_TINY_LAYERS:
@@ -46,7 +46,7 @@ def _few_layers(spec: "ModelSpec") -> int:
 
 
 def tiny_run(run: "RunSpec") -> "RunSpec":
-    """Return a run of the tiny model, under a name of its own."""
+    """Return a run of the tiny model, with "-tiny" appended to its name."""
     return run.model_copy(update={"model": tiny(run.model), "name": f"{run.name}-tiny"})
 
 
@@ -58,11 +58,11 @@ def scaled_down(
     context_length: int,
     num_experts: int,
 ) -> "ModelSpec":
-    """Return a model of the same choices with another shape, whose vocabulary follows the tokenizer.
+    """Return a model with the same choices and another shape; its vocabulary follows the tokenizer.
 
-    Groups of query heads keep their share, hidden layers their ratio, windows their share of the text. There
-    are at most `num_experts` to choose from, of which a token chooses at most 2. An encoder keeps its share of the
-    decoder's layers, width and length, and so does a generator.
+    Groups of query heads keep their share, hidden layers their ratio, and windows their share of the text. A mixture
+    has at most `num_experts` experts and chooses at most 2 per token. Encoders and generators keep their share of the
+    decoder's layers, width and length.
     """
     old = spec.sizes
     to = ScaleDown(old, dim, min(head_dim, dim), context_length, num_experts)
@@ -79,7 +79,7 @@ def scaled_down(
     values["head"] |= spec.head.scaled_down(spec.dim, dim)
     layers = spec.layers
     if len(layers.prefix) + len(layers.suffix) + len(layers.cycle) > num_layers:
-        # To leave room for the cycle, the ends have each kind once.
+        # To leave room for the cycle, each end has each kind once.
         for end in ("prefix", "suffix"):
             values["layers"][end] = tuple(dict.fromkeys(getattr(layers, end)))
     for name, stack in (("encoder", spec.encoder_model), ("generator", spec.generator_model)):
@@ -102,7 +102,7 @@ def _beside(
     head_dim: int,
     num_layers: int,
 ) -> Table:
-    """Return the values of the encoder or the generator of a smaller model."""
+    """Return the values of the encoder or generator of a smaller model."""
     share = num_layers / spec.num_layers
     layers = max(_few_layers(stack) if share < 1 else 1, round(share * stack.num_layers))
     length = max(8, round(to.context_share * stack.context_length))
@@ -110,12 +110,12 @@ def _beside(
     small = scaled_down(stack, dim, head_dim, layers, length, to.num_experts)
     values = small.model_dump()
     given = getattr(spec, name).model_dump()
-    # What follows the model goes on doing so.
+    # "auto" values stay "auto".
     return {name: values[name] for name in given.keys() & values.keys() if given[name] != "auto"}
 
 
 def _change(table: Table, changes: Table) -> None:
-    """Put other values into a table, tables within tables."""
+    """Update a table with other values, including nested tables."""
     for name, value in changes.items():
         if isinstance(value, dict):
             _change(table[name], value)
@@ -124,7 +124,7 @@ def _change(table: Table, changes: Table) -> None:
 
 
 def _stated(changes: Table, partial: Table, choice: Choice) -> Table:
-    """Return the changes of values that a layer kind states itself."""
+    """Return the changes of values that a layer kind sets itself."""
     found = {}
     for name, value in changes.items():
         own = getattr(choice, name)

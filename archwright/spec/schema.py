@@ -10,10 +10,10 @@ BASE = {"type": "string", "description": "A preset or a file, from which this on
 
 
 def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[str, Any]:
-    """Return the JSON schema of a file that describes a model, a run or a study, over all choices there are.
+    """Return the JSON schema of a model's, run's or study's file, over all registered choices.
 
-    It is that of the spec, with what only files have: `base`, a model's `objective`, which is the default of its runs,
-    and a run's `model` given by name.
+    In addition to the spec's schema, files have `base`, a model's `objective`, the default of its runs, and a run's
+    `model` given by name.
     """
     schema: dict[str, Any] = cls.model_json_schema()
     if cls is StudySpec:
@@ -38,7 +38,7 @@ def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[
 
 
 def _shared(schema: object, shared: dict[str, Any], own: str = "") -> Any:
-    """Replace tables written out inside a schema by references to `shared`."""
+    """Replace tables repeated inside a schema by references to `shared`."""
     if isinstance(schema, list):
         return [_shared(inner, shared) for inner in schema]
     if not isinstance(schema, dict):

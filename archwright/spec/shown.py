@@ -1,4 +1,4 @@
-"""Specs that users hold: what they change, and what notebooks show."""
+"""Specs of the public API: overrides and notebook display."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -9,7 +9,7 @@ from archwright.spec.overrides import assignments_of, dump, flatten, override, t
 
 
 class Shown(Spec):
-    """A model, a run or a study: a line of its own, and a table of values that are not the defaults."""
+    """A model, a run or a study, displayed with its values that differ from the defaults."""
 
     def override(self, *assignments: str | Mapping[str, Any], **values: Any) -> Self:
         """Return this spec with dotted values replaced.
@@ -19,7 +19,7 @@ class Shown(Spec):
         Or in Python: `spec.override({"model.dim": 256}, seed=1)`.
 
         Raises:
-            UserError: an unknown path or a value out of its limits, one line each.
+            UserError: Unknown paths or values out of range, one per line.
         """
         return override(self, assignments_of(*assignments, values))
 
@@ -31,7 +31,7 @@ class Shown(Spec):
 
 
 def changed(spec: Spec) -> dict[str, str]:
-    """Return the values that are not the defaults by dotted path, as a file writes them; without their sources."""
+    """Return the values that differ from the defaults by dotted path, in TOML, without sources."""
     defaults = flatten(dump(type(spec)()))
     return {
         path: toml_value(value)

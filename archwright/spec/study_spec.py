@@ -64,6 +64,22 @@ def _as_numbers(value: object) -> Any:
     return (value,) if type(value) is int else value
 
 
+MARGIN = re.compile(r"([0-9]*\.?[0-9]+) ?%( of| of the)?( loss| compute)?")
+
+
+def _checked_margin(value: object) -> str:
+    """Return a margin with its unit: `10%` is `10% of compute`."""
+    match = MARGIN.fullmatch(str(value).strip())
+    if match and 0 < float(match[1]) < 100 and (match[3] or not match[2]):
+        unit = "the loss" if match[3] == " loss" else "compute"
+        return f"{float(match[1]):g}% of {unit}"
+    raise ValueError(
+        'expected a share of compute, such as "10%", or of the loss, such as "1% of the loss"'
+    )
+
+
+Margin = Annotated[str, BeforeValidator(_checked_margin)]
+
 Share = Annotated[float, Field(ge=0.05, lt=1)]
 
 
@@ -114,13 +130,10 @@ class StudySpec(Shown):
     seeds: int = Field(10, ge=2, le=1000)
     """How many pairs of runs are compared, each from other initial values and in another order of data."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
-    """Seeds that tune learning rates and are not compared, where procedure is "confirm". The first tunes every variant;
-    the others only one whose loss rises so steeply that rates a quarter of a step apart are tried."""
+    """Seeds that tune learning rates and are not compared. The first tunes every variant; the others tune only
+    variants whose loss rises so steeply that rates a quarter of a step apart are tried."""
     first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
-    procedure: Literal["confirm", "sweep"] = "confirm"
-    """How learning rates are tuned: by a few seeds for all, whereupon fresh seeds are compared at the rate
-    that was found; or by each seed that is compared for itself, at three times the cost of a seed."""
     early_stopping: bool = True
     """Look at the study after four, five, six and eight tenths of its seeds, too, and train no further what is decided
     by then."""
@@ -129,9 +142,6 @@ class StudySpec(Shown):
     a difference changes with tokens, and how much compute it is worth. "none": train none."""
     tune_lr: bool = True
     """Tune the learning rate of each variant, or leave it as it is given."""
-    tune_baseline: bool = False
-    """First tune the batch, at equal tokens, and the weight decay of the baseline, where they are not given; all
-    variants then have what was found."""
     lr_grid_size: int = Field(3, ge=3, le=100)
     """Learning rates in a sweep, around the best."""
     lr_ratio: float = Field(3.0, ge=1.4, le=10)
@@ -142,8 +152,8 @@ class StudySpec(Shown):
     match: Match = "non_embedding"
     """Quantity made equal to the baseline's within 0.5 %, through hidden_dim, then dim, then the width of heads:
     parameters outside embedding and head, all parameters, FLOPs per token, or nothing. What a variant sets stays."""
-    equivalence_margin: float = Field(0.01, gt=0, lt=1)
-    """Share of the baseline's loss below which a difference does not matter."""
+    margin: Margin = "1% of the loss"
+    """Largest difference that does not matter: a share of compute (10%) or of the baseline's loss (1% of the loss)."""
     lengths: Annotated[tuple[Tokens, ...], BeforeValidator(_as_numbers), Field(strict=False)] = ()
     """Also judge on texts this many times as long as those trained on."""
     widths: Annotated[
@@ -163,7 +173,7 @@ class StudySpec(Shown):
     @property
     def tuning_seed_numbers(self) -> range:
         """The seeds that tune learning rates for all variants, if any."""
-        tuning = self.tuning_seeds if self.tune_lr and self.procedure == "confirm" else 0
+        tuning = self.tuning_seeds if self.tune_lr and not self.widths else 0
         return range(self.first_seed, self.first_seed + tuning)
 
     @property
@@ -171,6 +181,23 @@ class StudySpec(Shown):
         """The seeds that are compared."""
         first = self.tuning_seed_numbers.stop
         return range(first, first + (self.ends[-1] if self.ends else self.seeds))
+
+    @property
+    def margin_of_loss(self) -> float | None:
+        """Margin as a share of the baseline's loss; None if it is a share of compute."""
+        share, _, unit = self.margin.partition("% of ")
+        return float(share) / 100 if unit == "the loss" else None
+
+    @property
+    def margin_of_compute(self) -> float | None:
+        """Margin as a share of the baseline's compute; None if it is a share of the loss."""
+        share, _, unit = self.margin.partition("% of ")
+        return float(share) / 100 if unit == "compute" else None
+
+    @property
+    def equivalence_margin(self) -> float:
+        """Margin as a share of the loss; 0 if it is a share of compute."""
+        return self.margin_of_loss or 0.0
 
     @property
     def wall_seconds(self) -> float | None:

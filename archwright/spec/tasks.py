@@ -1,4 +1,4 @@
-"""Synthetic tasks: texts whose examples are drawn, and of which only the answers are scored."""
+"""Synthetic tasks: random examples with a loss only at the answers."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,32 +8,32 @@ from pydantic import Field
 from archwright.spec.choice import Choice, ModelSizes
 
 Symbols = Annotated[int, Field(ge=2, le=2**16)]
-"""How many different tokens play a part of a task."""
+"""Number of different tokens in a role of a task."""
 MOST_TRANSITIONS = 2**20
 Number = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class Task(Choice):
-    """The axis of synthetic tasks, which data.text names, as in data.text=mqar: examples are drawn afresh for every
-    step, one for each row of a batch and as long as model.context_length, and only the answers are scored."""
+    """The axis of synthetic tasks, named by data.text, as in data.text=mqar. Examples are drawn for every step, one per
+    row of a batch and model.context_length tokens long, and only the answers are scored."""
 
     axis: ClassVar[str] = "task"
     length_option: ClassVar[str] = ""
-    """The option that decides how long an example is."""
+    """Option that determines the length of an example."""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The names of the tokens, in the order of their ids."""
+        """Names of the tokens, in the order of their ids."""
         return ()
 
     @property
     def shortest(self) -> int:
-        """The least model.context_length that an example fits into."""
+        """Least model.context_length for an example."""
         return 2
 
     @property
     def needs(self) -> str:
-        """The option that needs such a length, for the user."""
+        """Option that determines this length, for errors."""
         return (
             f"data.task.{option} = {getattr(self, option)}"
             if (option := self.length_option)
@@ -42,7 +42,7 @@ class Task(Choice):
 
 
 class Documents(Task):
-    """No task: data.text names documents, of which every token is scored."""
+    """No task: data.text names documents, and every token is scored."""
 
     kind: Literal["none"] = "none"
 
@@ -54,17 +54,17 @@ class MQAR(Task):
     kind: Literal["mqar"] = "mqar"
     length_option: ClassVar[str] = "pairs"
     pairs: Number | Literal["auto"] = Field("auto", examples=[64])
-    """Pairs in an example, each asked once; auto: a quarter of model.context_length, which leaves no room between."""
+    """Pairs in an example, each queried once; auto: a quarter of model.context_length, which fills the example."""
     fewest_pairs: Number | Literal["auto"] = Field("auto", examples=[64])
-    """Pairs in an example of training at least: their number n is drawn from here to `pairs`, with p(n) ~ 1 / n, as
-    examples with few teach the most at first (Arora et al., 2024, Based, figure 2, trains on such a mixture); held-out
-    examples have `pairs`; auto: 4."""
+    """Least pairs in a training example; auto: 4. Their number n is drawn from here to `pairs`, with p(n) ~ 1 / n,
+    because examples with few pairs teach most at first (Arora et al., 2024, Based, figure 2, trains on such a mixture).
+    Held-out examples have `pairs`."""
     keys: Symbols = 128
-    """Different keys that pairs are drawn from, without repetition."""
+    """Number of different keys; an example has each at most once."""
     values: Symbols = 128
-    """Different values that pairs are drawn from, without repetition."""
+    """Number of different values; an example has each in at most one pair."""
     power: float = Field(0.01, gt=0, le=1)
-    """Exponent a of the distances: p(d) is proportional to d^(a - 1), so that 1 is uniform."""
+    """Exponent a of the distances: p(d) is proportional to d^(a - 1); 1 is uniform."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class MQAR(Task):
 
     @property
     def shortest(self) -> int:
-        # The value of the last key that is asked need not stand in the text, but the token that begins it does.
+        # The input omits the value of the last queried key and includes the start token.
         return 4 * (1 if self.pairs == "auto" else self.pairs)
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
@@ -91,19 +91,19 @@ class MQAR(Task):
 
 
 class Markov(Task):
-    """A Markov chain whose table of transitions is drawn once: the entropy rate, in closed form, is the least loss
-    that any model can reach (Shannon, 1948, section 7)."""
+    """A Markov chain with a transition table drawn once. Its entropy rate, in closed form, is the least loss of any
+    model (Shannon, 1948, section 7)."""
 
     kind: Literal["markov"] = "markov"
     length_option: ClassVar[str] = "order"
     order: int = Field(2, ge=1, le=8)
-    """Tokens that the next one depends on."""
+    """Number of tokens that the next token depends on."""
     symbols: Annotated[int, Field(ge=2, le=256)] = 8
     """Different tokens; the table has symbols^(order + 1) numbers, at most 2^20."""
     concentration: float = Field(0.3, ge=0.01, le=100)
-    """Of the Dirichlet distribution that each row of the table is drawn from: less makes a chain more certain."""
+    """Concentration of the Dirichlet distribution of each table row; less makes the chain more predictable."""
     table_seed: int = Field(0, ge=0, lt=2**63)
-    """Of the table, which is the same for all seeds of a run."""
+    """Seed of the table, independent of the run's seed."""
 
     def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
         if self.symbols ** (self.order + 1) > MOST_TRANSITIONS:
@@ -123,13 +123,13 @@ class Markov(Task):
 
 
 class Needle(Task):
-    """Pairs of a key and a value somewhere among filler, and at the end one of the keys again, where the answer is its
-    value (Kamradt, 2023, needle in a haystack; with several pairs, Hsieh et al., 2024, RULER, section 3)."""
+    """Pairs of a key and a value among filler, then one of the keys at the end, with its value as the answer (Kamradt,
+    2023, needle in a haystack; with several pairs, Hsieh et al., 2024, RULER, section 3)."""
 
     kind: Literal["needle"] = "needle"
     length_option: ClassVar[str] = "pairs"
     pairs: Number = 1
-    """Pairs in the text, one of which is asked."""
+    """Pairs in the text; one of them is queried."""
     keys: Symbols = 16
     """Different keys."""
     values: Symbols = 16
@@ -148,19 +148,19 @@ class Needle(Task):
 
     @property
     def shortest(self) -> int:
-        return 2 * self.pairs + 2  # and the key that is asked, and the token that begins a text
+        return 2 * self.pairs + 2  # the queried key and the start token
 
 
 class SelectiveCopy(Task):
-    """Tokens at places drawn at random among blanks, then as many marks, at which the answers are the tokens in their
-    order (Gu and Dao, 2023, Mamba, section 4.1; in the sizes of Poli et al., 2024, MAD)."""
+    """Tokens at random positions among blanks, then a mark per token; the answers at the marks are the tokens in order
+    (Gu and Dao, 2023, Mamba, section 4.1; in the sizes of Poli et al., 2024, MAD)."""
 
     kind: Literal["selective-copy"] = "selective-copy"
     length_option: ClassVar[str] = "copied"
     copied: Number = 16
     """Tokens to copy."""
     symbols: Symbols = 16
-    """Different tokens that are copied."""
+    """Number of different tokens to copy."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -172,9 +172,9 @@ class SelectiveCopy(Task):
 
 
 class KHop(Task):
-    """Random tokens; the answer at each is found by hops, each to the token behind the last earlier one that equals
-    the present one, k times. One hop is an induction head (Sanford et al., 2024, Transformers, parallel computation,
-    and logarithmic depth, section 4)."""
+    """Random tokens. The answer at each token is found by k hops, each to the token after the last earlier occurrence
+    of the current token. One hop is an induction head (Sanford et al., 2024, Transformers, parallel computation, and
+    logarithmic depth, section 4)."""
 
     kind: Literal["k-hop"] = "k-hop"
     length_option: ClassVar[str] = "k"

@@ -1,4 +1,4 @@
-"""Reading TOML that anybody may have written: one clear line for whatever is wrong with it."""
+"""Safe reading of TOML files of any origin, with clear errors."""
 
 import re
 import tomllib
@@ -9,17 +9,17 @@ from archwright.spec.errors import UserError
 from archwright.spec.files import read_text
 
 MOST_BYTES = 1 << 20
-"""Most bytes of a file of specs, which have some thousands."""
+"""Most bytes of a spec's file; usual files have some thousands."""
 MOST_DEPTH = 32
-"""Most tables and lists inside one another, of which specs have less than ten."""
+"""Deepest nesting of tables and lists; usual specs have less than ten."""
 MOST_DIGITS = 4300
-"""Most digits of an integer: Python refuses to read longer ones, whose time is quadratic."""
+"""Most digits of an integer; Python refuses to parse longer ones, which take quadratic time."""
 
 TOO_DEEP = f"found tables or lists more than {MOST_DEPTH} deep in one another"
 LONG_KEY = re.compile(
     rf"""(?:^|[\[{{,])[ \t]*+(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{2 * MOST_DEPTH}}}""", re.MULTILINE
 )
-"""A dotted key that would be read in time quadratic in its length."""
+"""A dotted key that takes quadratic time to parse."""
 LONG_INTEGER = re.compile(rf"[0-9_]{{{MOST_DIGITS + 1},}}")
 
 
@@ -31,7 +31,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the table in a file.
 
     Raises:
-        UserError: no file, none of text, or none of TOML.
+        UserError: The file is missing, is not text, or is not TOML.
     """
     try:
         if path.is_dir():
@@ -49,7 +49,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return the table in a text.
 
     Raises:
-        ValueError: a tomllib.TOMLDecodeError, or Unreadable where values are too deep or too long.
+        ValueError: A tomllib.TOMLDecodeError, or Unreadable for values nested too deep or integers too long.
     """
     if LONG_KEY.search(text):
         raise Unreadable(TOO_DEEP)
@@ -59,14 +59,14 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise
     except RecursionError:
         raise Unreadable(TOO_DEEP) from None
-    except ValueError:  # of int(), which refuses long ones
+    except ValueError:  # int() refuses long integers
         raise Unreadable(_where_too_long(text)) from None
     _check_bounds(found, text)
     return found
 
 
 def _check_bounds(table: dict[str, Any], text: str) -> None:
-    """Refuse what later steps, which follow tables inside tables and print numbers, could not bear."""
+    """Refuse nesting and integers beyond the limits of recursion and printing."""
     values, depth = [*table.values()], 1
     while values:
         if depth > MOST_DEPTH:
@@ -80,7 +80,7 @@ def _check_bounds(table: dict[str, Any], text: str) -> None:
 
 
 def _where_too_long(text: str) -> str:
-    """Say that there is an integer that is too long, and in which line if that is found."""
+    """Return an error for an integer that is too long, with its line if found."""
     found = LONG_INTEGER.search(text)
     line = f" (at line {text.count(chr(10), 0, found.start()) + 1})" if found else ""
     return f"found an integer of more than {MOST_DIGITS:,} digits{line}"

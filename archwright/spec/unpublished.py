@@ -1,4 +1,4 @@
-"""Models whose architecture is not published: what is public of them, for tables."""
+"""Models with an unpublished architecture: public facts, for tables."""
 
 import tomllib
 
@@ -12,18 +12,18 @@ FOLDER = presets.FOLDER / "unpublished"
 
 
 class Unpublished(Spec):
-    """A model that can be listed, not built."""
+    """A model for listings only."""
 
     source: str
-    """Where the little that is known comes from."""
+    """Source of the public facts."""
     unpublished: str
-    """The choice that is missing."""
+    """The missing choice."""
     known: dict[str, str] = Field(default_factory=dict)
     """Cells of the table of architectures, by column."""
 
 
 def unpublished() -> dict[str, Unpublished]:
-    """Return these models by name."""
+    """Return all models with an unpublished architecture by name."""
     files = (file for file in FOLDER.iterdir() if file.name.endswith(".toml"))
     return {
         file.name.removesuffix(".toml"): Unpublished.model_validate(
@@ -34,7 +34,7 @@ def unpublished() -> dict[str, Unpublished]:
 
 
 def refuse_unpublished(name: str) -> None:
-    """Raise a UserError that says why, where a model's architecture is not published."""
+    """Raise a UserError with the reason if a model's architecture is unpublished."""
     if (model := unpublished().get(name)) is not None:
         raise UserError(
             f'"{name}": its architecture is unpublished, so there is nothing to build: '

@@ -1,4 +1,4 @@
-"""Turning validation errors into lines a user can act on: path, found, expected, nearest name."""
+"""Validation errors in the user's terms: path, value, expected values, nearest name."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from archwright.format import QUOTED, number_text, shortened
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.other_names import VALUES
+from archwright.spec.other_names import GONE, VALUES
 
 Path = tuple[str, ...]
 
@@ -40,11 +40,11 @@ EXPECTED = {
 def explain(
     error: ValidationError, cls: type[Spec], values: dict[str, Any], at: Path = ()
 ) -> list[str]:
-    """Return one line for each mistake in `values`, which were to become a `cls`."""
+    """Return an error for each mistake in `values` of a `cls`."""
     lines: list[str] = []
     expected: dict[Path, list[str]] = {}
     found: dict[Path, Any] = {}
-    named: set[Path] = set()  # what is one of some names
+    named: set[Path] = set()  # paths of values from a list of names
     for problem in error.errors():
         path, owner = locate(cls, tuple(problem["loc"]), values)
         inner = problem.get("ctx", {}).get("error")
@@ -77,9 +77,9 @@ def explain(
 
 
 def locate(cls: type[Spec], loc: tuple[Any, ...], values: object) -> tuple[Path, type[Spec]]:
-    """Follow an error's location through the specs; drop the names of union members on the way.
+    """Resolve an error's location through the specs, without names of union members.
 
-    Returns the path the user wrote and the class that owns its last key.
+    Returns the user's path and the class that owns its last key.
     """
     path: Path = ()
     owner = cls
@@ -99,18 +99,20 @@ def locate(cls: type[Spec], loc: tuple[Any, ...], values: object) -> tuple[Path,
 
 
 def unknown(path: str, key: str, owner: type[Spec]) -> str:
-    """Say that `key` is no option of `owner`, with what is and the nearest name."""
+    """Return an error for `key` as an unknown option of `owner`, with its options and the nearest name."""
+    if key in GONE:
+        return f"{path}: {GONE[key]}"
     names = [field.alias or name for name, field in owner.model_fields.items()]
     return f"{path}: unknown option; accepted: {', '.join(names)}.{nearest(key, names)}"
 
 
 def dotted(path: Path) -> str:
-    """Join a path with dots; an empty path is the file itself."""
+    """Join a path with dots; an empty path is the top level of the file."""
     return ".".join(path).replace("\n", "\\n") or "(top level)"
 
 
 def show(value: object) -> str:
-    """Show a value as it stands in a file, on one line."""
+    """Return a value as in a file, on a single line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -138,7 +140,7 @@ def _expectation(problem: Any) -> str:
 
 
 def _spec_class(annotation: object, values: object) -> type[Spec] | None:
-    """Return the spec class that `values` would become, or None for plain values."""
+    """Return the spec class for `values`, or None for plain values."""
     if not (isinstance(annotation, type) and issubclass(annotation, Spec)):
         return None
     if issubclass(annotation, Choice) and annotation.is_axis():
@@ -148,7 +150,7 @@ def _spec_class(annotation: object, values: object) -> type[Spec] | None:
 
 
 def _keys_below(values: Any, loc: tuple[Any, ...]) -> Path:
-    """Keep the part of a location that indexes real values, not union members."""
+    """Return the part of a location that indexes actual values, without union members."""
     path: Path = ()
     for key in loc:
         indexed = isinstance(values, (list, tuple)) and isinstance(key, int) and key < len(values)

@@ -24,7 +24,7 @@ def check_format(path: Path, found: object) -> None:
 @cache
 def version() -> str:
     """Return the version that is installed, or "0" for a checkout that is not."""
-    from importlib import metadata  # slow to import, seldom wanted
+    from importlib import metadata  # slow to import, rarely needed
 
     try:
         return metadata.version("archwright")

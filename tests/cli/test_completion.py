@@ -94,7 +94,7 @@ def test_names(complete: Complete) -> None:
 def test_values_of_options(complete: Complete) -> None:
     assert complete("list --format c") == ["csv"]
     assert complete("plan modern --hardware h1") == ["h100"]
-    assert complete("compare --procedure c") == ["confirm"]
+    assert complete("compare --match f") == ["flops"]
     assert complete("completion ") == ["bash", "zsh", "fish"]
     assert complete("cache c") == ["clean"]
     assert complete("new mi") == ["mixer"]

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from archwright.lab.procedure.looks import ALPHA, Looks, decide
+from archwright.lab.procedure.standing import Spikes
 from archwright.lab.procedure.sweep import replicate
-from archwright.lab.procedure.verdict import SCOPE, effects, verdict
+from archwright.lab.procedure.verdict import effects, margin_of, scope, spike_words, verdict
 from archwright.lab.results import (
     ControlledVariable,
     Horizon,
     Multiplier,
     Point,
+    Replicate,
     RunResult,
     StudyResults,
     Variant,
@@ -74,11 +77,35 @@ def several_horizons() -> StudyResults:
     was measured."""
     whole = results_of(Made({"modern": 0.0, "gelu": 0.06, "alibi": -0.05}))
     multipliers = {
-        "gelu": Multiplier(0.25, 0.25, 0.31, 4.0, 1.02, 1.1, _horizons(0.09, 0.07, 0.06)),
-        "alibi": Multiplier(1.42, 1.2, 1.7, 4.0, 0.98, 0.9, _horizons(-0.09, -0.06, -0.05)),
+        "gelu": Multiplier(0.25, 0.25, 0.31, 4.0, 1.02, _horizons(0.09, 0.07, 0.06)),
+        "alibi": Multiplier(1.42, 1.2, 1.7, 4.0, 0.98, _horizons(-0.09, -0.06, -0.05)),
     }
-    effects = [replace(e, multiplier=multipliers[e.variant]) for e in whole.effects]
-    return _changed(whole, effects=effects)
+    again = effects(
+        whole.replicates,
+        whole.study,
+        "modern",
+        slope=0.12,
+        multiplier=lambda effect: multipliers[effect.variant],
+        **judged(whole.replicates, whole.study, "modern"),
+    )
+    return _changed(whole, effects=again, verdict=verdict(again, "modern"))
+
+
+def spiking() -> StudyResults:
+    """Two of five runs of the baseline spiked, so that all were run again at half the rate."""
+    whole = results_of(Made({"modern": 0.0, "gelu": 0.06}, fixed=True, grid=(3e-3,)))
+    first = [
+        replace(run, lr=6e-3, key=f"x{run.key}", loss=run.loss + 0.4 * (run.seed in (1, 3)))
+        for run in whole.runs
+        if run.variant == "modern"
+    ]
+    words = spike_words("modern", 2, 5, 6e-3, 3e-3)
+    return _changed(
+        whole,
+        runs=[*first, *whole.runs],
+        spikes={"modern": [Spikes(0.63, (1, 3), 5, halved=True)]},
+        verdict=verdict(whole.effects, "modern", [words]),
+    )
 
 
 def _horizons(*means: float) -> list[Horizon]:
@@ -91,11 +118,6 @@ def twelve_variants() -> StudyResults:
     """Twelve variants, of which two have names of sixty characters, judged on longer texts, too."""
     gains = {name: 0.012 * (i % 5) - 0.015 * (i % 3) for i, name in enumerate(TWELVE)}
     return results_of(Made({**gains, "modern": 0.0}, lengths=(64, 128, 256, 512)))
-
-
-def twelve_seeds() -> StudyResults:
-    """So many seeds that the bootstrap is used."""
-    return results_of(Made(seeds=12))
 
 
 def fixed_rates() -> StudyResults:
@@ -115,7 +137,9 @@ def incomplete(variants: int = 3) -> StudyResults:
         whole,
         runs=runs,
         replicates=kept,
-        effects=effects(kept, _without(whole.study, last), "modern"),
+        effects=effects(
+            kept, left := _without(whole.study, last), "modern", **judged(kept, left, "modern")
+        ),
         complete=False,
         verdict="Not yet decided: 45 of 60 runs are done.",
         notes=(
@@ -156,26 +180,26 @@ def results_of(made: Made) -> StudyResults:
         question="Is a gated feed-forward worth its third matrix?",
         source="Shazeer 2020, arXiv 2002.05202",
         variants={name: ["feedforward.kind=gelu"] for name in names[1:]},
-        procedure="sweep",
+        first_seed=1000,  # seeds that tune are not among the made runs
         seeds=made.seeds,
         tune_lr=not made.fixed,
         lengths=tuple(length // 64 for length in made.lengths),
     )
     variants = [_variant(name, i) for i, name in enumerate(names)]
-    found = effects(replicates, study, names[0], runs=runs)
-    tokens, device = STEPS * TOKENS_PER_STEP, "one thread of a CPU that was made up"
+    given = judged(replicates, study, names[0])
+    found = effects(replicates, study, names[0], runs=runs, **given)
     return StudyResults(
         study=study,
         folder="studies/does the activation matter",
-        verdict=verdict(found, names[0], parameters=163_584, tokens=tokens, device=device),
-        scope=SCOPE,
+        verdict=verdict(found, names[0]),
+        scope=scope(163_584, STEPS * TOKENS_PER_STEP, "one thread of a CPU that was made up"),
         variants=variants,
         runs=runs,
         replicates=replicates,
         effects=found,
         grids=dict.fromkeys(names, made.grid),
         held=_held(names),
-        tokens_per_run=tokens,
+        tokens_per_run=STEPS * TOKENS_PER_STEP,
         steps=STEPS,
         evaluation_tokens=65_536,
         device="one thread of Made-up CPU 9000, fp32, blockwise attention",
@@ -183,6 +207,21 @@ def results_of(made: Made) -> StudyResults:
         seconds=571.3,
         command="archwright study 'does the activation matter'",
     )
+
+
+def judged(replicates: Sequence[Replicate], study: StudySpec, baseline: str) -> dict[str, Any]:
+    """What one look at all pairs decides."""
+    losses = {(r.variant, r.seed): r.loss for r in replicates}
+    seeds = sorted({r.seed for r in replicates})
+    base = [losses[baseline, s] for s in seeds if (baseline, s) in losses]
+    differences = {
+        name: [losses.get((name, s), NAN) - losses.get((baseline, s), NAN) for s in seeds]
+        for name in dict.fromkeys(r.variant for r in replicates if r.variant != baseline)
+    }
+    margin = margin_of(study, float(np.mean(base)), None) if base else 0.0
+    looks = Looks(len(seeds), len(seeds), early=False)
+    decisions = decide(differences, [margin] * len(seeds), looks, ALPHA) if seeds else {}
+    return {"decisions": decisions, "looks": looks}
 
 
 def _changed(results: StudyResults, **changes: Any) -> StudyResults:

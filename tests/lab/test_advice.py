@@ -16,7 +16,7 @@ from archwright.lab.procedure.looks import ALPHA, Looks, decide
 from archwright.lab.procedure.standing import Standing
 from archwright.lab.procedure.sweep import Sweep
 from archwright.lab.procedure.verdict import DIVERGED, UNLEARNT, effects
-from archwright.lab.report.advice import _same_size, advice, more_seeds
+from archwright.lab.report.advice import advice, more_seeds, same_size
 from archwright.lab.results import Effect, Replicate, RunResult
 from archwright.spec.budget import Budget
 from archwright.spec.run_spec import AdamW
@@ -91,8 +91,8 @@ def test_more_steps_are_for_the_models_that_there_are(model: str) -> None:
 def test_the_size_of_the_models_that_there_are_is_known_without_those_of_others() -> None:
     """Sixteen heads share 64 dimensions out, and not the 48 of the next smaller model."""
     asked = study_of("modern", ":attention.num_heads=16", budget="5m")
-    baseline = SimpleNamespace(run=next(iter(arms(asked, 2e5).values())))
-    assert _same_size(SimpleNamespace(study=asked, baseline=baseline)) == "0.2M"  # type: ignore[arg-type]
+    baseline = SimpleNamespace(run=next(iter(arms(asked, 1.5e5).values())))
+    assert same_size(SimpleNamespace(study=asked, baseline=baseline)) == "0.15M"  # type: ignore[arg-type]
 
 
 def test_more_than_anybody_waits_for_is_not_advised() -> None:

@@ -1,5 +1,6 @@
 """Headlines of studies: short whatever was found, and in the words of the outcomes."""
 
+import math
 import re
 from dataclasses import replace
 from typing import get_args
@@ -18,6 +19,7 @@ OUTCOMES = get_args(Outcome)
 def found(*outcomes: str, names: tuple[str, ...] = ()) -> list[Effect]:
     """Effects of these outcomes, called a, b, c ... by default."""
     (effect,) = made.two_variants().effects
+    effect = replace(effect, margin=math.nan)
     called = names or tuple("abcdefghijkl")
     return [
         replace(effect, variant=name, outcome=outcome)  # type: ignore[arg-type]
@@ -37,11 +39,23 @@ def found(*outcomes: str, names: tuple[str, ...] = ()) -> list[Effect]:
             ("worse", "inconclusive", "inconclusive", "better", "better", "better", "worse"),
             "7 variants: 3 better, 2 worse, 2 inconclusive",
         ),
-        (OUTCOMES, "Of 6 variants, 1 is better and 1 worse"),
+        (OUTCOMES, "5 variants: 1 better, 1 worse, 1 equivalent, 1 inconclusive, 1 identical"),
     ],
 )
 def test_headlines(outcomes: tuple[str, ...], expected: str) -> None:
     assert headline(found(*outcomes), "old", HEADLINE_WORDS) == expected
+
+
+def test_a_difference_within_the_margin_is_said_to_be_small() -> None:
+    effects = [replace(e, margin=1.0) for e in found("worse", "worse", "equivalent")]
+    assert (
+        headline(effects[:1], "old", HEADLINE_WORDS)
+        == "a is worse than old, but by less than the margin"
+    )
+    assert headline(effects[::2], "old", 20) == (
+        "Against old, a is worse by less than the margin, c is equivalent"
+    )
+    assert headline(effects, "old", HEADLINE_WORDS) == "3 variants: 2 worse, 1 equivalent"
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

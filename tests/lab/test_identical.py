@@ -36,7 +36,7 @@ def complaints(*words: str, size: float | None = 2e5, **options: object) -> list
         (("modern", "modern:norm.kind=rms"), "trained alike; there is nothing to compare"),
         (
             ("modern", ":attention.num_kv_heads=1"),
-            "attention.num_kv_heads = 1 is what both have at this size (dim 64)",
+            "= 1 is what both have at this size (dim 64); give another value, or --size 0.55M, at which they differ",
         ),
         (
             ("modern", ":attention.mask.kind=window,attention.mask.size=512"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from archwright.lab.report.multiplier import Drops, drops, multiplier_in_tokens
+from archwright.lab.procedure.compute import Drops, drops, multiplier_in_tokens, slope_at_end
 from archwright.lab.results import Interval
 
 SHARES = (0.25, 0.5)
@@ -77,3 +77,20 @@ def test_the_interval_holds_the_truth(factor: float) -> None:
         )
         held += low <= factor <= high
     assert held / 300 > 0.92
+
+
+@pytest.mark.parametrize("irreducible", [0.0, 1.7])
+def test_the_slope_is_that_of_the_power_law_at_its_end(irreducible: float) -> None:
+    """dL / d ln t = -a A t^-a at t = 1, of L = E + A t^-a."""
+    curve = [irreducible + 4.0 * share**-0.3 for share in (*SHARES, 1.0)]
+    assert slope_at_end([curve] * 2, SHARES) == pytest.approx(0.3 * 4.0)
+    assert slope_at_end([[3.0, 2.9, 2.95]] * 2, SHARES) is None
+
+
+def test_draws_are_around_the_naive_mean_and_the_value_is_the_estimate() -> None:
+    difference, baseline, variant = exact(2.0)
+    naive = point(difference, 0.1)
+    small, *ends = multiplier_in_tokens(difference / 2, naive, SHARES, baseline, variant)
+    large, *same = multiplier_in_tokens(difference, naive, SHARES, baseline, variant)
+    assert ends == same
+    assert 1 < small < large == pytest.approx(2.0)

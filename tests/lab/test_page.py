@@ -29,7 +29,7 @@ EVERY: list[Callable[[], StudyResults]] = [
     made.two_variants,
     made.several_horizons,
     made.twelve_variants,
-    made.twelve_seeds,
+    made.spiking,
     made.fixed_rates,
     made.incomplete,
     made.nothing_yet,
@@ -89,33 +89,60 @@ def test_the_page_has_the_bytes_of_a_cache() -> None:
     assert [row.cells[-1] for row in shown.rows] == ["65.5 kB", "–"]
 
 
-def test_compute_stands_beside_nats_at_equal_tokens_alone() -> None:
+def test_compute_is_said_of_the_lower_loss() -> None:
     page = study_page(made.several_horizons())
-    found = [row.cells for row in table(page, "Compute").rows]
-    signed = [e.mean for e in made.several_horizons().effects]
-    assert found[0][:5] == ("gelu", "less than 0.26", "", "less than 0.25", "less than 0.28")
-    assert found[1][:5] == ("alibi", "1.39", "1.18 to 1.67", "1.42", "1.28")
-    assert [float(row[5].replace("\N{MINUS SIGN}", "-")) for row in found] == pytest.approx(
-        signed, abs=1e-4
-    )
-    # At equal seconds the slower one's loss would be a guess.
-    assert table(page, "Compute").head[4:] == ("Seconds", "At equal tokens")
+    found = table(page, "Compute")
+    assert [row.cells for row in found.rows] == [
+        ("gelu", "modern", "gelu", "less than 0.26", ""),
+        ("alibi", "alibi", "modern", "0.72", "0.60 to 0.85"),
+    ]
+    assert [row.mark for row in found.rows] == ["beyond the horizons that were trained", ""]
     points = chart(page, "horizons").saved
     assert points["tokens"] == [100_000, 200_000, 400_000] * 2
     assert points["mean"] == [0.09, 0.07, 0.06, -0.09, -0.06, -0.05]
 
 
+def test_runs_that_spiked_stand_beside_those_that_count(tmp_path: Path) -> None:
+    results = made.spiking()
+    page = study_page(results)
+    assert (
+        "2 of 5 runs of modern spiked at lr 0.006; all were run again at 0.003."
+        in page.verdict_rest
+    )
+    states = [row.cells[4] for row in table(page, "Runs").rows]
+    assert states.count("spiked, run again at a lower rate") == 2
+    assert states.count("done, run again at a lower rate") == 3
+    assert states.count("done") == 10
+    write_tables(results, tmp_path)
+    lines = rows(tmp_path / "runs.csv")
+    assert [line["counts"] for line in lines] == ["False"] * 5 + ["True"] * 10
+    assert {run.lr for run in runs_at_best(results, "modern")} == {3e-3}
+
+
+def test_curves_go_no_higher_than_the_initial_loss() -> None:
+    """A first evaluation of 30 nats would make all curves one line."""
+    results = made.two_variants()
+    first, *others = results.runs
+    high = [replace(first.curve[0], loss=30.0), *first.curve[1:]]
+    results = replace(
+        results, runs=[replace(r, curve=high if r.seed == 0 else r.curve) for r in (first, *others)]
+    )
+    for name in ("loss", "difference"):
+        for drawn in chart(study_page(results), name).traces:
+            assert max(map(abs, drawn["y"])) <= made.INITIAL_LOSS
+
+
 def test_page_and_terminal_have_one_count_of_runs_and_seeds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A study of five seeds that ended after three, with two runs of a quarter of the tokens."""
+    """A study of five seeds whose pairs ended after three, with two runs of a quarter of the tokens."""
     found = made.two_variants()
     short = [
         replace(run, seed=seed, tokens=found.tokens_per_run // 4)
         for seed, run in enumerate(found.runs[:2])
     ]
-    kept = [replicate for replicate in found.replicates if replicate.seed < 3]
-    found = replace(found, shorter_runs=short, replicates=kept)
+    ended = [replace(e, seeds=e.seeds[:3], differences=e.differences[:3]) for e in found.effects]
+    found = replace(found, shorter_runs=short, effects=ended)
     page, number = study_page(found), len(found.runs) + 2
     print_results(found)
     assert f"{number} runs in " in capsys.readouterr().out
@@ -126,6 +153,7 @@ def test_page_and_terminal_have_one_count_of_runs_and_seeds(
     assert isinstance(facts, Facts)
     seeds = next(fact for fact in facts.groups[""] if fact.label == "Seeds")
     assert (seeds.value, seeds.note) == ("3", "compared in pairs, of 5 planned")
+    assert cells(page, "Effects")["Seeds"] == "3"
 
 
 @pytest.mark.parametrize("results", EVERY)
@@ -159,7 +187,7 @@ def test_an_effect_is_drawn_and_listed_as_it_was_found() -> None:
     effect, page = results.effects[0], study_page(results)
     seeds, mean = chart(page, "effects").traces
     assert list(seeds["x"]) == list(effect.differences)
-    assert mean["x"] == [effect.mean]
+    assert mean["x"] == [effect.estimate]
     ends = (
         mean["x"][0] - mean["error_x"]["arrayminus"][0],
         mean["x"][0] + mean["error_x"]["array"][0],
@@ -167,23 +195,23 @@ def test_an_effect_is_drawn_and_listed_as_it_was_found() -> None:
     assert ends == pytest.approx((effect.interval.low, effect.interval.high))
     shapes = chart(page, "effects").layout["shapes"]
     assert [(s["x0"], s["x1"]) for s in shapes] == [
-        (-effect.noise, effect.noise),
         (-effect.margin, -effect.margin),
         (effect.margin, effect.margin),
         (0, 0),
     ]
     said = cells(page, "Effects")
-    assert said["Nats per token"] == f"{effect.mean:+.4f}"
+    assert said["Nats per token"] == f"{effect.estimate:+.4f}"
+    assert said["Naive mean"] == f"{effect.mean:+.4f}"
     assert said["Outcome"] == effect.outcome
     baseline = [r.loss for r in results.replicates if r.variant == "modern"]
-    share = 100 * effect.mean / (sum(baseline) / len(baseline))
-    assert said["Of the baseline's loss"] == f"{share:+.2f} %"
+    share = 100 * effect.estimate / (sum(baseline) / len(baseline))
+    assert said["Of the baseline's loss"] == f"{share:+.1f} %"
 
 
 def test_the_numbers_of_two_seeds_are_those_of_a_pocket_calculator() -> None:
     """Losses 3.50 and 3.52 beside 3.29 and 3.30: d = -0.21, -0.22, so that mean d = -0.215 and s = 0.01 / sqrt(2),
-    s / sqrt(2) = 0.005; Student's t of one degree of freedom is 12.7062 for 95 %, 6.3138 for 90 %, and for
-    t = 0.215 / 0.005 = 43 p = 1 - 2 / pi atan(43) = 0.0148. The baseline's mean is 3.51, of which the margin is 1 %."""
+    s / sqrt(2) = 0.005. Of the error of 0.05 a fifth is kept back: Student's t of one degree of freedom is 15.8945 for
+    0.04. The baseline's mean is 3.51."""
     one, two = made.TWELVE[:2]
     losses = {(one, 0): 3.50, (one, 1): 3.52, (two, 0): 3.29, (two, 1): 3.30}
     results = made.results_of(made.Made({one: 0.0, two: 0.0}, seeds=2, grid=(3e-3,), fixed=True))
@@ -191,17 +219,19 @@ def test_the_numbers_of_two_seeds_are_those_of_a_pocket_calculator() -> None:
         replace(run, loss=losses[run.variant, run.seed], bits_per_byte=losses[run.variant, run.seed] / 2)
         for run in results.runs
     ]  # fmt: skip
-    found = effects([replicate([run]) for run in runs], results.study, one, runs=runs)
-    assert cells(study_page(replace(results, runs=runs, effects=found)), "Effects") == {
+    pairs = [replicate([run]) for run in runs]
+    found = effects(pairs, results.study, one, runs=runs, **made.judged(pairs, results.study, one))
+    said = cells(study_page(replace(results, runs=runs, effects=found)), "Effects")
+    estimate = float(said.pop("Nats per token").replace("−", "-"))
+    assert -0.215 <= estimate < -0.2149
+    assert said == {
         "Variant": two,
         "Outcome": "better",
-        "Nats per token": "−0.2150",
-        "95 % (t)": "−0.2785 to −0.1515",
-        "p (paired t)": "0.015",
-        "p, Holm": "0.015",
-        "90 %, for equivalence": "−0.2466 to −0.1834, margin 0.0351",
+        "Naive mean": "−0.2150",
+        "95 %": "−0.2945 to −0.1355",
+        "Of the baseline's loss": "−6.1 %",
+        "95 %, of the loss": "−8.4 % to −3.9 %",
         "Bits per byte": "−0.1075",
-        "Of the baseline's loss": "−6.13 %",
         "Seeds": "2",
     }
 
@@ -210,13 +240,7 @@ def test_unknown_numbers_make_a_page_too() -> None:
     results = made.two_variants()
     nan = float("nan")
     nothing = replace(results.effects[0].interval, low=nan, high=nan)
-    unknown = {
-        "mean": nan,
-        "noise": nan,
-        "p_value": nan,
-        "holm_p_value": nan,
-        "differences": (nan,),
-    }
+    unknown = {"mean": nan, "estimate": nan, "margin": nan, "differences": (nan,)}
     effect = replace(results.effects[0], **unknown, seeds=(0,), interval=nothing)  # type: ignore[arg-type]
     failed = [replace(run, failed="lost", loss=nan, curve=()) for run in results.runs]
     slow = [replace(run, tokens_per_second=0.0, seconds=nan) for run in results.runs]
@@ -274,7 +298,7 @@ def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
 def test_curves_are_of_the_runs_that_are_compared() -> None:
     """Those that place the rate are evaluated at their ends alone: a mean over both would jump there."""
     results = made.two_variants()
-    study = results.study.model_copy(update={"procedure": "confirm", "tuning_seeds": 2})
+    study = results.study.model_copy(update={"first_seed": 0, "tuning_seeds": 2})
     assert [*study.tuning_seed_numbers] == [0, 1]
     mean = chart(study_page(replace(results, study=study)), "loss").traces[2]
     at = [run for run in results.runs if run.variant == "modern" and run.lr == 3e-3]
@@ -286,12 +310,6 @@ def test_curves_are_of_the_runs_that_are_compared() -> None:
     assert len(runs_at_best(alone, "modern")) == 2
 
 
-def test_losses_are_curves_in_bits_per_byte_too() -> None:
-    results = made.two_variants()
-    nats, bits = (chart(study_page(results), name).traces[2] for name in ("loss", "bits-per-byte"))
-    assert bits["y"] == pytest.approx([n / made.NATS_PER_BIT_PER_BYTE for n in nats["y"]])
-
-
 def test_differences_are_paired_by_seed() -> None:
     results = made.two_variants()
     line = chart(study_page(results), "difference").traces[-1]
@@ -301,7 +319,9 @@ def test_differences_are_paired_by_seed() -> None:
 
 
 def test_what_diverged_is_marked_and_draws_no_mean() -> None:
-    page = study_page(made.incomplete())
+    results = made.incomplete()
+    tuning = results.study.model_copy(update={"first_seed": 0, "tuning_seeds": 5})
+    page = study_page(replace(results, study=tuning))
     traces = {trace["name"]: trace for trace in chart(page, "lr").traces}
     assert traces["modern, diverged"]["x"] == [9e-3, 9e-3]
     assert math.isnan(traces["modern"]["y"][-1])
@@ -374,9 +394,9 @@ def test_tables_hold_every_number_as_it_was(
             effect.interval.high,
         )
     for line, run in zip(runs, found.runs, strict=True):
-        assert line["role"] == "compared"  # each seed sweeps for itself
+        assert line["role"] == "compared"
         in_grid = run.lr in found.grids.get(run.variant, ())
-        assert line["counts"] == str(in_grid or not found.study.tune_lr)
+        assert line["counts"] == str(found.counts(run) and (in_grid or not found.study.tune_lr))
         lengths = {int(k.split("_")[-1]): float(v) for k, v in line.items() if "_at_" in k}
         assert lengths == run.lengths
 

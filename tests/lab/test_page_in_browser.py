@@ -14,8 +14,8 @@ from tests.visitor import Visitor, of_plots, saved
 pytestmark = pytest.mark.release
 
 TOKENS = made.STEPS * made.TOKENS_PER_STEP
-CHARTS = ["effects", "loss", "training", "difference", "bits-per-byte", "lr", "lengths"]
-CURVES = slice(1, 5)
+CHARTS = ["effects", "loss", "training", "difference", "lr"]
+CURVES = slice(1, 4)
 LONG = made.LONG_NAMES[0]
 
 
@@ -47,11 +47,10 @@ def test_every_chart_is_drawn(tab: Any) -> None:
     assert all(of_plots(tab, "p.querySelectorAll('.scatterlayer .point').length > 20"))
 
 
-def test_hovering_an_effect_tells_it_in_both_units(tab: Any) -> None:
+def test_hovering_an_effect_tells_it(tab: Any) -> None:
     effect = made.twelve_variants().effects[2]
     said = hover(tab, "effects", "no rope", 0)
     assert said.startswith("no ropeworse, +0.0")
-    assert f"{effect.bits_per_byte:+.4f} bits per byte" in said
     seed = hover(tab, "effects", "no rope, each seed", 1)
     assert f"seed 1: {effect.differences[1]:+.4f} nats per token" in seed
 
@@ -67,9 +66,9 @@ def test_the_key_hides_a_variant_in_all_charts(tab: Any) -> None:
     tab.wait_for_timeout(300)
     pressed = "bs => bs.map(b => b.getAttribute('aria-pressed'))"
     keys = tab.get_by_role("button", name=f"Show {LONG}").evaluate_all(pressed)
-    assert keys == ["false"] * 3
+    assert keys == ["false"] * 2
     lost = [b - a for a, b in zip(shown(), before, strict=True)]
-    assert lost == [0, 2, 2, 2, 2, 8, 2]  # band and mean; five seeds, mean, optimum and grid
+    assert lost == [0, 2, 2, 2, 7]  # band and mean; five seeds, mean, optimum and grid
     button.click()
     tab.wait_for_timeout(300)
     assert shown() == before

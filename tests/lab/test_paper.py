@@ -26,7 +26,7 @@ from tests.lab import made_results as made
 from tests.tiny import ROOT
 
 NASTY = r"100% {a}_b & $x$ #1 ~^ \input{c} <d> é 中 − “q” @e"
-MADE = [made.two_variants, made.several_horizons, made.fixed_rates, made.incomplete]
+MADE = [made.two_variants, made.several_horizons, made.spiking, made.incomplete]
 
 
 def runs_of(results: StudyResults) -> dict[str, RunSpec]:
@@ -109,7 +109,7 @@ def test_the_table_has_the_numbers_of_what_is_decided() -> None:
         numbers = difference.replace("$-$", "-")
         ends = effect.interval.low, effect.interval.high
         assert [*map(float, re.findall(r"[-+][\d.]+", numbers))] == pytest.approx(
-            [effect.mean, *ends], abs=5e-5
+            [effect.estimate, *ends], abs=5e-5
         )
         assert float(share.replace("$-$", "-")) == pytest.approx(100 * effect.share, abs=5e-3)
 
@@ -118,7 +118,8 @@ def test_the_table_has_compute_and_its_bounds() -> None:
     lines = effects_table(made.several_horizons()).splitlines()
     assert any("less than 0.26" in line for line in lines if line.startswith("gelu"))
     [alibi] = [line for line in lines if line.startswith("alibi")]
-    assert f"{1.42 * 0.98:.2f} ({1.2 * 0.98:.2f} to {1.7 * 0.98:.2f})" in alibi
+    value, low, high = (1 / (0.98 * tokens) for tokens in (1.42, 1.7, 1.2))
+    assert f"{value:.2f} ({low:.2f} to {high:.2f})" in alibi
 
 
 def test_methods_state_the_settings_of_the_study_alone() -> None:
@@ -137,6 +138,8 @@ def test_methods_state_the_settings_of_the_study_alone() -> None:
     text = methods(one, {})
     assert "given, not tuned" in text
     assert "Holm" not in text
+    spiking = methods(made.spiking(), {})
+    assert "2 of 5 runs of modern spiked at lr 0.006; all were run again at 0.003." in spiking
     open_still = methods(made.incomplete(), {})
     assert "The study is not complete" in open_still
     assert all(escaped(note) in open_still for note in made.incomplete().notes)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from archwright.lab.design.plan import Cell
+from archwright.lab.procedure.standing import Standing, standing
 from archwright.lab.results import Halves, RunResult
 from archwright.lab.running.scheduler import LATE, Execution
 from archwright.spec.study_spec import StudySpec
@@ -26,7 +27,7 @@ class Crew:
 
 
 def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Execution:
-    options = {"procedure": "sweep", "seeds": 5} | options
+    options = {"widths": (8, 16), "seeds": 5} | options
     study = StudySpec(variants={"b": ("dim=8",)}, budget=budget, **options)
     plan = SimpleNamespace(
         study=study,
@@ -71,7 +72,7 @@ def test_seeds_come_one_after_another_so_that_whole_pairs_are_there_early() -> N
 
 
 def test_fixed_rates_need_one_run_for_each_seed() -> None:
-    found = execution(tune_lr=False, seeds=4)
+    found = execution(tune_lr=False, widths=(), horizons=(), seeds=4)
     assert found.wanted() == [Cell(n, s, 0) for s in range(4) for n in ("modern", "b")]
     finish(found, *found.wanted())
     assert found.wanted() == []
@@ -86,7 +87,7 @@ def halved(loss: float, tuning: float, judged: float) -> RunResult:
 
 def test_where_nothing_is_tuned_all_windows_judge() -> None:
     for tune_lr, loss in ((True, 3.2), (False, 3.1)):
-        found = execution(procedure="confirm", tune_lr=tune_lr, seeds=4)
+        found = execution(widths=(), tune_lr=tune_lr, seeds=4)
         while wanted := found.standing().wanted:
             for cell in itertools.starmap(Cell, wanted):
                 run = halved(3.1 + 0.1 * cell.k**2, 3.0 + 0.1 * cell.k**2, 3.2)
@@ -110,7 +111,7 @@ def test_late_seeds_are_left_out_but_never_below_three(seconds: float, kept: int
 
 def test_what_is_left_counts_runs_that_place_a_rate_as_cheaper() -> None:
     """They are evaluated at their end alone; what compared runs took is what they cost beside their curve."""
-    found = execution(10.0, procedure="confirm", budget="10m", seeds=6)
+    found = execution(10.0, widths=(), budget="10m", seeds=6)
     found.shorter_pairs = 0
     wanted = {name: len(s.wanted) for name, s in found.standing().sweeps.items()}
     runs = found.outstanding()
@@ -182,7 +183,7 @@ def finish_confirmed(found: Execution, *cells: Cell, better: float = 0.5) -> Non
 
 def confirming(monkeypatch: pytest.MonkeyPatch, seeds: int) -> Execution:
     """A study of ten minutes whose rates are tuned, and of whose runs none is on disk."""
-    found = execution(budget="10m", procedure="confirm", seeds=seeds)
+    found = execution(budget="10m", widths=(), seeds=seeds)
     monkeypatch.setattr(found, "_folder", lambda cell: SimpleNamespace(started=False))
     tuned(found)
     return found
@@ -224,7 +225,7 @@ def test_when_all_pairs_are_there_more_of_them_are_trained_for_shorter_horizons(
 
 
 def test_a_budget_of_steps_ends_with_what_was_decided() -> None:
-    found = execution(budget="100steps", procedure="confirm", seeds=9)
+    found = execution(budget="100steps", widths=(), seeds=9)
     tuned(found)
     while wanted := found.wanted():
         finish_confirmed(found, *wanted)
@@ -248,7 +249,7 @@ def test_seeds_and_horizons_are_left_out_by_turns_and_seeds_come_back(
     seconds: float, kept: int, pairs: int
 ) -> None:
     """With a pair at a time: 7 pairs and the horizons of four, worth 3, take ten times that of one."""
-    found = execution(seconds=seconds, budget="10m", procedure="confirm", seeds=9)
+    found = execution(seconds=seconds, budget="10m", widths=(), seeds=9)
     tuned(found)
     while found._late(Crew()):  # type: ignore[arg-type]
         pass
@@ -277,3 +278,41 @@ def test_shorter_horizons_come_back_where_less_was_to_be_decided(
     assert found._takes_back()
     assert {cell.seed for cell in found.wanted()} == {2, 3, 4, 5}
     assert not found._takes_back()
+
+
+def with_margin_of_compute(found: Execution, margin: float) -> Execution:
+    study = SimpleNamespace(margin_of_compute=margin)
+    names = StudySpec.model_fields.keys() | {"seed_numbers", "tuning_seed_numbers", "wall_seconds"}
+    for name in names:
+        setattr(study, name, getattr(found.plan.study, name))
+    found.plan.study = study  # type: ignore[misc]
+    return found
+
+
+def test_a_margin_of_compute_trains_the_baselines_shorter_runs_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its slope is what turns the margin into nats, without which no look finds equivalence."""
+    found = with_margin_of_compute(confirming(monkeypatch, seeds=9), 0.1)
+    given: list[Any] = []
+    real = standing
+
+    def spied(*args: Any, slope: float | None = None, **options: Any) -> Standing:
+        given.append(slope)
+        return real(*args, **options)
+
+    monkeypatch.setattr("archwright.lab.running.scheduler.standing", spied)
+    first = found.wanted()
+    assert first[:8] == [
+        Cell("modern", s, first[0].k, h) for s in (2, 3, 4, 5) for h in (0.25, 0.5)
+    ]
+    assert {cell.share for cell in first[8:]} == {1.0}
+    assert found.slope() is None
+    for cell in first:
+        loss = 2.0 + cell.share**-0.5 + 0.01 * cell.seed
+        found._keep(cell, RunResult("", cell.variant, cell.seed, 1.0, loss, 1.0, 6.0))
+    assert found.slope() == pytest.approx(0.5)
+    found.standing()
+    assert given[-1] == pytest.approx(0.5)
+    assert all(cell.share == 1.0 or cell.variant == "b" for cell in found.wanted())
+    assert found.curves("b") == {}

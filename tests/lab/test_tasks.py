@@ -13,7 +13,7 @@ from archwright.lab.report.page import study_page
 from archwright.lab.report.sections import answers_section
 from archwright.lab.report.terminal import print_results
 from archwright.lab.results import Effect, StudyResults, TaskFacts, Unit
-from tests.lab.made_results import two_variants
+from tests.lab.made_results import judged, two_variants
 from tests.lab.small import COMMON, OPTIONS, working_in
 
 
@@ -62,7 +62,14 @@ def test_to_solve_a_task_that_another_does_not_is_a_result(made: StudyResults) -
             for r in made.replicates
         ]
         learnt = {"modern": guessing, name: guessing}
-        (found,) = effects(moved, made.study, "modern", learnt=learnt, unit=unit)
+        (found,) = effects(
+            moved,
+            made.study,
+            "modern",
+            learnt=learnt,
+            unit=unit,
+            **judged(moved, made.study, "modern"),
+        )
         return found
 
     assert outcome(2.0, guessing=3.0).outcome == "worse"

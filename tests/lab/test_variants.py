@@ -84,7 +84,7 @@ def test_heads_that_the_scaled_model_has_not_are_refused_with_its_width() -> Non
         with pytest.raises(UserError) as caught:
             arms(study(*words), 5e4)
         assert caught.value.lines[0].endswith(
-            "num_kv_heads: found 8; expected a divisor of num_heads = 1, scaled to dim 32: say auto, or give a "
+            "num_kv_heads: found 8; expected a divisor of num_heads = 3, scaled to dim 48: say auto, or give a "
             "larger --size"
         )
     with pytest.raises(UserError, match=r"expected a divisor of num_heads = \d+$"):

@@ -2,6 +2,7 @@
 `archwright check` tries, too, stand in `archwright/inspection/laws`."""
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from archwright.model import build
 from archwright.spec.attention import TransientGlobalAttention
 from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
+from archwright.spec.feedforward import ChannelMix
 from archwright.spec.fingerprint import differing
 from archwright.spec.masks import Causal
 from archwright.spec.model_spec import ModelSpec
@@ -177,11 +179,15 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
     number = len(order)
     reach = torch.eye(number, dtype=torch.bool)
     streams = [torch.zeros(number, number, dtype=torch.bool)] * spec.predicting_streams
+    real = [n for n in range(number) if valid[n]]
+    shift = torch.eye(number, dtype=torch.bool)
+    for k, q in pairwise(real):
+        shift[q, k] = documents[q] == documents[k]
     for i in range(spec.num_layers):
         step = torch.eye(number, dtype=torch.bool)
         for mixer in spec.layer(i).mixers.values():
-            if isinstance(mixer, CrossAttention):
-                continue  # which reads another text
+            if isinstance(mixer, CrossAttention | ChannelMix):
+                continue  # which reads another text; the token before, behind the others
             mask = getattr(mixer, "mask", Causal())  # a recurrence reads all that came before
             for q in range(number):
                 for k in range(number):
@@ -199,9 +205,12 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
         if streams and not spec.layer(i).attention.is_none:
             for missing, stream in enumerate(streams):
                 first = [documents.index(document) for document in documents]
-                real = [[n for n in range(first[q], q + 1) if valid[n]] for q in range(number)]
-                like = [at[max(0, len(at) - 1 - missing)] if at else 0 for at in real]
+                before = [[n for n in range(first[q], q + 1) if valid[n]] for q in range(number)]
+                like = [at[max(0, len(at) - 1 - missing)] if at else 0 for at in before]
                 streams[missing] = stream | ((step[like].float() @ reach.float()) > 0)
+        if isinstance(spec.layer(i).feedforward, ChannelMix):
+            parallel = spec.layer(i).residual.kind == "parallel"
+            step = step | shift if parallel else (shift.float() @ step.float()) > 0
         reach = (step.float() @ reach.float()) > 0
     outputs = torch.stack(streams or [reach])  # [streams, output, input]
     return outputs[:, own][:, :, own].flatten(0, 1)

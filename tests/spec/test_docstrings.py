@@ -8,7 +8,7 @@ from archwright.spec.norms import LayerNorm
 def test_every_field_has_the_string_below_it():
     found = field_docstrings(LayerNorm)
     assert found["eps"] == "Added to the variance."
-    assert found["bias"] == "Learn an offset beside the weight."
+    assert found["bias"] == "Add a learned bias."
 
 
 def test_fields_of_bases_are_included():

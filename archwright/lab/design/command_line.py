@@ -60,17 +60,15 @@ def _with_widths(study: StudySpec) -> StudySpec:
     """Return a study of widths: each seed sweeps, nothing is matched, and the size sets no width."""
     if not study.widths:
         return study
-    if not study.tune_lr or study.tune_baseline:
-        given = "--tune-baseline" if study.tune_lr else "--no-tune-lr"
+    if not study.tune_lr:
         raise UserError(
-            f"--widths: found {given} beside it; expected it alone, as learning rates are what widths are trained for"
+            "--widths: found --no-tune-lr; a study of widths tunes learning rates: leave it out"
         )
     words = (*study.common, *study.baseline, *(w for v in study.variants.values() for w in v))
     if dims := [word for word in words if run_key(word).startswith("model.dim=")]:
         raise UserError(f"--widths: found {dims[0]} beside it; expected the width in one of them")
     size = SIZE_OF_WIDTHS if study.size == "auto" else study.size
-    update = {"procedure": "sweep", "match": "none", "size": size}
-    return study.model_copy(update=update)
+    return study.model_copy(update={"match": "none", "size": size})
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Variants that are one model in effect: refused by name, with what made them so and what to ask for instead."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
-from archwright.lab.design.variants import arms, set_by, words_of
+from archwright.lab.design.scaling import SIZES
+from archwright.lab.design.variants import arms, set_by, sized_by_user, words_of
 from archwright.parts.masks import as_seen, is_full
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.errors import UserError
@@ -82,13 +84,25 @@ def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, l
         if path in given:
             return (
                 f": {path.removeprefix('model.')} = {given[path]} is what both have at this size (dim "
-                f"{runs[other].model.dim}); give another value or another --size"
+                f"{runs[other].model.dim}); give another value{_or_another_size(study, name, other)}"
             )
     path, _, value = changed[0].removeprefix("model.").partition(": ")
     return (
         f": they differ in {'; '.join(changed[:2])}, which scaling and matching then set for both; what words set "
         f"stays, such as :{path}={value.rpartition(' -> ')[2]}"
     )
+
+
+def _or_another_size(study: StudySpec, name: str, other: str) -> str:
+    """Return the smallest size at which two variants differ, as an option."""
+    if study.size == "given" or sized_by_user(study):
+        return ""
+    for size in SIZES:
+        with suppress(UserError):
+            runs = arms(study, size)
+            if len({_effect(runs[each], longest(study, runs[each])) for each in (name, other)}) > 1:
+                return f", or --size {size / 1e6:g}M, at which they differ"
+    return ""
 
 
 def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str]:

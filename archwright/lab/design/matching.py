@@ -1,9 +1,8 @@
-"""Making variants equal in size: hidden_dim is chosen, dim where that is not enough, and last the width of heads.
-What a variant sets itself stays."""
+"""Matching the sizes of variants by hidden_dim, then dim, then the width of heads. Widths that a variant sets stay."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -19,38 +18,40 @@ from archwright.spec.study_spec import Match
 
 Flops = Callable[[LanguageModel], float]
 """Returns the FLOPs of a training token."""
+
 TOLERANCE = 0.005
-"""Largest share by which a variant may miss the baseline's size."""
+"""Miss of the baseline's size, as a share, at which the search ends."""
+
+LARGEST_MISS = 0.02
+"""Largest miss of the nearest size, as a share: a variant that is farther off is refused."""
 
 RATIOS = (0.5, 16.0)
-"""hidden_dim over dim, beyond which dim is changed instead."""
+"""Limits of hidden_dim over dim; beyond them dim changes."""
 
-FARTHEST = 4
-"""Times by which dim may become wider or narrower: beyond that, models of one size are no longer comparable."""
+WIDER, NARROWER = 4, 2.5
+"""Factors by which dim may grow or shrink: models that lack a branch in each layer need three times the width."""
 
 LEAST_WIDTH = 8
-"""Narrowest dim and hidden width that matching makes."""
+"""Smallest dim and hidden width that matching gives."""
 
 MULTIPLES = (16, 8, 4, 2, 1)
-"""Divisors of hidden_dim, of which the first that comes near enough is taken: round widths compute fastest."""
+"""Divisors of hidden_dim, the largest first: round widths compute fastest."""
 
 HEADS_APART = 1.25
-"""Times the share of dim that a head would have, up to which it may be wider or narrower."""
+"""Factor by which a head may be wider or narrower than dim / num_heads."""
 
 TRIES = 24
-"""Widths that are tried."""
+"""Most widths that are tried."""
 
 HIDDEN_WIDTHS = frozenset(
     f"feedforward.{at}{field}" for at in ("", "expert.") for field in ("hidden_dim", "ratio")
 )
-"""Dotted paths that say how wide hidden layers are."""
+"""Dotted paths of the widths of hidden layers."""
 
 OTHER_WIDTHS = ("feedforward.hidden_dim", "recurrence.inner_dim", "recurrence.value_head_dim")
 """Widths of models without such hidden layers; sizes are linear in them."""
 
 HEAD_DIM = "attention.head_dim"
-HEADS = frozenset({"num_heads", "head_dim"})
-"""Options of an attention whose heads may be of another width than they share out."""
 
 OUTSIDE = ("embedding", "position", "head", "layers.attention.value_embedding")
 """Parts of a model that are not counted as its size: tables with a row for each token or place."""
@@ -94,22 +95,19 @@ def matched(
     held: Collection[str] = (),
     flops: Flops | None = None,
 ) -> tuple[ModelSpec, bool]:
-    """Return the spec with the widths at which it equals `target`, and whether it does within 0.5 %.
+    """Return the spec with the size of `target`, or the nearest, and True if it is within 2 %.
 
-    The widths are hidden_dim; dim, where that is not enough; and last the width of heads. Values at the dotted
-    paths `held` stay. Where nothing near enough is found, the nearest is returned.
+    Args:
+        held: dotted paths of values that stay.
     """
     matching = _Matching(target.of(match), match, vocab_size, frozenset(held), flops)
     nearest, least = spec, 0.0 if match == "none" else matching.miss(spec)
-    if least == 0:
-        return spec, True
-    for candidate in matching.candidates(spec):
-        miss = matching.miss(candidate)
-        if miss <= TOLERANCE:
-            return candidate, True
-        if miss < least:
+    for candidate in matching.candidates(spec) if least > TOLERANCE else ():
+        if (miss := matching.miss(candidate)) < least:
             nearest, least = candidate, miss
-    return nearest, least <= TOLERANCE
+        if least <= TOLERANCE:
+            break
+    return nearest, least <= LARGEST_MISS
 
 
 def mismatch(counts: Counts, target: Counts, match: Match) -> float:
@@ -134,17 +132,26 @@ class _Matching:
         return abs(self.size(spec) / self.wanted - 1)
 
     def candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
-        """Yield the spec with other widths, those first that change least."""
-        if spec.feedforward.hidden_layer and not self.held & HIDDEN_WIDTHS:
+        """Yield the spec with other widths, the least changed first."""
+        other = spec.feedforward.hidden_layer is None
+        if other or not self.held & HIDDEN_WIDTHS:
+            widths = self._other_widths if other else self._hidden_widths
             for dim in [spec.dim] if "dim" in self.held else self._dims(spec):
-                yield from self._hidden_candidates(self._with_dim(spec, dim))
-        elif spec.feedforward.hidden_layer is None:
-            for dim in [spec.dim] if "dim" in self.held else self._dims(spec):
-                yield from self._other_candidates(self._with_dim(spec, dim))
+                yield from widths(self._with_dim(spec, dim))
         if "dim" not in self.held:
-            yield from self._dim_candidates(spec)
+            near = self._nearest_dims(spec)
+            yield from (self._with_dim(spec, dim) for dim in near)
+            has_heads = {"num_heads", "head_dim"} <= type(spec.attention).model_fields.keys()
+            if near and has_heads and HEAD_DIM not in self.held:
+                for odd in (0, 1):
+                    yield from self._head_widths(spec, near[0], odd)
 
-    def _other_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
+    def _exact(self, build: Callable[[int], ModelSpec], width: int, step: int) -> float | None:
+        """Return the width with the right size, to which sizes are linear; None if it changes none."""
+        first, second = (self.size(build(n)) for n in (width, width + step))
+        return None if first == second else width + step * (self.wanted - first) / (second - first)
+
+    def _other_widths(self, spec: ModelSpec) -> Iterator[ModelSpec]:
         """Yield the spec with the nearest of each width in `OTHER_WIDTHS`."""
         resolved = spec.resolved(self.vocab_size)
         for path in OTHER_WIDTHS:
@@ -152,79 +159,58 @@ class _Matching:
             width = dict(getattr(resolved, axis)).get(name)
             if not isinstance(width, int) or path in self.held:
                 continue
-            size, twice = (self.size(spec.override(f"{path}={n}")) for n in (width, 2 * width))
-            nearest = round(width + (self.wanted - size) * width / (twice - size))
-            if width / FARTHEST <= nearest <= FARTHEST * width:
-                yield spec.override(f"{path}={nearest}")
+            exact = self._exact(lambda n: spec.override(f"{path}={n}"), width, width)  # noqa: B023
+            if exact and width / WIDER <= round(exact) <= WIDER * width:
+                yield spec.override(f"{path}={round(exact)}")
 
-    def _hidden_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
-        """Yield the spec with the nearest hidden widths; sizes are linear in hidden_dim."""
+    def _hidden_widths(self, spec: ModelSpec) -> Iterator[ModelSpec]:
+        """Yield the spec with the nearest hidden widths."""
         resolved = spec.resolved(self.vocab_size)
-        layer = resolved.feedforward.hidden_layer
-        assert layer
-        hidden = layer.hidden_dim
-        assert hidden != "auto"
-
-        def size(hidden_dim: int) -> float:
-            return self.size(self._with_hidden(resolved, spec, hidden_dim))
-
-        slope = (size(2 * hidden) - size(hidden)) / hidden
-        if slope == 0:  # no layer has the default's feed-forward
+        hidden = _hidden(resolved)
+        exact = self._exact(lambda n: self._with_hidden(resolved, spec, n), hidden, hidden)
+        if exact is None:  # no layer has the default's feed-forward
             return
-        exact = hidden + (self.wanted - size(hidden)) / slope
         least = RATIOS[0] * spec.dim / getattr(resolved.feedforward, "num_experts", 1)
-        least = max(least, min(hidden, LEAST_WIDTH))
-        allowed = min(max(exact, least), RATIOS[1] * spec.dim)
+        allowed = min(max(exact, least, min(hidden, LEAST_WIDTH)), RATIOS[1] * spec.dim)
         for multiple in MULTIPLES if allowed == exact else MULTIPLES[-1:]:
             width = max(multiple, multiple * round(allowed / multiple))
             yield self._with_hidden(resolved, spec, width)
 
-    def _dim_candidates(self, spec: ModelSpec) -> Iterator[ModelSpec]:
-        """Yield the spec at the nearest widths: first with shared-out heads, then with other heads."""
-        near = self._nearest_dims(spec)
-        yield from (self._with_dim(spec, dim) for dim in near)
-        has_heads = type(spec.attention).model_fields.keys() >= HEADS
-        if near and has_heads and HEAD_DIM not in self.held:
-            far, least = max(self._step(spec), TRIES // 4), _narrowest(spec)
-            around = sorted(range(near[0] - far, near[0] + far + 1), key=lambda d: abs(d - near[0]))
-            for odd in (0, 1):
-                dims = [dim for dim in around if dim >= least and dim % 2 == odd][:TRIES]
-                yield from self._head_candidates(spec, dims)
-
-    def _head_candidates(self, spec: ModelSpec, dims: Sequence[int]) -> list[ModelSpec]:
-        """Return the spec at each width with the nearest head_dim; sizes are linear in head_dim."""
+    def _head_widths(self, spec: ModelSpec, near: int, odd: int) -> list[ModelSpec]:
+        """Return the spec at widths around `near`, each with the nearest head_dim."""
         num_heads = dict(spec.resolved().attention)["num_heads"]
+        far = max(self._step(spec), TRIES // 4)
+        around = range(max(near - far, _narrowest(spec)), near + far + 1)
+        dims = [dim for dim in around if dim % 2 == odd]
         found = []
-        for dim in dims:
+        for dim in sorted(dims, key=lambda dim: abs(dim - near))[:TRIES]:
             usual = max(2, 2 * round(dim / num_heads / 2))
-            tried = [_with_heads(spec, dim, num_heads, width) for width in (usual, usual + 2)]
-            if not all(map(_allowed, tried)):
+
+            def at(width: int, dim: int = dim) -> ModelSpec:
+                heads = (f"attention.num_heads={num_heads}", f"{HEAD_DIM}={width}")
+                return spec.override(f"dim={dim}", *heads)
+
+            if not all(_allowed(at(width)) for width in (usual, usual + 2)):
                 continue
-            sizes = [self.size(resized) for resized in tried]
-            if sizes[0] == sizes[1]:  # no layer has the default's attention
+            exact = self._exact(at, usual, 2)
+            if exact is None:  # no layer has the default's attention
                 return []
-            exact = usual + 2 * (self.wanted - sizes[0]) / (sizes[1] - sizes[0])
-            allowed = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
-            width = max(2, 2 * round(allowed / 2))
-            found.append((abs(math.log(width / usual)), dim, width))
-        resized = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
-        return [*filter(_allowed, resized)]
+            nearest = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
+            width = max(2, 2 * round(nearest / 2))
+            found.append((abs(math.log(width / usual)), dim, at(width)))
+        return [spec for *_, spec in sorted(found, key=lambda f: f[:2]) if _allowed(spec)]
 
     def _with_hidden(self, resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> ModelSpec:
         """Return a spec with another hidden width; other layers keep their ratio, or their held width."""
-        layer = resolved.feedforward.hidden_layer
-        assert layer
-        assert layer.hidden_dim != "auto"
+        factor = hidden_dim / _hidden(resolved)
         values = spec.model_dump()
         _table(values).update(hidden_dim=hidden_dim, ratio="none")
         for name, partial in values["layer_kinds"].items():
-            own, table = resolved.layers_by_kind[name].feedforward.hidden_layer, _table(partial)
-            if own is None or not {"hidden_dim", "ratio"} & table.keys():
+            layer, table = resolved.layers_by_kind[name], _table(partial)
+            if layer.feedforward.hidden_layer is None or not {"hidden_dim", "ratio"} & table.keys():
                 continue
             if not self.held & {f"layer_kinds.{name}.{path}" for path in HIDDEN_WIDTHS}:
-                assert own.hidden_dim != "auto"
-                width = max(1, round(own.hidden_dim * hidden_dim / layer.hidden_dim))
-                table.update(hidden_dim=width, ratio="none")
+                table.update(hidden_dim=max(1, round(_hidden(layer) * factor)), ratio="none")
             elif table.get("ratio", "none") != "none":
                 table["hidden_dim"] = "auto"
         return ModelSpec.model_validate(values)
@@ -237,7 +223,7 @@ class _Matching:
         return [spec.dim, *islice(allowed, TRIES - 1)]
 
     def _nearest_dims(self, spec: ModelSpec) -> list[int]:
-        """Return the few widths at which a model whose other widths stay is nearest to the right size."""
+        """Return the few widths with which alone a model is nearest to the right size."""
 
         def size(dim: int) -> float:
             return self.size(self._with_dim(spec, dim))
@@ -248,35 +234,37 @@ class _Matching:
         return sorted(near, key=lambda dim: abs(size(dim) / self.wanted - 1))
 
     def _other_dims(self, spec: ModelSpec) -> list[int]:
-        step, dims = self._step(spec), range(_narrowest(spec), FARTHEST * spec.dim + 1)
+        step, dims = self._step(spec), range(_narrowest(spec), WIDER * spec.dim + 1)
         return [dim for dim in dims if dim % step == 0 and dim != spec.dim]
 
     def _step(self, spec: ModelSpec) -> int:
-        """Return by how much a model's width may change: a whole pair of dimensions for each head that follows it."""
+        """Return the step of a model's width: a pair of dimensions for each head that follows it."""
         if HEAD_DIM in self.held:
             return 2
         return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
 
     def _with_dim(self, spec: ModelSpec, dim: int) -> ModelSpec:
+        """Return a spec of another width; heads follow if their width was dim over their number."""
         if dim == spec.dim:
             return spec
-        return spec.override(f"dim={dim}", *self._heads_follow(spec))
-
-    def _heads_follow(self, spec: ModelSpec) -> list[str]:
-        """Let the width of heads follow dim where it was dim over their number."""
         resolved = spec.resolved().attention
         head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))
-        given = getattr(spec.attention, "head_dim", "auto")
+        words = [f"attention.num_heads={num_heads}"] if num_heads else []
         field = type(spec.attention).model_fields.get("head_dim")
-        fixed = given == "auto" or HEAD_DIM in self.held or field is None or field.default != "auto"
-        if fixed or head_dim * num_heads != spec.dim:
-            return [f"attention.num_heads={num_heads}"] if num_heads else []
-        return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]
+        free = field is not None and field.default == "auto" and HEAD_DIM not in self.held
+        if free and head_dim * num_heads == spec.dim:
+            words.append(f"{HEAD_DIM}=auto")
+        return spec.override(f"dim={dim}", *words)
+
+
+def _hidden(layer: Any) -> int:
+    """Return the resolved hidden width of a layer."""
+    return int(layer.feedforward.hidden_layer.hidden_dim)
 
 
 def _narrowest(spec: ModelSpec) -> int:
     """Return the least dim that matching may give a model."""
-    return max(min(spec.dim, LEAST_WIDTH), math.ceil(spec.dim / FARTHEST))
+    return max(min(spec.dim, LEAST_WIDTH), math.ceil(spec.dim / NARROWER))
 
 
 def _table(layer: dict[str, Any]) -> dict[str, Any]:
@@ -287,16 +275,9 @@ def _table(layer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _allowed(spec: ModelSpec) -> bool:
-    """Tell whether a model of this width keeps the rules: half of a head may not turn in pairs."""
+    """True if a model keeps the rules: half of a head cannot turn in pairs."""
     try:
         enforce(spec)
     except UserError:
         return False
     return True
-
-
-def _with_heads(spec: ModelSpec, dim: int, num_heads: int, head_dim: int) -> ModelSpec:
-    """Return a spec of another width with as many heads, of a width of their own."""
-    return spec.override(
-        f"dim={dim}", f"attention.num_heads={num_heads}", f"attention.head_dim={head_dim}"
-    )

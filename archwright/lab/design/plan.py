@@ -1,6 +1,6 @@
 """A study that is decided: what runs, with what, for how long; and how that is written down."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +8,6 @@ from typing import NamedTuple
 from archwright.data.task_text import TaskText
 from archwright.files import atomic_write
 from archwright.lab.design import plan_file
-from archwright.lab.design.baseline import Tuning, expected_runs
 from archwright.lab.design.matching import Counts
 from archwright.lab.design.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.design.variants import with_lr
@@ -24,9 +23,6 @@ from archwright.training.resolve import EVALUATIONS, with_steps
 
 STUDY = "study.toml"
 """The study as it was asked for, in its folder."""
-
-TOKENIZERS = "tokenizers"
-"""Where the tokenizers of variants are that have others than the baseline's, in the folder."""
 
 LEAST_STEPS = 500
 """Steps of a run below which a study cannot answer: post-norm models are then on the plateau on which they know how
@@ -78,8 +74,6 @@ class Plan:
     costs: Mapping[str, Cost]
     shorter_pairs: int = PAIRS
     """Pairs that are trained again for shares of the steps, at most."""
-    tuning: Tuning | None = None
-    """What is known of the baseline's batch and weight decay, where they are tuned; runs have what was found."""
 
     @property
     def baseline(self) -> Arm:
@@ -113,7 +107,7 @@ class Plan:
     @property
     def num_runs(self) -> int:
         """Runs of the whole study, about."""
-        return runs_of(self.study, len(self.arms), self.shorter_pairs, self.tuning)
+        return runs_of(self.study, len(self.arms), self.shorter_pairs)
 
     def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
         """Return the seconds that a run of a variant takes, one of a share of its steps, or one that tunes."""
@@ -136,10 +130,7 @@ class Plan:
             * sum(self.run_seconds(name, share) for share in horizons(self.study))
             for name in self.arms
         )
-        searched = expected_runs(self.tuning, self.study.lr_grid_size)
-        work += searched * self.run_seconds(self.baseline.name, tunes=True)
-        spent = self.tuning.seconds if self.tuning else 0.0
-        return spent + work / min(self.workers, max(1, self.num_runs))
+        return work / min(self.workers, max(1, self.num_runs))
 
     def lr(self, name: str, k: float) -> float:
         """Return the k-th learning rate of a variant's lattice."""
@@ -200,14 +191,10 @@ def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
     return [*found.values()]
 
 
-def runs_of(
-    study: StudySpec, variants: int, pairs: int = PAIRS, tuning: Tuning | None = None
-) -> int:
+def runs_of(study: StudySpec, variants: int, pairs: int = PAIRS) -> int:
     """Return the mean number of runs of a study of so many variants, the baseline among them."""
     shorter = min(pairs, study.seeds) * len(horizons(study))
-    return round(
-        (runs_each(study) + shorter) * variants + expected_runs(tuning, study.lr_grid_size)
-    )
+    return round((runs_each(study) + shorter) * variants)
 
 
 def runs_each(study: StudySpec) -> float:
@@ -227,14 +214,14 @@ def tuning_runs_each(study: StudySpec) -> float:
 
 def compared_runs_each(study: StudySpec) -> float:
     """Return how many of them are compared; where each seed sweeps, all."""
-    if study.tune_lr and study.procedure == "sweep":
+    if study.widths:
         return study.seeds * study.lr_grid_size + EXTRA_LRS
     return len(study.seed_numbers)
 
 
 def horizons(study: StudySpec) -> tuple[float, ...]:
     """Return the shares of the steps for which a study trains its first pairs again."""
-    return study.horizons if study.procedure == "confirm" else ()
+    return () if study.widths else study.horizons
 
 
 def evaluated(run: RunSpec, final: int, *, has_curve: bool = True) -> int:
@@ -244,81 +231,76 @@ def evaluated(run: RunSpec, final: int, *, has_curve: bool = True) -> int:
 
 
 def save(plan: Plan, folder: RunFolder) -> None:
-    """Write a plan into the folder of its study; plan.json last, as it makes the rest binding."""
-    files = [file_of(plan, Path(), arm.name) for arm in plan.arms.values()]
+    """Write a plan into the folder of its study; plan.json last, as it makes the others binding."""
+    files = [variant_file(plan.arms, arm.name) for arm in plan.arms.values()]
     for file, arm in zip(files, plan.arms.values(), strict=True):
-        path = folder.path / file
-        path.parent.mkdir(exist_ok=True)
-        atomic_write(path, to_toml(arm.run))
-    places = [Path(), *(Path(TOKENIZERS) / str(i) for i in range(1, len(tokenizers(plan.arms))))]
-    data = {}
-    for place, material in zip(places, tokenizers(plan.arms), strict=True):
-        data[material.tokenizer.fingerprint] = place.as_posix()
-        known = environment(plan.decisions) if place == Path() else {}
-        RunFolder(folder.path / place).write_environment(known | {"data": material.record()})
+        (folder.path / file).parent.mkdir(exist_ok=True)
+        atomic_write(folder.path / file, to_toml(arm.run))
+    materials = tokenizers(plan.arms)
+    places = [tokenizer_folder(folder.path, number) for number in range(len(materials))]
+    for place, material in zip(places, materials, strict=True):
+        known = environment(plan.decisions) if place == folder.path else {}
+        RunFolder(place).write_environment(known | {"data": material.record()})
+    numbers = {material.tokenizer.fingerprint: i for i, material in enumerate(materials)}
     record = PlanRecord(
         workers=plan.workers,
         steps=plan.steps,
-        procedure=plan.study.procedure,
         horizons=plan.study.horizons,
         shorter_pairs=plan.shorter_pairs,
         ends=plan.study.ends,
-        tuning=plan.tuning,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
                 name=arm.name,
                 words=arm.words,
-                file=file.as_posix(),
-                data=data[arm.material.tokenizer.fingerprint],
+                tokenizer=numbers[arm.material.tokenizer.fingerprint],
                 counts=arm.counts,
                 cost=plan.costs[arm.name],
             )
-            for file, arm in zip(files, plan.arms.values(), strict=True)
+            for arm in plan.arms.values()
         ),
     )
-    environments = [place / folder.environment_file.name for place in places]
-    beside = (Path(STUDY), *environments, *files)
-    plan_file.write(
-        record, folder.path, [file for file in beside if (folder.path / file).is_file()]
-    )
+    name = folder.environment_file.name
+    environments = [(place / name).relative_to(folder.path) for place in places]
+    sealed = (Path(STUDY), *environments, *files)
+    plan_file.write(record, folder.path, [f for f in sealed if (folder.path / f).is_file()])
 
 
 def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
-    """Return the plan in a study's folder, or None where none was finished."""
+    """Return the plan in a study's folder, or None if there is none."""
     if not (folder.path / PLAN).exists():
         return None
     record = plan_file.read(folder.path)
-    runs = {arm.name: read_run(folder.path / arm.file) for arm in record.arms}
-    materials: dict[str, Material] = {}
+    names = [arm.name for arm in record.arms]
+    runs = {name: read_run(folder.path / variant_file(names, name)) for name in names}
+    materials: dict[int, Material] = {}
     for arm in record.arms:
-        if arm.data not in materials:
-            place = RunFolder(folder.path / arm.data)
-            materials[arm.data] = reload_data(runs[arm.name], place)
-    arms = {
-        arm.name: Arm(arm.name, arm.words, runs[arm.name], arm.counts, materials[arm.data])
-        for arm in record.arms
-    }
-    run = next(iter(runs.values()))
+        if arm.tokenizer not in materials:
+            place = RunFolder(tokenizer_folder(folder.path, arm.tokenizer))
+            materials[arm.tokenizer] = reload_data(runs[arm.name], place)
     return Plan(
-        study=study.model_copy(
-            update={name: getattr(record, name) for name in ("procedure", "horizons", "ends")}
-        ),
-        arms=arms,
-        decisions=Decisions(run.machine, folder.environment()["peak_flops"]),
+        study=study.model_copy(update={"horizons": record.horizons, "ends": record.ends}),
+        arms={
+            a.name: Arm(a.name, a.words, runs[a.name], a.counts, materials[a.tokenizer])
+            for a in record.arms
+        },
+        decisions=Decisions(runs[names[0]].machine, folder.environment()["peak_flops"]),
         workers=record.workers,
         steps=record.steps,
         evaluation_tokens=record.evaluation_tokens,
         costs={arm.name: arm.cost for arm in record.arms},
         shorter_pairs=record.shorter_pairs,
-        tuning=record.tuning,
     )
 
 
-def file_of(plan: Plan, folder: Path, name: str) -> Path:
-    """Return the file of a variant's run; a tuned one has another, as a plan seals its files."""
-    tuned = "-tuned" if plan.tuning and plan.tuning.is_done else ""
-    return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}{tuned}.toml"
+def variant_file(names: Iterable[str], name: str) -> Path:
+    """Return the path of a variant's run in the study's folder."""
+    return Path("variants") / f"{list(names).index(name)}-{slug(name)}.toml"
+
+
+def tokenizer_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a tokenizer and of the record of its tokens; the first is the study's."""
+    return folder / "tokenizers" / str(number) if number else folder
 
 
 def slug(name: str) -> str:

@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from archwright.files import atomic_write
-from archwright.lab.design.baseline import Tuning
 from archwright.lab.design.matching import Counts
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 
 PLAN = "plan.json"
 
-FORMAT = 3
+FORMAT = 4
 """Number of the layout of a study's folder."""
 
 
@@ -43,10 +42,8 @@ class ArmRecord(Spec):
 
     name: str
     words: tuple[str, ...]
-    file: str
-    """Where its run is, in the study's folder."""
-    data: str
-    """Where its tokenizer and the record of its tokens are."""
+    tokenizer: int = Field(ge=0)
+    """Number of its tokenizer; the baseline has the first."""
     counts: Counts
     cost: Cost
 
@@ -56,18 +53,16 @@ class PlanRecord(Spec):
 
     format: int = FORMAT
     workers: int = Field(ge=1)
-    procedure: Literal["confirm", "sweep"]
     horizons: tuple[float, ...]
     shorter_pairs: int = Field(ge=0)
     ends: tuple[int, ...]
-    tuning: Tuning | None  # of batch and weight decay, if asked for
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)
     files: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 of the files that the plan goes with."""
+    """SHA-256 of the files of the plan."""
     checksum: str = ""
-    """SHA-256 of all else."""
+    """SHA-256 of all other values."""
 
 
 def write(record: PlanRecord, folder: Path, files: Iterable[Path]) -> None:

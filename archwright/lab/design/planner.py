@@ -7,17 +7,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from archwright.checkpoint.started import StartRecord
 from archwright.data.eval_windows import Windows
-from archwright.lab.design.baseline import Tuning, expected_runs
 from archwright.lab.design.command_line import Command
 from archwright.lab.design.identical import refuse_identical, unscaled
 from archwright.lab.design.matching import count, matched, mismatch
 from archwright.lab.design.plan import (
     LEAST_STEPS,
-    TOKENIZERS,
     Arm,
     Plan,
     compared_runs_each,
@@ -25,6 +22,7 @@ from archwright.lab.design.plan import (
     horizons,
     runs_each,
     runs_of,
+    tokenizer_folder,
     tuning_runs_each,
 )
 from archwright.lab.design.plan_file import Cost
@@ -32,7 +30,6 @@ from archwright.lab.design.scaling import SIZES, SMALLEST
 from archwright.lab.design.variants import Arms, arms, set_by, sized_by_user, words_of
 from archwright.lab.procedure.standing import PAIRS
 from archwright.lab.running import run_cache
-from archwright.lab.running.baseline_runs import open_axes, remembered, tuned_plan
 from archwright.lab.running.run_job import timing
 from archwright.lab.running.scheduler import ENDING
 from archwright.lab.running.workers import Workers
@@ -49,31 +46,31 @@ from archwright.training.evaluation import held_out_windows, reading_of
 from archwright.training.resolve import make_batches, resolved, with_steps
 
 USUAL_SIZE = 2e5
-"""Non-embedding parameters where the budget says nothing of time."""
+"""Non-embedding parameters if the budget is not a time."""
 
 LEAST_TOKENS_PER_PARAMETER = 5.0
-"""The largest size is taken that is trained on so many tokens for each parameter."""
+"""Tokens per parameter that the largest size within a budget gets."""
 
 LEAST_EVALUATION = 8192
-"""Held-out tokens below which a loss says more of the text than of the model."""
+"""Fewest held-out tokens that judge a model."""
 
 USED = 0.97
-"""Share of the budget that is planned. Where runs take longer than estimated seeds are left out, and where they take
-less, more is trained that narrows intervals."""
+"""Planned share of the budget. If runs take longer, seeds are left out; if they take less, more seeds are trained."""
 
 TIMED_SECONDS = (0.3, 4.0)
-"""Least and most time for which steps are timed, about a hundredth of the budget."""
+"""Limits of the time for which steps are timed, about a hundredth of the budget."""
 
 COUNTED_FROM = 10.0
-"""Seconds of a step by its FLOPs from which no step is timed."""
+"""Seconds of a step by its FLOPs from which steps are not timed."""
+
 MFU = 0.4
-"""Share of the peak that such a step is taken to reach, as by `archwright plan`."""
+"""Utilisation that is assumed for such a step, as by `archwright plan`."""
 
 SLACK = 1.2
-"""Times the time that the fewest steps need, as advised: timings vary with what else runs."""
+"""Factor on the time of the fewest steps in advice, as timings vary with the load of the machine."""
 
 WARMUP = 0.1
-"""Share of the steps in which the learning rate rises, where a study does not say."""
+"""Default warm-up as a share of the steps."""
 
 
 @dataclass
@@ -86,8 +83,6 @@ class Planner:
     command: Command
     say: Callable[[str], None] = lambda text: None
     started: float = field(default_factory=time.monotonic)
-    runs: Path | None = None
-    """Where what earlier studies tuned is known."""
     decisions: Decisions = field(init=False)
     evaluation_tokens: int = field(init=False)
     """Held-out tokens that every run is judged on."""
@@ -100,8 +95,6 @@ class Planner:
         """
         size = self._first_size()
         asked = arms(self.study, size)
-        # What cannot be done is said before anything is timed.
-        self._tuning(next(iter(asked.values())))
         may_grow = self.study.size == "auto" and size is not None and self.study.wall_seconds
         refuse_identical(self.study, unscaled(self.study) if may_grow else asked)
         found = self._settled(asked)
@@ -121,38 +114,14 @@ class Planner:
             except UserError:  # it takes longer than its FLOPs let expect
                 if size == sizes[-1]:
                     raise
-
-        def planned(steps: int) -> Plan:
-            done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
-            decided = (workers, steps, self.evaluation_tokens, costs)
-            return Plan(self.study, done, self.decisions, *decided, tuning=tuning)
-
-        tuning = self._tuning(next(iter(found.values())).run)
-        plan = planned(steps)
-        if tuning is None:
-            return plan
-        if self.runs and (earlier := remembered(self.runs, plan)):
-            return tuned_plan(plan, earlier, self._left())
-        plan = planned(self._steps(found, costs, workers, tuning))
-        return replace(plan, tuning=tuning.model_copy(update={"tokens": plan.tokens_per_run}))
+        done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
+        decided = (workers, steps, self.evaluation_tokens, costs)
+        return Plan(self.study, done, self.decisions, *decided)
 
     @property
     def _spent(self) -> float:
         """Wall time since the user asked."""
         return time.monotonic() - self.started
-
-    def _left(self) -> float | None:
-        """Return the wall time that a budget leaves for runs."""
-        if (seconds := self.study.wall_seconds) is None:
-            return None
-        return seconds * USED - self._spent - ENDING
-
-    def _tuning(self, run: RunSpec) -> Tuning | None:
-        """Return what is to be tuned of a baseline."""
-        if not self.study.tune_baseline:
-            return None
-        seeds = tuple(self.study.tuning_seed_numbers)
-        return Tuning(axes=open_axes(self.study, run), tokens=run.tokens_per_step, seeds=seeds)
 
     def _first_size(self) -> float | None:
         if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
@@ -203,36 +172,36 @@ class Planner:
             if not equal:
                 off = 100 * mismatch(counts, target, self.study.match)
                 lines.append(
-                    f"{name}: the nearest to the size of {first} that its words allow is {off:+.0f} %, at dim "
-                    f"{model.dim}: set fewer widths, or give a larger --size or --match none"
+                    f"{name}: cannot have the size of {first} (dim {baseline.model.dim}): the nearest is "
+                    f"{off:+.0f} %, at dim {model.dim}: set narrower widths, a larger --size or --match none"
                 )
         if lines:
             raise UserError(*lines)
         return found
 
     def _materials(self, asked: Arms) -> dict[str, Material]:
-        """Return the tokens of each variant: those of the baseline unless it has a tokenizer of its own."""
+        """Return the tokens of each variant. Variants share those of the baseline unless their tokenizers differ."""
         known: list[tuple[TokenizerSpec, str, Material]] = []
         found = {}
         for name, run in asked.items():
-            asked_for = run.data.tokenizer
-            material = next((m for spec, _, m in known if spec == asked_for), None)
+            spec = run.data.tokenizer
+            material = next((m for other, _, m in known if other == spec), None)
             if material is None:
                 material = self._material(run, len(known))
-                for _, other, there in known:
-                    if there.tokenizer.fingerprint == material.tokenizer.fingerprint:
-                        task = not run.data.task.is_none
-                        then = "a task has tokens of its own" if task else "give less, or more text"
-                        raise UserError(
-                            f'data.tokenizer: "{name}" and "{other}" have the same tokens, so that there is nothing '
-                            f"to compare: {then}"
-                        )
-                known.append((asked_for, name, material))
+                fingerprint = material.tokenizer.fingerprint
+                if same := [n for _, n, m in known if m.tokenizer.fingerprint == fingerprint]:
+                    task = not run.data.task.is_none
+                    then = "a task has tokens of its own" if task else "give less, or more text"
+                    raise UserError(
+                        f'data.tokenizer: "{name}" and "{same[0]}" have the same tokens, so that there is nothing to '
+                        f"compare: {then}"
+                    )
+                known.append((spec, name, material))
             found[name] = material
         return found
 
     def _material(self, run: RunSpec, number: int) -> Material:
-        """Return the tokens of the first tokenizer, which the study's folder keeps, or of a further one."""
+        """Return the tokens of a tokenizer; the study's folder keeps those of the first."""
         if number == 0:
             return prepare_data(run, self.folder)
         if not run.objective.defines_bits_per_byte:
@@ -240,8 +209,8 @@ class Planner:
                 f'objective.kind: found "{run.objective.kind}" where tokenizers differ; bits per byte, by which they '
                 'are judged, are defined for "next_token"'
             )
-        StartRecord(self.folder.path).add(TOKENIZERS)
-        place = self.folder.path / TOKENIZERS / str(number)
+        place = tokenizer_folder(self.folder.path, number)
+        StartRecord(self.folder.path).add(place.parent.name)
         shutil.rmtree(place, ignore_errors=True)  # of a model of another size
         place.mkdir(parents=True)
         return prepare_data(run, RunFolder(place))
@@ -249,14 +218,10 @@ class Planner:
     def _judged(self, run: RunSpec) -> RunSpec:
         """Let all runs be judged on the same tokens, in windows that do not overlap."""
         length = run.model.context_length
-        update = {
-            "stride": length,
-            "final_max_tokens": self.study.evaluation_tokens,
-            "lengths": tuple(length * times for times in self.study.lengths),
-        }
-        return run.model_copy(
-            update={"evaluate": run.evaluate.model_copy(update=update), "budget": Budget("1steps")}
-        )
+        tokens, lengths = self.study.evaluation_tokens, [length * n for n in self.study.lengths]
+        update = {"stride": length, "final_max_tokens": tokens, "lengths": tuple(lengths)}
+        evaluate = run.evaluate.model_copy(update=update)
+        return run.model_copy(update={"evaluate": evaluate, "budget": Budget("1steps")})
 
     def _evaluation_windows(self, run: RunSpec, material: Material) -> Windows:
         length = run.model.context_length
@@ -298,11 +263,9 @@ class Planner:
         """
         if (places := self.workers.prepare(self.decisions.machine)) is not None:
             return places
-        cores = usable_cores()
-        if self.decisions.machine.device == "cuda":
-            return 1
-        if self.study.parallelism == "processes":
-            return cores
+        cores, cuda = usable_cores(), self.decisions.machine.device == "cuda"
+        if cuda or self.study.parallelism == "processes":
+            return 1 if cuda else cores
         self.decisions.decide("threads", cores, "parallelism=none gives each run all cores")
         for name, arm in found.items():
             run = arm.run.model_copy(update={"machine": self.decisions.machine})
@@ -316,8 +279,7 @@ class Planner:
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
-        first = expected_runs(self._tuning(baseline.run), self.study.lr_grid_size)
-        each = seconds * USED * workers / (_wholes(self.study) * len(found) + first)
+        each = seconds * USED * workers / (_wholes(self.study) * len(found))
         lengths = make_batches(baseline.run, baseline.material).lengths
 
         def fits(run: RunSpec) -> bool:
@@ -334,15 +296,9 @@ class Planner:
         most = max((n for n, run in possible.items() if fits(run)), default=min(possible))
         return [size for size in reversed(possible) if size <= most]
 
-    def _steps(
-        self,
-        found: Mapping[str, Arm],
-        costs: Mapping[str, Cost],
-        workers: int,
-        tuning: Tuning | None = None,
-    ) -> int:
-        """Return the steps of each run that the budget pays for, beside the search of what is tuned first."""
-        baseline, run = next(iter(found)), next(iter(found.values())).run
+    def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:
+        """Return the steps of each run that the budget pays for."""
+        run = next(iter(found.values())).run
         seconds = self.study.wall_seconds
         if seconds is None:
             parameters = next(iter(found.values())).counts.parameters
@@ -355,14 +311,12 @@ class Planner:
             curves * cost.run(0, whole) + ends * cost.run(0, at_the_end) for cost in costs.values()
         )
         step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
-        first = expected_runs(tuning, self.study.lr_grid_size)
-        fixed = (fixed + first * costs[baseline].run(0, at_the_end)) / workers
-        step = (step + first * costs[baseline].step) / workers
+        fixed, step = fixed / workers, step / workers
         planning = self._spent + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = SLACK * (planning + fixed + LEAST_STEPS * step) / USED
-            runs = runs_of(self.study, len(found), tuning=tuning)
+            runs = runs_of(self.study, len(found))
             longer = self.command.again(budget=Budget(time_budget(least)))
             raise UserError(
                 f"budget: {self.study.budget} pays for {max(0, steps)} steps in each of about {runs} runs; expected "

@@ -8,13 +8,50 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.scale_down import scaled_down
 
-DIMS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+DIMS = (
+    16,
+    32,
+    48,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    256,
+    320,
+    384,
+    512,
+    640,
+    768,
+    1024,
+    1280,
+    1536,
+    2048,
+)
 
-SIZES = tuple(5e4 * 2**n for n in range(15))
-"""Sizes that a budget chooses from: 0.05M to 0.8B."""
+HEAD_DIMS = {192: 16, 512: 32}
+"""Widths of heads, by the width of models that have wider ones: 64."""
 
-LEAST_LAYERS = 2
-SMALLEST = 12 * LEAST_LAYERS * DIMS[0] ** 2
+
+def depth(dim: int) -> int:
+    """Return the usual number of layers of a model of this width.
+
+    Width, depth and heads grow together: 48x2 with 3 heads, 64x3 with 4, 80x4, 96x5, 112x6. Wider models get deeper
+    with the square root of the width: 256x9, 768x16, 2048x26.
+    """
+    return max(2, dim // 16 - 1) if dim <= 112 else round(6 * math.sqrt(dim / 112))
+
+
+def _size(dim: int, num_layers: int) -> int:
+    return 12 * num_layers * dim**2
+
+
+SIZES = tuple(float(f"{_size(dim, depth(dim)):.2g}") for dim in DIMS if 48 <= dim <= 1536)
+"""Sizes that a budget chooses from: 0.055M to 0.62B."""
+
+SMALLEST = _size(DIMS[0], depth(DIMS[0]))
 """Parameters outside embedding and head of the smallest shape."""
 
 EXPERTS = 8
@@ -28,32 +65,29 @@ RECIPE = ("schedule.kind=linear", "evaluate.max_tokens=8192")
 
 
 def shape(size: float) -> tuple[int, int]:
-    """Return width and number of layers of about `size` = 12 num_layers dim² parameters.
+    """Return width and number of layers of about `size` = 12 num_layers dim² parameters."""
 
-    dim / num_layers is 16 at 0.2M parameters and grows with the fourth root of the size.
-    """
-    proportion = 16 * (size / 2e5) ** 0.25
+    def fit(dim: int) -> tuple[float, int]:
+        num_layers = max(2, round(size / _size(dim, 1)))
+        off = abs(math.log(_size(dim, num_layers) / size))
+        return off + 0.3 * abs(math.log(num_layers / depth(dim))), num_layers
 
-    def fit(dim: int) -> tuple[int, float]:
-        num_layers = max(LEAST_LAYERS, round(size / (12 * dim**2)))
-        off = abs(math.log(12 * num_layers * dim**2 / size))
-        return num_layers, off + 0.3 * abs(math.log(dim / num_layers / proportion))
-
-    dim = min(DIMS, key=lambda dim: fit(dim)[1])
-    return dim, fit(dim)[0]
+    dim = min(DIMS, key=fit)
+    return dim, fit(dim)[1]
 
 
 def scaled(run: RunSpec, size: float) -> RunSpec:
     """Return a run whose model has about `size` parameters outside embedding and head.
 
     Below 1M parameters the vocabulary has 1,024 tokens, so that little of the model is embedding, then
-    4,096. Heads have 32 dimensions (64 from a width of 256). Texts are 128 tokens long below 1M parameters,
-    256 below 10M, then 512. A step reads 16 of them, 8 up to 0.4M parameters and 4 below 0.2M: so small a model learns
-    more of as many tokens in more steps. The learning rate starts at 0.01 (64 / dim)^1/2.
+    4,096. Heads have 16 dimensions, 32 from a width of 192 and 64 from 512. Texts are 128 tokens long below 1M
+    parameters, 256 below 10M, then 512. A step reads 16 of them, 8 up to 0.4M parameters and 4 below 0.2M: so small a
+    model learns more of as many tokens in more steps. The learning rate starts at 0.01 (64 / dim)^1/2.
     """
     dim, num_layers = shape(size)
     context = 128 if size < 1e6 else 256 if size < 1e7 else 512
-    small = scaled_down(run.model, dim, 32 if dim < 256 else 64, num_layers, context, EXPERTS)
+    head_dim = next((width for wider, width in HEAD_DIMS.items() if dim < wider), 64)
+    small = scaled_down(run.model, dim, head_dim, num_layers, context, EXPERTS)
     lr = {run.optimizer.learning_rates[0]: float(f"{0.01 * (64 / dim) ** 0.5:.2g}")}
     optimizer = run.optimizer.model_copy(update=lr)
     batch_size = 4 if size < 2e5 else 8 if size <= 4e5 else 16

@@ -6,7 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from archwright.lab.design.scaling import RECIPE, scaled, with_fitting_masks, with_step_tokens
+from archwright.lab.design.scaling import (
+    RECIPE,
+    scaled,
+    shape,
+    with_fitting_masks,
+    with_step_tokens,
+)
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import assigned, flatten, full_path
 from archwright.spec.read import diff, load_run, preset_names
@@ -124,6 +130,7 @@ def arms(study: StudySpec, size: float | None) -> Arms:
             found[name] = _run(named, study, size, next(iter(found.values()), None))
         except UserError as error:
             for line in error.lines:
+                line += _scaled_hint(line, size)
                 complaints.setdefault(line, []).append(name)
     lines = [*_named(complaints, len(wanted))]
     lines = lines or [*_ended_early(found)] or [*_forbidden(found, study)]
@@ -188,13 +195,18 @@ def _run(named: Named, study: StudySpec, size: float | None, baseline: RunSpec |
     if size is not None and "batch_size" not in given:
         run = with_step_tokens(run, step_tokens)
     run = run.model_copy(update={"name": "", "parts": study.parts})
-    try:
-        enforce_run(run)
-    except UserError as error:
-        hint = f", scaled to dim {run.model.dim}: say auto, or give a larger --size"
-        lines = (line + hint * (size is not None and "num_heads" in line) for line in error.lines)
-        raise UserError(*lines) from None
+    enforce_run(run)
     return run
+
+
+def _scaled_hint(line: str, size: float | None) -> str:
+    """Return what to do about a value that a model of this size cannot have."""
+    if size is None:
+        return ""
+    dim, num_layers = shape(size)
+    if "num_heads" in line:
+        return f", scaled to dim {dim}: say auto, or give a larger --size"
+    return f", scaled to {num_layers} layers: give a larger --size" * ("num_layers: found" in line)
 
 
 def _with_sizes_of(baseline: RunSpec, run: RunSpec, given: Mapping[str, Any]) -> RunSpec:

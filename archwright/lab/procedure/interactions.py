@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import fmean
 
 from archwright.lab.procedure.looks import ALPHA, Looks
-from archwright.lab.procedure.statistics import SharedError, paired_p_value, t_interval, text_error
+from archwright.lab.procedure.statistics import SharedError, t_interval, text_error
 from archwright.lab.results import Interaction, Replicate, Unit
 from archwright.spec.study_spec import StudySpec
 
@@ -81,7 +81,6 @@ def _interaction(
         *names[1:],
         mean=mean,
         interval=interval,
-        p_value=paired_p_value(differences, shared),
         seeds=tuple(seeds),
         differences=tuple(differences),
         sentence="",

@@ -33,6 +33,20 @@ TextError = Callable[[str, int], float]
 
 
 @dataclass(frozen=True)
+class Spikes:
+    """Compared runs that ended far above the others of their variant."""
+
+    k: float
+    """Power of the learning rate they ran at."""
+    seeds: tuple[int, ...]
+    """Seeds that spiked."""
+    compared: int
+    """Seeds compared at that learning rate."""
+    halved: bool
+    """All seeds of the variant were then trained again at half of it."""
+
+
+@dataclass(frozen=True)
 class Standing:
     """Where a study stands."""
 
@@ -51,6 +65,8 @@ class Standing:
     """By how much the loss of each variant may be too high for where its rate was placed, in nats."""
     unlearnt: Mapping[str, float] = field(default_factory=dict)
     """Variants that are trained no further, as they learnt no more than bigrams, with their lowest loss."""
+    spikes: Mapping[str, Sequence[Spikes]] = field(default_factory=dict)
+    """Runs that ended far above the others of their variant, the first learning rate first."""
 
     @property
     def judged(self) -> dict[str, Any]:
@@ -76,7 +92,7 @@ def standing(
 
     `tuning_seeds` seeds at most sweep the learning rates of each variant, the baseline first; others start around its
     vertex. Fresh seeds, paired with the baseline's, are trained at the vertex alone. At each look, variants that are
-    decided are trained no further. Without tuning, every seed has the given rate. With `procedure = "sweep"` each seed
+    decided are trained no further. Without tuning, every seed has the given rate. In a study of widths each seed
     sweeps for itself and is compared by the lowest point of its parabola.
 
     Args:
@@ -91,7 +107,7 @@ def standing(
         own_starts: variants that do not start around the baseline's vertex.
     """
     number = len(study.seed_numbers) if seeds is None else seeds
-    if study.tune_lr and study.procedure == "sweep":
+    if study.widths:
         return _each_sweeps(study, losses, number, may_shift)
     sweeps: dict[str, Sweep] = {}
     powers: dict[str, float] = {}
@@ -169,7 +185,7 @@ def shorter_runs(
     study: StudySpec, compared: Mapping[str, Mapping[int, Sequence[float]]], pairs: int = PAIRS
 ) -> list[tuple[str, int, float, float]]:
     """Return the runs (variant, seed, k, share) that show the first pairs at shorter horizons."""
-    if study.procedure == "sweep" or not study.horizons:
+    if study.widths:
         return []
     baseline, *variants = compared
     seeds = sorted(compared[baseline])[:pairs]
@@ -212,7 +228,7 @@ def decided(
     known = [[loss for loss in first[: n + 1] if not math.isnan(loss)] for n in range(len(first))]
     return decide(
         differences,
-        [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
+        [study.equivalence_margin * abs(fmean(losses)) if losses else 0.0 for losses in known],
         looks,
         ALPHA,
         shared_errors,

@@ -271,7 +271,7 @@ def is_sharp(losses: Sequence[float], rise: float = RISE) -> bool:
     """Return whether the loss rises by more than a share to either side of the lowest, which is at no end."""
     best = lowest(losses)
     beside = [losses[i] for i in (best - 1, best + 1) if 0 <= i < len(losses)]
-    return len(beside) == 2 and max(beside) > (1 + rise) * losses[best]
+    return len(beside) == 2 and max(beside) > losses[best] + rise * abs(losses[best])
 
 
 def first_window(grid: int) -> Window:

@@ -6,16 +6,9 @@ from dataclasses import replace
 from statistics import fmean
 
 from archwright.format import count, listed, signed
+from archwright.lab.procedure.estimate import shrunken
 from archwright.lab.procedure.looks import ALPHA, Decision, Looks
-from archwright.lab.procedure.statistics import (
-    SharedError,
-    holm,
-    noise_floor,
-    paired_interval,
-    paired_p_value,
-    t_interval,
-    text_error,
-)
+from archwright.lab.procedure.statistics import SharedError, text_error
 from archwright.lab.results import (
     NEAR,
     Effect,
@@ -33,9 +26,9 @@ UNLEARNT = f"learnt no more {BIGRAMS}"
 GUESSED = f"has no more answers right {GUESSING}"
 DIVERGED = "diverged in all runs that are compared"
 AT_EQUAL_TOKENS = " at equal tokens, not at equal compute"
+SMALL = "by less than the margin"
 AT_BOUNDARY = "the best learning rate of {} is at the edge of its grid"
 LATER = "pairs that were trained after the decision have moved the interval"
-SCOPE = "Measured at this size and token budget only."
 
 
 def effects(
@@ -43,193 +36,161 @@ def effects(
     study: StudySpec,
     baseline: str,
     *,
+    decisions: Mapping[str, Decision],
+    looks: Looks,
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
     learnt: Mapping[str, float] | None = None,
     unlearnt: Mapping[str, float] | None = None,
     unit: Unit = "nats per token",
-    decisions: Mapping[str, Decision] | None = None,
-    looks: Looks | None = None,
     placing: Mapping[str, float] | None = None,
+    slope: float | None = None,
     multiplier: Callable[[Effect], Multiplier | None] = lambda effect: None,
     advice: Callable[[Effect], str] = lambda effect: "",
 ) -> list[Effect]:
     """Return each variant minus the baseline over their common seeds, in the study's order.
 
-    The outcome is the first of these that holds:
-
-    - identical: both are the same runs.
-    - inconclusive: there are caveats: fewer than two pairs, whose interval is endless; a best learning rate at an end
-      of its grid (`edges`); as many pairs lost to failed `runs` as are left; a loss above `learnt`, that of bigrams, or
-      of a task both losses above that of guessing; pairs after the decision that turn the sign of the mean.
-    - better, worse: superiority by Holm's step-down. By rising p-value, the r-th of m variants (from 0) needs an
-      interval at the level 1 - ALPHA / (m - r) that excludes 0, from ten seeds both BCa and t. The first that does not
-      ends it. If the mean is smaller than the noise floor, the outcome is "below the noise".
-    - equivalent: the 90 % interval lies within the study's margin.
-
-    If pairs were looked at several times, superiority and equivalence are those of `decisions`, intervals hold at all
-    `looks` together, and the noise floor stops nothing.
+    Outcomes, the first that holds:
+        identical: both are the same runs.
+        inconclusive: there are caveats: fewer than two pairs, whose interval is endless; a best learning rate at an
+            end of its grid (`edges`); as many pairs lost to failed `runs` as are left; a loss above `learnt`, that of
+            bigrams, or of a task both losses above that of guessing; pairs after the decision that turn the sign.
+        better, worse, equivalent: as the looks decided.
 
     Args:
-        learnt: the loss below which each variant has learnt; without it, all have.
-        unlearnt: Loss of each variant that tuning found to be above that, so that it was trained no further.
-        unit: of all losses.
-        placing: by how much the loss of each variant may be too high for where its learning rate was placed, in nats.
-        multiplier: returns how much compute a difference is worth.
-        advice: returns what to do about a variant that is inconclusive.
+        decisions: Outcomes of the looks, by variant.
+        looks: All looks, at which intervals hold together.
+        learnt: Loss below which a variant has learnt. Default: all have.
+        unlearnt: Lowest loss of variants that tuning found above that, which were trained no further.
+        unit: Unit of all losses.
+        placing: Standard error of each variant's loss from the tuning of its learning rate, in nats.
+        slope: Fall of the baseline's loss per e-fold of compute.
+        multiplier: Returns the compute that a difference is worth.
+        advice: Returns the next step for an inconclusive variant.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
     by_seed = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
-    measured = [
-        replace(
-            _measured(
-                name,
-                by_seed[name],
-                by_seed[baseline],
-                study.equivalence_margin,
-                looks,
-                math.hypot(*((placing or {}).get(n, 0.0) for n in (name, baseline))),
-            ),
-            unit=unit,
-        )
-        for name in names
-    ]
-    adjusted = holm([effect.p_value for effect in measured])
-    superior = _superior(measured) if decisions is None else set()
     found = []
-    for effect, p_value in zip(measured, adjusted, strict=True):
-        pair = (effect.variant, baseline)
-        decision = (decisions or {}).get(effect.variant)
+    for name in names:
+        pair, decision = {n: by_seed[n] for n in (name, baseline)}, decisions.get(name)
+        placed = math.hypot(*((placing or {}).get(n, 0.0) for n in pair))
+        effect = replace(_measured(name, pair[name], pair[baseline], looks, placed), unit=unit)
+        margin = margin_of(study, effect.baseline_loss, slope)
+        effect = replace(effect, margin=margin, slope=math.nan if slope is None else slope)
         stopped = not (unlearnt or {}).keys().isdisjoint(pair)
         few = {} if stopped else {0: ["no seed has both"], 1: ["only one seed has both"]}
         caveats = [
             *few.get(len(effect.seeds), []),
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
-            *_failures(effect, runs, pair, study),
+            *_failures(effect, runs, list(pair), study),
             *_turned(effect, decision),
         ]
-        runs_of_both = {n: by_seed[n] for n in pair}
-        diverged = _diverged_alone(runs_of_both, learnt or {}, study)
+        diverged = _diverged_alone(pair, learnt or {}, study)
         if not diverged:
-            caveats += _unlearnt(runs_of_both, learnt or {}, unit, unlearnt or {})
-        effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats), diverged=diverged)
-        same = _are_one(by_seed[effect.variant], by_seed[baseline])
-        if same:
-            outcome: Outcome = "identical"
-        elif decisions is None:
-            outcome = _outcome(effect, effect.variant in superior, _within_margin(effect))
-            if outcome in ("better", "worse") and abs(effect.mean) < effect.noise:
-                outcome = "below the noise"
-        else:
-            at_look = decision.outcome if decision else ""
-            outcome = _outcome(effect, at_look == "superior", at_look == "equivalent")
+            caveats += _unlearnt(pair, learnt or {}, unit, unlearnt or {})
+        effect = replace(effect, caveats=tuple(caveats), diverged=diverged)
+        outcome: Outcome = "identical" if _are_one(*pair.values()) else _outcome(effect, decision)
+        if decision and outcome in ("better", "worse"):
+            shared = SharedError(effect.text_error, placed)
+            effect = replace(effect, estimate=shrunken(effect.differences, decision, shared))
         effect = replace(effect, outcome=outcome)
         known = effect.has_numbers and outcome != "identical"
         effect = replace(effect, multiplier=multiplier(effect) if known else None)
-        sentence = _claim(effect, baseline) + _remark(effect, advice, several=len(measured) > 1)
+        sentence = _claim(effect, baseline) + _remark(effect, advice, several=len(names) > 1)
         found.append(replace(effect, sentence=sentence + "."))
     return found
 
 
-def verdict(
-    effects: Sequence[Effect],
-    baseline: str,
-    *,
-    parameters: float,
-    tokens: float,
-    device: str,
-    text: str = "",
-    advice: Callable[[Effect], str] = lambda effect: "",
-) -> str:
-    """Return the study in a sentence: outcomes, scale and device, and advice on a single variant."""
+def margin_of(study: StudySpec, baseline_loss: float, slope: float | None) -> float:
+    """Return a study's margin in the unit of the loss; NaN while that of compute has no slope."""
+    if compute := study.margin_of_compute:
+        return math.nan if slope is None else slope * math.log1p(compute)
+    return (study.margin_of_loss or 0.0) * abs(baseline_loss)
+
+
+def verdict(effects: Sequence[Effect], baseline: str, spikes: Sequence[str] = ()) -> str:
+    """Return outcomes and `spikes` in sentences; of many variants, outcomes in groups."""
+    said = [effect.sentence for effect in effects] or [f"{baseline} was compared with nothing."]
+    if len(effects) > FEW:
+        groups = []
+        for words in GROUPS:
+            if members := [_member(effect) for effect in effects if group_of(effect) == words]:
+                groups.append(f"{listed(members)} {'are' if len(members) > 1 else 'is'} {words}")
+        said = [f"Against {baseline} in {effects[0].unit}, {', '.join(groups)}."]
+    return " ".join([*said, *(f"{words}." for words in spikes)])
+
+
+def scope(parameters: float, tokens: float, device: str, text: str = "") -> str:
+    """Return the scale at which a verdict holds."""
     source = f" of {text}" if text else ""
-    scale = f", at {count(parameters)} non-embedding parameters and {count(tokens)} tokens{source} on {device}"
-    if not effects:
-        return f"{baseline} was compared with nothing{scale}."
-    if len(effects) == 1:
-        return (
-            _claim(effects[0], baseline) + scale + _remark(effects[0], advice, several=False) + "."
-        )
-    groups = []
-    brief = len(effects) > FEW
-    for outcome, words in GROUPS.items():
-        if members := [_member(effect, brief) for effect in effects if effect.outcome == outcome]:
-            groups.append(f"{listed(members)} {words[len(members) > 1]}")
-    unit = f" in {effects[0].unit}" if brief else ""
-    return f"Against {baseline}{unit}, {', '.join(groups)}{scale}."
+    scale = f"{count(parameters)} non-embedding parameters and {count(tokens)} tokens{source}"
+    return f"Measured at {scale} on {device}, and for this size and token budget only."
 
 
+def spike_words(name: str, spiked: int, compared: int, lr: float, again: float | None) -> str:
+    """Return a finding of runs that spiked; `again`: the learning rate at which all were trained again."""
+    runs = f"{spiked} of {compared} runs of {name} spiked at lr {lr:.2g}"
+    return runs if again is None else f"{runs}; all were run again at {again:.2g}"
+
+
+VISIBLE = 0.1
+"""Share of the interval's half width by which naive mean and estimate differ in words."""
 FEW = 3
-"""Variants up to which the sentence has intervals, too; of more they are in the table below it."""
+"""Variants up to which the verdict has the sentence of each."""
 
-GROUPS: Mapping[Outcome, tuple[str, str]] = {
-    "better": ("is better", "are better"),
-    "worse": ("is worse", "are worse"),
-    "equivalent": ("is equivalent", "are equivalent"),
-    "below the noise": ("differs by less than the noise", "differ by less than the noise"),
-    "inconclusive": ("is inconclusive", "are inconclusive"),
-    "identical": ("is identical", "are identical"),
-}
+GROUPS = (
+    "better",
+    f"better {SMALL}",
+    "worse",
+    f"worse {SMALL}",
+    "equivalent",
+    "inconclusive",
+    "identical",
+)
+
+
+def group_of(effect: Effect) -> str:
+    """Return one of GROUPS."""
+    small = effect.outcome in ("better", "worse") and effect.within_margin
+    return f"{effect.outcome} {SMALL}" if small else effect.outcome
 
 
 def _measured(
     name: str,
     variant_by_seed: Mapping[int, Replicate],
     baseline_by_seed: Mapping[int, Replicate],
-    margin: float,
-    looks: Looks | None,
+    looks: Looks,
     placing_error: float,
 ) -> Effect:
-    """Return the numbers of one pair; what depends on the others is still open."""
+    """Return the numbers of one pair."""
     seeds = sorted(variant_by_seed.keys() & baseline_by_seed.keys())
     pairs = [(variant_by_seed[seed], baseline_by_seed[seed]) for seed in seeds]
     differences = [variant.loss - baseline.loss for variant, baseline in pairs]
-    baseline_loss = _mean([baseline.loss for _, baseline in pairs])
-    enough, shared = len(pairs) >= 2, SharedError(placing=placing_error)
-    endless = Interval(-math.inf, math.inf, 1 - ALPHA, "t")
-    interval = student = endless
-    equivalence = replace(endless, level=0.90)
-    if enough and looks is None:
-        interval, student = paired_interval(differences), t_interval(differences)
-        equivalence = t_interval(differences, equivalence.level)
-    elif enough and looks is not None:
+    intervals = [Interval(-math.inf, math.inf, 1 - alpha) for alpha in (ALPHA, 2 * ALPHA)]
+    shared = SharedError(placing=placing_error)
+    if len(pairs) >= 2:
         beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
         shared = SharedError(beside, placing_error)
-        interval = student = replace(looks.interval(differences, ALPHA, shared), level=1 - ALPHA)
-        equivalence = replace(looks.interval(differences, 2 * ALPHA, shared), level=1 - 2 * ALPHA)
+        intervals = [
+            replace(looks.interval(differences, alpha, shared), level=1 - alpha)
+            for alpha in (ALPHA, 2 * ALPHA)
+        ]
     return Effect(
         variant=name,
         outcome="inconclusive",
         mean=_mean(differences),
-        interval=interval,
-        t_interval=student,
-        equivalence=equivalence,
-        margin=margin * baseline_loss,
-        noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
-        p_value=paired_p_value(differences, shared) if enough else 1.0,
+        estimate=_mean(differences),
+        interval=intervals[0],
+        equivalence=intervals[1],
+        margin=math.nan,
         text_error=shared.text,
         placing_error=placing_error,
-        holm_p_value=1.0,
         differences=tuple(differences),
         seeds=tuple(seeds),
         loss_per_bit_per_byte=_mean([b.best.loss / b.best.bits_per_byte for _, b in pairs]),
-        baseline_loss=baseline_loss,
+        baseline_loss=_mean([baseline.loss for _, baseline in pairs]),
     )
-
-
-def _superior(measured: Sequence[Effect]) -> set[str]:
-    """Return the variants whose difference from the baseline is not 0, all of them at once at ALPHA."""
-    found: set[str] = set()
-    for rank, effect in enumerate(sorted(measured, key=lambda effect: effect.p_value)):
-        level = 1 - ALPHA / (len(measured) - rank)
-        if len(effect.differences) < 2:
-            break
-        intervals = (method(effect.differences, level) for method in (paired_interval, t_interval))
-        if not all(excludes(interval, 0.0) for interval in intervals):
-            break
-        found.add(effect.variant)
-    return found
 
 
 def _are_one(
@@ -241,22 +202,17 @@ def _are_one(
     return bool(keys) and all(one == other != "" for one, other in keys)
 
 
-def _outcome(effect: Effect, superior: bool, equivalent: bool) -> Outcome:
-    if effect.caveats:
+def _outcome(effect: Effect, decision: Decision | None) -> Outcome:
+    if effect.caveats or decision is None or not decision.outcome:
         return "inconclusive"
-    if superior:
+    if decision.outcome == "superior":
         return "better" if effect.mean < 0 else "worse"
-    return "equivalent" if equivalent else "inconclusive"
+    return "equivalent"
 
 
-def excludes(interval: Interval, value: float) -> bool:
-    """Return whether a value lies outside."""
-    return not interval.low <= value <= interval.high
-
-
-def _within_margin(effect: Effect) -> bool:
-    """Two one-sided tests at 5 % (Schuirmann, 1987)."""
-    return -effect.margin < effect.equivalence.low and effect.equivalence.high < effect.margin
+def excludes_zero(interval: Interval) -> bool:
+    """Return whether an interval leaves out 0."""
+    return not interval.low <= 0 <= interval.high
 
 
 def _failures(
@@ -321,15 +277,11 @@ def _diverged_alone(
     """
     if study.tune_lr:
         return ""
-    always, never = [], []
-    for name, found in pair.items():
-        diverged = [replicate.best.diverged for replicate in found.values()]
-        best = min((r.loss for r in found.values()), default=math.inf)
-        if diverged and all(diverged):
-            always.append(name)
-        elif not any(diverged) and best <= learnt.get(name, math.inf):
-            never.append(name)
-    return always[0] if len(always) == len(never) == 1 else ""
+    diverged = {n: [r.best.diverged for r in found.values()] for n, found in pair.items()}
+    lost = [n for n, ends in diverged.items() if ends and all(ends)]
+    best = {n: min((r.loss for r in found.values()), default=math.inf) for n, found in pair.items()}
+    learns = [n for n in pair if not any(diverged[n]) and best[n] <= learnt.get(n, math.inf)]
+    return lost[0] if len(lost) == len(learns) == 1 else ""
 
 
 def is_at_odds(effect: Effect) -> bool:
@@ -346,18 +298,18 @@ def is_unlearnt(effect: Effect) -> bool:
     )
 
 
-def claim_words(outcome: Outcome, name: str, baseline: str) -> str:
+def claim_words(effect: Effect, name: str, baseline: str) -> str:
     """Return an outcome in words, without numbers."""
-    if outcome == "inconclusive":
+    if effect.outcome == "inconclusive":
         return f"The comparison of {name} with {baseline} is inconclusive"
-    one, several = GROUPS[outcome]
-    superior = outcome in ("better", "worse")
-    return f"{name} {one} than {baseline}" if superior else f"{name} and {baseline} {several}"
+    if effect.outcome not in ("better", "worse"):
+        return f"{name} and {baseline} are {effect.outcome}"
+    return f"{name} is {effect.outcome} than {baseline}" + f", but {SMALL}" * effect.within_margin
 
 
 def _claim(effect: Effect, baseline: str) -> str:
     """Return outcome and numbers, without the full stop."""
-    words = claim_words(effect.outcome, effect.variant, baseline)
+    words = claim_words(effect, effect.variant, baseline)
     if effect.outcome == "identical":
         return f"{words}, one model trained alike: nothing was compared"
     if effect.caveats:
@@ -377,90 +329,118 @@ def diverged_words(effect: Effect) -> str:
 
 def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -> str:
     """Return a remark on the outcome where it needs one; `several`: whether several variants were compared."""
-    digits = _digits(effect)
-    margin = f"the margin of {100 * effect.margin / effect.baseline_loss:.2g} % fixed beforehand"
     if effect.outcome in ("better", "worse"):
         alone = f"; {effect.outcome}{AT_EQUAL_TOKENS}" * is_at_odds(effect)
-        small = f"; that is smaller than {margin}" * _within_margin(effect)
-        return alone + small + f"; {LATER}" * (not excludes(effect.interval, 0.0))
+        small = f"; the margin is {margin_words(effect)}" * effect.within_margin
+        return alone + small + f"; {LATER}" * (not excludes_zero(effect.interval))
     if effect.outcome == "equivalent":
-        within = f"±{effect.margin:.{digits}f}, {margin}"
-        if _within_margin(effect):
-            return f"; the 90 % interval lies within {within}"
-        return f"; the 90 % interval lay within {within}, when this was decided; {LATER}"
-    if effect.outcome == "below the noise":
-        moves = "the pairs agree, but another set of seeds alone moves the mean as much"
-        return f"; {moves} ({effect.noise:.{digits}f})"
-    open_still = effect.outcome == "inconclusive" and not effect.caveats
+        low, high = effect.equivalence.low, effect.equivalence.high
+        if max(-low, high) < effect.margin:
+            return f"; the 90 % interval lies within the margin of {margin_words(effect)}"
+        return f"; the 90 % interval lay within the margin of {margin_words(effect)}, when this was decided; {LATER}"
     why = ""
-    if open_still and several and excludes(effect.interval, 0.0):
+    if effect.outcome == "inconclusive" and not effect.caveats:
+        corrected = several and excludes_zero(effect.interval)
         why = "; the interval leaves out 0, but not with Holm's correction for several variants"
+        why *= corrected
     then = advice(effect) if effect.outcome == "inconclusive" else ""
     return why + (f"; {then}" if then else "")
 
 
+def margin_words(effect: Effect) -> str:
+    """Return the margin as `±0.0350 nats per token (1 % of the loss, 5.1 % of compute)`."""
+    shares = ((effect.margin_share, "the loss"), (effect.margin_compute, "compute"))
+    known = [f"{100 * share:.2g} % of {what}" for share, what in shares if math.isfinite(share)]
+    size = f"±{effect.margin:.2g} {effect.unit}"
+    return f"{size} ({listed(known)})" if known else size
+
+
 def _numbers(effect: Effect, baseline: str) -> str:
-    digits, where = _digits(effect), "lower" if effect.mean < 0 else "higher"
-    parts = [f"the loss of {effect.variant} is {abs(effect.mean):.{digits}f} {effect.unit} {where}"]
-    if len(effect.seeds) > 1:
-        parts[0] += f" (95 % interval {_range(effect)}, {len(effect.seeds)} seeds)"
+    """Return a difference in compute, in the unit of the loss, and as a share of it, with intervals."""
+    low, high, several = effect.interval.low, effect.interval.high, len(effect.seeds) > 1
+    half = (high - low) / 2
+    digits = _decimals(half)
+    size, naive = (f"{abs(value):.{digits}f}" for value in (effect.estimate, effect.mean))
+    beside = [f"naive mean {naive}"] * (abs(effect.mean - effect.estimate) > VISIBLE * half)
+    beside += [f"95 % interval {_range(low, high, digits)}, {len(effect.seeds)} seeds"] * several
+    where = "lower" if effect.mean < 0 else "higher"
+    parts = [
+        f"the loss of {effect.variant} is {size} {effect.unit} {where}" + _beside("; ".join(beside))
+    ]
     if effect.multiplier:
-        parts.insert(0, f"for the same loss {baseline} needs {compute_words(effect.multiplier)}")
-    if effect.unit != "bits per byte" and math.isfinite(effect.bits_per_byte):
-        parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
-    if math.isfinite(effect.share):
-        share = 100 * abs(effect.share)
-        parts.append(f"{share:{'.2g' if share < 99.5 else '.0f'}} % of the loss")
+        share, interval = compute_words(effect, effect.multiplier)
+        one, other = by_loss(effect, baseline)
+        interval = _beside(f"95 % interval {interval}" * bool(interval))
+        parts.insert(
+            0, f"{one} reached the final loss of {other} with {share} of the compute{interval}"
+        )
+    if share := share_words(effect):
+        parts.append(share)
     return ", ".join(parts)
 
 
-def compute_words(found: Multiplier) -> str:
-    """Return a multiplier as `1.8 times the compute (95 % interval 1.5 to 2.2)`."""
-    low, high = found.interval
-    ends = " to ".join(
-        _times(tokens, value, found) for tokens, value in ((found.low, low), (found.high, high))
-    )
-    interval = "" if found.is_bound else f" (95 % interval {ends})"
-    return f"{_times(found.tokens, found.compute, found)} times the compute{interval}"
+def _beside(words: str) -> str:
+    return f" ({words})" if words else ""
 
 
-def _times(tokens: float, value: float, found: Multiplier) -> str:
-    """Return a factor in words; what lies beyond the horizons that were trained is a bound."""
-    if tokens >= found.most * (1 - NEAR):
-        return f"more than {found.most * found.flops:.2g}"
-    if tokens <= (1 + NEAR) / found.most:
-        return f"less than {found.flops / found.most:.2g}"
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+def by_loss(effect: Effect, baseline: str) -> tuple[str, str]:
+    """Return variant and baseline, the lower loss at equal tokens first."""
+    return (effect.variant, baseline) if effect.mean < 0 else (baseline, effect.variant)
 
 
-def _range(effect: Effect) -> str:
-    """Return the interval, without signs: in the direction of the mean where it has only one."""
-    digits, low, high = _digits(effect), effect.interval.low, effect.interval.high
+def compute_words(effect: Effect, found: Multiplier) -> tuple[str, str]:
+    """Return the compute with which the lower loss reached the higher final one, as a share of what the higher took,
+    and its 95 % interval; no interval of a bound."""
+    ends = [_share(tokens, found, effect.mean < 0) for tokens in (found.low, found.high)]
+    interval = " to ".join(reversed(ends) if effect.mean < 0 else ends)
+    return _share(found.tokens, found, effect.mean < 0), interval * (not found.is_bound)
+
+
+def _share(tokens: float, found: Multiplier, wins: bool) -> str:
+    """Return a share of the compute; beyond the trained horizons it is a bound."""
+    within = min(max(tokens, 1 / found.most), found.most) * found.flops
+    value = f"{1 / within if wins else within:.2f}"
+    if (1 + NEAR) / found.most < tokens < found.most * (1 - NEAR):
+        return value
+    return f"{'less' if wins == (tokens > 1) else 'more'} than {value}"
+
+
+def _range(low: float, high: float, digits: int, unit: str = "") -> str:
+    """Return an interval without signs: in the direction of the mean if it has only one."""
     if low < 0 < high:
-        return f"{-low:.{digits}f} lower to {high:.{digits}f} higher"
+        return f"{-low:.{digits}f}{unit} lower to {high:.{digits}f}{unit} higher"
     near, far = sorted((abs(low), abs(high)))
-    return f"{near:.{digits}f} to {far:.{digits}f}"
+    return f"{near:.{digits}f} to {far:.{digits}f}{unit}"
 
 
-def _member(effect: Effect, brief: bool) -> str:
-    """Return a variant's name, and its effect where it has one, with the interval unless `brief`."""
+def share_words(effect: Effect) -> str:
+    """Return estimate and interval as shares, such as `0.6 % of the loss (0.3 to 1.2 %)`; nothing of a loss near 0."""
+    size, low, high = (
+        100 * effect.as_share(x)
+        for x in (effect.estimate, effect.interval.low, effect.interval.high)
+    )
+    if not math.isfinite(size):
+        return ""
+    digits = _decimals((high - low) / 2, least=1, shown=1)
+    interval = _range(low, high, digits, " %") if math.isfinite(high - low) else ""
+    return f"{abs(size):.{digits}f} % of the loss{_beside(interval)}"
+
+
+def _member(effect: Effect) -> str:
+    """Return a variant's name, and its estimate if it is better or worse."""
     if effect.outcome not in ("better", "worse"):
         return effect.variant
-    if effect.diverged:
-        return f"{effect.variant} ({effect.diverged} diverged)"
-    if brief:
-        return f"{effect.variant} ({signed(effect.mean, _digits(effect))})"
-    amount = f"{abs(effect.mean):.{_digits(effect)}f} {effect.unit}"
-    where = "lower" if effect.mean < 0 else "higher"
-    compute = f"worth {compute_words(effect.multiplier)}; " if effect.multiplier else ""
-    alone = AT_EQUAL_TOKENS * is_at_odds(effect)
-    return f"{effect.variant} ({compute}{amount} {where}{alone}, {_range(effect)})"
+    size = f"{effect.diverged} diverged"
+    if not effect.diverged:
+        half = (effect.interval.high - effect.interval.low) / 2
+        size = signed(effect.estimate, _decimals(half))
+    return f"{effect.variant} ({size})"
 
 
-def _digits(effect: Effect) -> int:
-    """Return decimals that show two digits of the interval's half width."""
-    half = (effect.interval.high - effect.interval.low) / 2
-    return max(2, min(6, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else 3
+def _decimals(half: float, least: int = 2, shown: int = 2) -> int:
+    """Return decimals that show so many digits of an interval's half width."""
+    known = 0 < half < math.inf
+    return max(least, min(6, shown - 1 - math.floor(math.log10(half)))) if known else 3
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -45,9 +45,7 @@ def advice(effect: Effect, execution: Execution, command: Command) -> str:
         return ""
     if execution.plan.steps < LEAST_STEPS:
         return _longer(execution, command)
-    if now.looks is None:
-        again = command.again(elsewhere=True, seeds=2 * study.seeds)
-        return f"too close to call, twice as many seeds may tell: {again}"
+    assert now.looks
     superior = sum(decision.outcome == "superior" for decision in now.decisions.values())
     more = more_seeds(effect, now.looks, ALPHA / max(1, len(study.variants) - superior))
     if not more:
@@ -137,11 +135,11 @@ def _longer(execution: Execution, command: Command) -> str:
         budget = f"{steps}steps"
     else:
         budget = f"{math.ceil(times * plan.tokens_per_run / 1e6)}Mtokens"
-    again = command.again(budget=Budget(budget), size=_same_size(plan))
+    again = command.again(budget=Budget(budget), size=same_size(plan))
     return f"{plan.steps:,} steps were too few, try about {steps:,}: {again}"
 
 
-def _same_size(plan: Plan) -> str:
+def same_size(plan: Plan) -> str:
     """Return the size that keeps models as they are, as a longer budget would be spent on larger ones."""
     study, model = plan.study, plan.baseline.run.model
     if study.size != "auto" or sized_by_user(study) or not study.budget.seconds:

@@ -48,39 +48,43 @@ def tables(results: StudyResults) -> dict[str, str]:
     return {name: _text(lines) for name, lines in files.items() if lines}
 
 
-def state(run: RunResult) -> str:
+def state(run: RunResult, results: StudyResults) -> str:
     """Return how a run ended, in a word."""
-    return "failed" if run.failed else "diverged" if run.diverged else "done"
+    if run.failed or run.diverged:
+        return "failed" if run.failed else "diverged"
+    spikes = results.spikes_at(run)
+    return "spiked" if spikes and run.seed in spikes.seeds else "done"
 
 
 def _run(run: RunResult, results: StudyResults, lengths: Sequence[int], role: str) -> Line:
     study = results.study
     role = role or ("tuning" if run.seed in study.tuning_seed_numbers else "compared")
     # Where each seed sweeps, or one tunes, rates that the grid has left behind count for nothing.
-    sweeps = role == "tuning" or (study.tune_lr and study.procedure == "sweep")
-    counts = not sweeps or run.lr in results.grids.get(run.variant, ())
+    sweeps = role == "tuning" or bool(study.widths)
+    counts = results.counts(run)
+    counts &= not sweeps or run.lr in results.grids.get(run.variant, ())
     at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}
     answers = {} if results.task is None else {"accuracy": run.accuracy}
-    derived = {"role": role, "counts": counts, "state": state(run)}
+    derived = {"role": role, "counts": counts, "state": state(run, results)}
     own = _without(run, ("diverged", "curve", "halves", "lengths", "accuracy"))
     return {**own, **derived, **at_lengths, **answers}
 
 
 def _effect(effect: Effect, results: StudyResults) -> Line:
-    t, both, equal = effect.t_interval, effect.interval, effect.equivalence
+    both, equal = effect.interval, effect.equivalence
     nan, found = float("nan"), effect.multiplier
     low, high = found.interval if found else (nan, nan)
-    tables = ("interval", "t_interval", "equivalence", "multiplier")
+    tables = ("interval", "equivalence", "multiplier")
     return {
         **_without(effect, (*tables, "baseline_loss", "diverged")),
         "baseline": results.variants[0].name,
         "bits_per_byte": effect.bits_per_byte,
-        **{"low": both.low, "high": both.high, "method": both.method},
-        **{"t_low": t.low, "t_high": t.high},
+        "share": effect.share,
+        **{"low": both.low, "high": both.high},
         **{"equivalence_low": equal.low, "equivalence_high": equal.high},
+        "within_margin": effect.within_margin,
         "compute": found.compute if found else nan,
         **{"compute_low": low, "compute_high": high},
-        "time": found.tokens * found.seconds if found else nan,
         **_listed(effect),
         "caveats": "; ".join(effect.caveats),
     }

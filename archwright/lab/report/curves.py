@@ -10,7 +10,7 @@ from archwright import format as fmt
 from archwright.lab.report.learning_rates import best_lr
 from archwright.lab.results import Point, RunResult, StudyResults, compared_of
 from archwright.reporting.curves import axes_up_to
-from archwright.reporting.document import Axis, Chart, Key, Section, Series
+from archwright.reporting.document import Axis, Chart, Key, Row, Section, Series, Table
 from archwright.reporting.styles import FEW, short_names, shortened, trace
 
 Trace = dict[str, Any]
@@ -44,16 +44,17 @@ def axes(results: StudyResults) -> list[Axis]:
 def curves_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
     """Draw the held-out loss on the way, and its difference to the baseline's."""
     chosen = {name: runs_at_best(results, name) for name in series}
-    losses = {name: _spreads(runs, lambda run, p: p.loss) for name, runs in chosen.items()}
+    losses = {name: _spreads(runs, _clipped) for name, runs in chosen.items()}
     if not any(losses.values()):
         return None
     trained = {name: _spreads(runs, lambda run, p: p.train_loss) for name, runs in chosen.items()}
-    bits = {name: _spreads(runs, _in_bits) for name, runs in chosen.items()}
     baseline = results.variants[0].name
     # Paired by seed and tokens.
-    base = {(run.seed, p.tokens): p.loss for run in chosen[baseline] for p in run.curve}
+    base = {(run.seed, p.tokens): _clipped(run, p) for run in chosen[baseline] for p in run.curve}
     differences = {
-        name: _spreads(runs, lambda run, p: p.loss - base.get((run.seed, p.tokens), math.nan))
+        name: _spreads(
+            runs, lambda run, p: _clipped(run, p) - base.get((run.seed, p.tokens), math.nan)
+        )
         for name, runs in chosen.items()
         if name != baseline
     }
@@ -66,7 +67,7 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
             losses,
             unit,
             f"Mean over seeds at the rate that is best for all seeds together ({_rates(chosen)}). "
-            "Bands reach from the lowest to the highest seed.",
+            "Bands reach from the lowest to the highest seed. No loss is drawn above the initial one.",
         )
     ]
     if any(trained.values()):
@@ -84,51 +85,32 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
         below = f"{unit}, below 0 is better"
         chart = _chart("difference", title, series, differences, below, note, "+.4f")
         charts.append(replace(chart, layout={"shapes": [ZERO]}))
-    if unit != "bits per byte" and any(bits.values()):
-        note = (
-            "The held-out loss by the bytes per token of the whole held-out text. Mean over seeds."
-        )
-        title = "Held-out bits per byte"
-        charts.append(_chart("bits-per-byte", title, series, bits, "bits per byte", note))
     return Section("Loss curves", [Key(list(series.values())), *charts])
 
 
-def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
-    """Draw the loss on texts of other lengths, if it was measured."""
-    best: dict[str, list[RunResult]] = {name: [] for name in series}
+def lengths_section(results: StudyResults) -> Section | None:
+    """List the loss on texts of other lengths, if it was measured."""
+    found: dict[str, dict[int, list[float]]] = {v.name: {} for v in results.variants}
     for replicate in results.replicates:
-        best[replicate.variant].append(replicate.best)
-    spreads = {name: _by_length(runs) for name, runs in best.items()}
-    lengths = sorted({int(s.at["length"]) for found in spreads.values() for s in found})
+        for length, loss in replicate.best.lengths.items():
+            if math.isfinite(loss):
+                found[replicate.variant].setdefault(length, []).append(loss)
+    lengths = sorted({length for by_length in found.values() for length in by_length})
     if not lengths:
         return None
-    chart = Chart(
-        name="lengths",
-        title="Loss on longer texts",
-        summary=_ends(spreads, lambda s: f"at {fmt.exact(s.at['length'])} tokens"),
-        traces=_traces(series, spreads, ".4f", along=False),
-        layout={
-            "hovermode": "x unified",
-            "xaxis": {
-                "type": "log",
-                "title": {"text": "tokens of a text"},
-                "tickvals": lengths,
-                "ticktext": [fmt.exact(length) for length in lengths],
-                "hoverformat": ",.0f",
-                "unifiedhovertitle": {"text": "%{x} tokens"},
-            },
-        },
-        unit=f"held-out {results.unit}",
-        note="Mean over seeds of each seed's best run; bands reach from the lowest to the highest seed.",
-        full_width=True,
-        saved=_columns(spreads),
-    )
-    return Section("Longer texts", [Key(list(series.values())), chart])
+    rows = [
+        Row((name, *(fmt.loss(fmean(by[n])) if n in by else "–" for n in lengths)))
+        for name, by in found.items()
+    ]
+    note = f"Held-out {results.unit} by the tokens of a text: mean over each seed's best run."
+    return Section("Longer texts", [Table(note, ("Variant", *map(fmt.exact, lengths)), rows)])
 
 
 def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
     """Return a variant's runs at the learning rate that is best over seeds, of those that are compared if any is."""
-    runs = compared_of([r for r in results.runs if r.variant == variant], results.study)
+    runs = compared_of(
+        [r for r in results.runs if r.variant == variant and results.counts(r)], results.study
+    )
     lr = best_lr(runs)
     return [run for run in runs if run.lr == lr]
 
@@ -152,7 +134,11 @@ def _chart(
     return Chart(
         name=name,
         title=title,
-        summary=_ends(spreads, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
+        summary=" ".join(
+            f"{n}: {fmean(found[-1].values):.4f} after {fmt.count(found[-1].at['tokens'])} tokens."
+            for n, found in spreads.items()
+            if found
+        ),
         traces=_traces(series, spreads, shown),
         unit=unit,
         note=note,
@@ -161,9 +147,9 @@ def _chart(
     )
 
 
-def _in_bits(run: RunResult, point: Point) -> float:
-    """Return a loss in bits per byte, by the factor of the final loss."""
-    return point.loss * (run.bits_per_byte / run.loss if run.loss else math.nan)
+def _clipped(run: RunResult, point: Point) -> float:
+    """Return a loss, at most the initial one: a first evaluation of 30 nats would make all curves one line."""
+    return min(point.loss, run.initial_loss) if math.isfinite(point.loss) else math.nan
 
 
 def _spreads(
@@ -185,50 +171,37 @@ def _spreads(
     ]
 
 
-def _by_length(runs: Sequence[RunResult]) -> list[Spread]:
-    lengths = sorted({length for run in runs for length in run.lengths})
-    found = [
-        Spread(
-            {"length": length},
-            [
-                run.lengths[length]
-                for run in runs
-                if math.isfinite(run.lengths.get(length, math.nan))
-            ],
-        )
-        for length in lengths
-    ]
-    return [spread for spread in found if spread.values]
-
-
 def _traces(
-    series: Mapping[str, Series],
-    spreads: Mapping[str, Sequence[Spread]],
-    shown: str,
-    along: bool = True,
+    series: Mapping[str, Series], spreads: Mapping[str, Sequence[Spread]], shown: str
 ) -> list[Trace]:
     """Draw bands first, so that no band covers a mean."""
     short = short_names(list(series))
     kept = {name: found for name, found in spreads.items() if found}
     opacity = min(BAND, BANDS / max(1, len(kept)))
     bands = [
-        {**_band(series[name], short[name], found, along), "opacity": opacity}
+        {**_band(series[name], short[name], found), "opacity": opacity}
         for name, found in kept.items()
     ]
-    means = [
-        _mean(series[name], short[name], found, shown, along, ranges=len(kept) <= FEW)
+    return bands + [
+        trace(
+            series[name],
+            short[name],
+            along=_along(found),
+            y=[fmean(s.values) for s in found],
+            customdata=[_seeds_words(s.values, shown, found, len(kept) <= FEW) for s in found],
+            hovertemplate=f"%{{y:{shown}}}%{{customdata}}",
+        )
         for name, found in kept.items()
     ]
-    return [*bands, *means]
 
 
-def _band(series: Series, name: str, found: Sequence[Spread], along: bool) -> Trace:
+def _band(series: Series, name: str, found: Sequence[Spread]) -> Trace:
     there, back = list(found), list(reversed(found))
     return trace(
         series,
         f"{name}, all seeds",
         mode="lines",
-        **_place([*there, *back], along),
+        along=_along([*there, *back]),
         y=[max(s.values) for s in there] + [min(s.values) for s in back],
         fill="toself",
         fillcolor=f"${series.color}",
@@ -238,35 +211,16 @@ def _band(series: Series, name: str, found: Sequence[Spread], along: bool) -> Tr
     )
 
 
-def _mean(
-    series: Series, name: str, found: Sequence[Spread], shown: str, along: bool, ranges: bool
-) -> Trace:
-    most = max(len(s.values) for s in found)
-    return trace(
-        series,
-        name,
-        **_place(found, along),
-        y=[fmean(s.values) for s in found],
-        customdata=[_seeds_words(s.values, shown, most, ranges) for s in found],
-        hovertemplate=f"%{{y:{shown}}}%{{customdata}}",
-    )
+def _along(found: Sequence[Spread]) -> dict[str, list[float]]:
+    return {name: [s.at[name] for s in found] for name in found[0].at}
 
 
-def _place(found: Sequence[Spread], along: bool) -> Trace:
-    columns = {name: [s.at[name] for s in found] for name in found[0].at}
-    return {"along": columns} if along else {"x": columns["length"]}
-
-
-def _seeds_words(values: Sequence[float], shown: str, most: int, ranges: bool) -> str:
+def _seeds_words(values: Sequence[float], shown: str, found: Sequence[Spread], ranges: bool) -> str:
     """Return what follows a mean in a hover label, which has to fit on a phone."""
+    most = max(len(s.values) for s in found)
     fewer = f", {len(values)} of {most} seeds" if len(values) < most else ""
     between = f" ({min(values):{shown}} to {max(values):{shown}})" if ranges and not fewer else ""
     return f"{between}{fewer}".replace("-", "\N{MINUS SIGN}")
-
-
-def _ends(spreads: Mapping[str, Sequence[Spread]], place: Callable[[Spread], str]) -> str:
-    ends = [(name, found[-1]) for name, found in spreads.items() if found]
-    return " ".join(f"{name}: {fmean(s.values):.4f} {place(s)}." for name, s in ends)
 
 
 def error_bars(

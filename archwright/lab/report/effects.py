@@ -1,14 +1,17 @@
-"""Effects of the variants on the loss: differences, their intervals, and the noise."""
+"""Effects of the variants on the loss: differences, their intervals, and the margins."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from archwright import format as fmt
-from archwright.lab.procedure.verdict import is_unlearnt
+from archwright.lab.procedure.verdict import (
+    group_of,
+    is_unlearnt,
+    margin_words,
+)
 from archwright.lab.report.curves import columns_of, error_bars
-from archwright.lab.results import Effect, Interaction, Interval, StudyResults
+from archwright.lab.results import Effect, Interval, StudyResults
 from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
 from archwright.reporting.styles import plotly_text, shortened, trace, wrapped
 
@@ -35,12 +38,11 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
     chart = [_chart(results, series, learnt)] if learnt else []
     blocks: list[Block] = [*asked, *chart, _table(results)]
     if results.interactions:
-        blocks.append(_interactions(results))
+        blocks.append(Text(" ".join(found.sentence for found in results.interactions)))
     return Section("Effects", blocks)
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a row stands: the vertical axis counts rem, downwards."""
 
     label: str
@@ -55,7 +57,7 @@ class _Place:
 def _places(effects: Sequence[Effect]) -> list[_Place]:
     places: list[_Place] = []
     for effect in effects:
-        label = f"{wrapped(effect.variant)}<br>{effect.outcome}"
+        label = f"{wrapped(effect.variant)}<br>{wrapped(group_of(effect))}"
         height = REM_PER_LINE * (label.count("<br>") + 1) + REM_BETWEEN_ROWS
         top = places[-1].bottom if places else 0.0
         places.append(_Place(label, top, top + height))
@@ -72,7 +74,7 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
         if effect.has_numbers:
             traces.append(_mean(place, effect, series[effect.variant]))
         shapes += _grounds(place, effect)
-    shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
+    shapes.append(_upright(0, places[0], places[-1], {"width": 1, "color": "$ink"}))
     low, high = _extent(effects)
     drawn = [effect.interval for effect in effects if effect.has_numbers]
     is_cut = any(interval.low < low or interval.high > high for interval in drawn)
@@ -85,12 +87,10 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
         layout=_layout((low, high), places) | {"shapes": shapes},
         unit=f"held-out {results.unit}, below 0 is better",
         note=(
-            "Diamond and line: mean over paired seeds and its 95 % interval, of variants that are decided. "
-            "Circles: the seeds. "
-            "Grey band: one standard deviation of the difference between two means of the baseline alone, "
-            "which is noise. Dashed: the margins, "
-            f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
-            "matter. " + cut
+            "Diamond: the estimate, shrunken as large differences are found more often. Line: 95 % interval around "
+            "the naive mean, of variants that are decided. Circles: the seeds. "
+            f"Dashed: the margins fixed beforehand, within which a difference does not matter{_margins(effects)}. "
+            + cut
         ),
         full_width=True,
         height=end + 4,
@@ -122,11 +122,11 @@ def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
         effect.variant,
         legendgroup=None,
         mode="markers",
-        x=[effect.mean],
+        x=[effect.estimate],
         y=[place.middle],
         error_x=error_bars(
-            [interval.high - effect.mean],
-            [effect.mean - interval.low],
+            [interval.high - effect.estimate],
+            [effect.estimate - interval.low],
             series,
             thickness=2.5,
             width=5,
@@ -134,8 +134,7 @@ def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
         marker={"size": 11, "color": f"${series.color}", "symbol": "diamond"},
         cliponaxis=True,
         hovertemplate=f"{wrapped(effect.variant, 40)}<br>{_sentence(effect)}"
-        f"<br>95 %: {interval_words(interval)} ({interval.method})"
-        f"{_per_byte(effect, effect.mean)}<extra></extra>",
+        f"<br>95 %: {interval_words(interval)}<extra></extra>",
     )
 
 
@@ -149,48 +148,29 @@ def _seeds(place: _Place, effect: Effect) -> dict[str, Any]:
         "marker": {"size": 7, "symbol": "circle-open", "color": "$muted", "line": {"width": 1.5}},
         "cliponaxis": True,
         "hovertext": [
-            f"seed {seed}: {fmt.signed(loss)} {effect.unit}{_per_byte(effect, loss)}"
+            f"seed {seed}: {fmt.signed(loss)} {effect.unit}"
             for seed, loss in zip(effect.seeds, effect.differences, strict=True)
         ],
         "hovertemplate": f"{wrapped(effect.variant, 40)}<br>%{{hovertext}}<extra></extra>",
     }
 
 
-def _per_byte(effect: Effect, difference: float) -> str:
-    """Return a line with a difference in bits per byte, where the text has them and is not judged in them."""
-    bits = difference / effect.loss_per_bit_per_byte
-    shown = effect.unit != "bits per byte" and math.isfinite(bits)
-    return f"<br>{fmt.signed(bits)} bits per byte" if shown else ""
+def _margins(effects: Sequence[Effect]) -> str:
+    """Return the largest margin in words."""
+    known = [effect for effect in effects if math.isfinite(effect.margin)]
+    return f": {margin_words(max(known, key=lambda e: e.margin))}" if known else ""
 
 
 def _grounds(place: _Place, effect: Effect) -> list[Shape]:
-    """Draw what a difference is judged against: the noise as a band, the margins as lines."""
-    top, bottom = place.top, place.bottom
-    band = {
-        "type": "rect",
-        "x0": -effect.noise,
-        "x1": effect.noise,
-        "y0": top,
-        "y1": bottom,
-        "fillcolor": "$line",
-        "line": {"width": 0},
-        "layer": "below",
-    }
+    """Draw the margins as lines."""
     dashed = {"width": 1.5, "dash": "dash", "color": "$muted"}
-    margins = [_upright(x, top, bottom, dashed) for x in (-effect.margin, effect.margin)]
-    return [*([band] if math.isfinite(effect.noise) else []), *margins]
+    ends = (-effect.margin, effect.margin) if math.isfinite(effect.margin) else ()
+    return [_upright(x, place, place, dashed) for x in ends]
 
 
-def _upright(x: float, top: float, bottom: float, line: Shape) -> Shape:
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "y0": top,
-        "y1": bottom,
-        "line": line,
-        "layer": "below",
-    }
+def _upright(x: float, first: _Place, last: _Place, line: Shape) -> Shape:
+    ends = {"x0": x, "x1": x, "y0": first.top, "y1": last.bottom}
+    return {"type": "line", **ends, "line": line, "layer": "below"}
 
 
 def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
@@ -208,81 +188,55 @@ def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
 
 
 def _extent(effects: Sequence[Effect]) -> tuple[float, float]:
-    """Return the ends of the axis: all seeds, margins and noise, and intervals as far as these leave them room."""
-    inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin)]
-    inner += [x for e in effects for x in (-e.noise, e.noise)]
-    inner = [x for x in inner if math.isfinite(x)] or [-1.0, 1.0]
-    most = WIDEST * max(map(abs, inner))
-    drawn = [e.interval for e in effects if e.has_numbers]
-    ends = [x for i in drawn for x in (i.low, i.high) if math.isfinite(x)]
-    outer = [max(-most, min(x, most)) for x in ends]
-    low, high = min(0.0, *inner, *outer), max(0.0, *inner, *outer)
+    """Return the ends of the axis: all seeds and margins, and intervals as far as these leave them room."""
+    inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin, 0.0)]
+    inner = [x for x in inner if math.isfinite(x)]
+    most = WIDEST * max(map(abs, inner)) or 1.0
+    ends = [x for e in effects if e.has_numbers for x in (e.interval.low, e.interval.high)]
+    outer = [max(-most, min(x, most)) for x in ends if math.isfinite(x)]
+    low, high = min(*inner, *outer, 0.0), max(*inner, *outer, 0.0)
     span = high - low or 1.0
     return min(low - 0.04 * span, -SIDE * span), max(high + 0.04 * span, SIDE * span)
 
 
 def _table(results: StudyResults) -> Table:
-    bootstrapped = any(effect.interval.method == "BCa" for effect in results.effects)
     head = [
         "Variant",
         "Outcome",
         results.unit.capitalize(),
-        "95 % BCa" if bootstrapped else "95 % (t)",
-        *(["95 % t"] if bootstrapped else []),
-        "p (paired t)",
-        "p, Holm",
-        "90 %, for equivalence",
-        *([] if results.unit == "bits per byte" else ["Bits per byte"]),
+        "Naive mean",
+        "95 %",
         "Of the baseline's loss",
+        "95 %, of the loss",
+        *([] if results.unit == "bits per byte" else ["Bits per byte"]),
         "Seeds",
     ]
-    rows = [_row(effect, bootstrapped) for effect in results.effects]
-    caption = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
+    rows = [_row(effect) for effect in results.effects]
+    caption = (
+        f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better. Intervals hold at all looks "
+        "together."
+    )
     return Table(caption, head, rows)
 
 
-def _interactions(results: StudyResults) -> Table:
-    """List what two choices are worth together beyond what each is alone."""
-    note = (
-        "Interactions: (both \N{MINUS SIGN} first) \N{MINUS SIGN} (second \N{MINUS SIGN} "
-        f"{results.variants[0].name}), over the seeds that all four have. Below 0 they help each other. "
-        + " ".join(found.sentence for found in results.interactions)
-    )
-
-    def numbers(found: Interaction) -> tuple[str, ...]:
-        interval, p_value = interval_words(found.interval), fmt.probability(found.p_value)
-        return fmt.signed(found.mean), interval, p_value
-
-    rows = [
-        Row(
-            (
-                found.first,
-                found.second,
-                *(numbers(found) if found.is_known else ("–",) * 3),
-                str(len(found.seeds)),
-            )
-        )
-        for found in results.interactions
-    ]
-    head = ("First", "Second", results.unit.capitalize(), "95 % (t)", "p (paired t)", "Seeds")
-    return Table(note, head, rows)
-
-
-def _row(effect: Effect, bootstrapped: bool) -> Row:
+def _row(effect: Effect) -> Row:
     cells = [
+        fmt.signed(effect.estimate),
         fmt.signed(effect.mean),
         interval_words(effect.interval),
-        *([interval_words(effect.t_interval)] if bootstrapped else []),
-        fmt.probability(effect.p_value),
-        fmt.probability(effect.holm_p_value),
-        f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
+        _share(effect, effect.estimate),
+        f"{_share(effect, effect.interval.low)} to {_share(effect, effect.interval.high)}",
         *([] if effect.unit == "bits per byte" else [fmt.signed(effect.bits_per_byte)]),
-        f"{fmt.signed(100 * effect.share, 2)} %" if math.isfinite(effect.share) else "–",
     ]
     if not effect.has_numbers or is_unlearnt(effect):
         cells = ["–"] * len(cells)
-    shown = [effect.variant, effect.outcome, *cells, str(len(effect.seeds))]
+    shown = [effect.variant, group_of(effect), *cells, str(len(effect.seeds))]
     return Row(shown, "; ".join(effect.caveats))
+
+
+def _share(effect: Effect, difference: float) -> str:
+    share = effect.as_share(difference)
+    return f"{fmt.signed(100 * share, 1)} %" if math.isfinite(share) else "–"
 
 
 def interval_words(interval: Interval) -> str:
@@ -292,22 +246,16 @@ def interval_words(interval: Interval) -> str:
 
 
 def _sentence(effect: Effect) -> str:
-    return f"{effect.outcome}, {fmt.signed(effect.mean)} {effect.unit}"
+    return f"{group_of(effect)}, {fmt.signed(effect.estimate)} {effect.unit}"
 
 
 def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:
     """Return what the chart shows, for its CSV: one line for each seed."""
+    names = ("variant", "mean", "estimate", "margin")
     lines = [
-        {
-            "variant": e.variant,
-            "seed": seed,
-            "difference": difference,
-            "mean": e.mean,
-            "low": e.interval.low,
-            "high": e.interval.high,
-            "noise": e.noise,
-            "margin": e.margin,
-        }
+        {name: getattr(e, name) for name in names}
+        | {"low": e.interval.low, "high": e.interval.high}
+        | {"seed": seed, "difference": difference}
         for e in effects
         for seed, difference in zip(e.seeds, e.differences, strict=True)
     ]

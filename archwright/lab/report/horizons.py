@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from archwright import format as fmt
-from archwright.lab.procedure.verdict import compute_words
+from archwright.lab.procedure.verdict import by_loss, compute_words
 from archwright.lab.report.curves import ZERO, columns_of, error_bars
 from archwright.lab.results import Effect, Multiplier, StudyResults
 from archwright.reporting.document import Chart, Key, Row, Section, Series, Table
@@ -22,28 +22,22 @@ def horizons_section(results: StudyResults, series: dict[str, Series]) -> Sectio
 def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) -> Table:
     baseline = results.variants[0].name
     note = (
-        f"How many times as much {baseline} needs for the loss that a variant has, read between the ends of "
-        "runs of several lengths. Above 1, the variant saves. Seconds are of the processor that trained. Beside: the "
-        f"difference in {results.unit} at equal tokens."
+        "The compute with which the lower loss reached the higher final loss, as a share of what that took, read "
+        "between the ends of runs of several lengths and never beyond them."
     )
-    head = ("Variant", "Training FLOPs", "95 %", "Tokens", "Seconds", "At equal tokens")
+    head = (
+        "Variant",
+        "Lower loss",
+        "Reached the final loss of",
+        "With this share of compute",
+        "95 %",
+    )
     rows = [
         Row(
-            (
-                effect.variant,
-                value,
-                interval.removeprefix(" (95 % interval ").removesuffix(")"),
-                f"{bound}{found.tokens:.2f}",
-                f"{bound}{found.tokens * found.seconds:.2f}",
-                fmt.signed(effect.mean),
-            ),
+            (effect.variant, *by_loss(effect, baseline), *compute_words(effect, found)),
             "beyond the horizons that were trained" if found.is_bound else "",
         )
         for effect, found in known
-        for bound in [
-            "" if not found.is_bound else f"{'more' if found.tokens > 1 else 'less'} than "
-        ]
-        for value, _, interval in [compute_words(found).partition(" times the compute")]
     ]
     return Table(note, head, rows)
 

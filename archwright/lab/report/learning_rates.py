@@ -12,9 +12,6 @@ from archwright.reporting.styles import FEW, plotly_text, short_names, trace
 
 Trace = dict[str, Any]
 
-STRIP = 0.05
-"""Share of the chart's height in which the grid of one variant stands; all have at most `STRIPS`."""
-STRIPS = 0.3
 ROOM = 0.08
 """Room above the highest and below the lowest loss, as a share of their distance."""
 
@@ -68,21 +65,18 @@ def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[Run
         name="lr",
         title="Loss against learning rate",
         summary=" ".join(_summary(results, ended, name) for name in series),
-        traces=[*traces, *_grids(results, series, short)],
-        layout=_layout(len(series), _ticks(ended), _window(results, ended)),
+        traces=traces,
+        layout=_layout(_ticks(ended), _window(results, ended)),
         unit=f"final held-out {results.unit}",
         note="Thick: mean over seeds. Thin: single seeds. Star: the tuned rate, mean over the seeds that "
-        "are compared. Cross at the upper edge: diverged, where no mean is drawn. Below: the "
-        "rates that count, for each variant.",
+        "are compared. Cross at the upper edge: diverged, where no mean is drawn.",
         full_width=True,
-        height=26 + 0.9 * len(series),
+        height=26,
         saved=_columns(results, ended),
     )
 
 
-def _layout(variants: int, ticks: Sequence[float], window: tuple[float, float]) -> dict[str, Any]:
-    """Lay out the losses and, below them, the strip of grids."""
-    strip = min(STRIPS, STRIP * variants)
+def _layout(ticks: Sequence[float], window: tuple[float, float]) -> dict[str, Any]:
     return {
         "hovermode": "closest",
         "margin": {"l": 8, "r": 12, "t": 8, "b": 48},
@@ -91,15 +85,8 @@ def _layout(variants: int, ticks: Sequence[float], window: tuple[float, float]) 
             "title": {"text": "peak learning rate"},
             "tickvals": ticks,
             "tickformat": ".0e",
-            "anchor": "y2",
         },
-        "yaxis": {"range": window, "domain": [strip + 0.04, 1]},
-        "yaxis2": {
-            "domain": [0, strip],
-            "range": [variants - 0.5, -0.5],
-            "visible": False,
-            "fixedrange": True,
-        },
+        "yaxis": {"range": window},
     }
 
 
@@ -181,33 +168,10 @@ def _optimum(style: Series, name: str, replicates: Sequence[Replicate]) -> Itera
         )
 
 
-def _grids(
-    results: StudyResults, series: dict[str, Series], short: dict[str, str]
-) -> Iterator[Trace]:
-    """Show which learning rates count, one line for each variant, below the chart."""
-    for row, (name, style) in enumerate(series.items()):
-        grid = sorted(results.grids.get(name, ()))
-        if grid:
-            yield trace(
-                style,
-                f"{short[name]}, grid",
-                x=grid,
-                y=[row] * len(grid),
-                yaxis="y2",
-                line={"width": 2, "color": f"${style.color}"},
-                marker={"size": 9, "color": f"${style.color}", "symbol": "line-ns-open"},
-                showlegend=False,
-                hovertemplate=f"{plotly_text(short[name])}<br>rates that count: "
-                f"{', '.join(map(fmt.short, grid))}<extra></extra>",
-            )
-
-
 def _table(results: StudyResults) -> Table:
     head = (
         "Variant",
         "Tuned rate",
-        "Over seeds",
-        "Best for all seeds together",
         "Rates that count",
         "Best at an end",
         "Diverged",
@@ -223,14 +187,11 @@ def _table(results: StudyResults) -> Table:
 def _row(results: StudyResults, name: str) -> Row:
     replicates = _replicates(results, name)
     runs = [run for run in results.runs if run.variant == name]
-    best = best_lr(runs)
     lrs = [replicate.lr for replicate in replicates]
     return Row(
         (
             name,
             fmt.short(geometric_mean(lrs)) if lrs else "–",
-            f"{fmt.short(min(lrs))} to {fmt.short(max(lrs))}" if lrs else "–",
-            fmt.short(best) if math.isfinite(best) else "–",
             ", ".join(fmt.short(lr) for lr in sorted(results.grids.get(name, ()))) or "–",
             f"{sum(r.at_boundary for r in replicates)} of {len(replicates)} seeds",
             f"{sum(r.diverged for r in runs)} of {len(runs)} runs",

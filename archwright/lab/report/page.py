@@ -1,13 +1,15 @@
 """A study's page and tables, made from `StudyResults` and nothing else."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 from archwright.files import atomic_write
 from archwright.format import listed
 from archwright.lab.design.plan import runs_of
 from archwright.lab.design.widths import headline as headline_of_widths
-from archwright.lab.procedure.verdict import GROUPS, claim_words
+from archwright.lab.procedure.verdict import GROUPS, SMALL, claim_words, group_of
 from archwright.lab.report import curves, effects, horizons, learning_rates, sections
 from archwright.lab.report import width_charts as widths
 from archwright.lab.report.csv_files import write_tables as write_tables
@@ -38,7 +40,7 @@ def study_page(results: StudyResults) -> Page:
         horizons.horizons_section(results, series),
         curves.curves_section(results, series),
         learning_rates.learning_rates_section(results, series),
-        curves.lengths_section(results, series),
+        curves.lengths_section(results),
         sections.cost_section(results),
         sections.held_section(results),
         sections.changes_section(results),
@@ -87,20 +89,21 @@ def _headlines(effects: Sequence[Effect], baseline: str) -> Iterator[str]:
         yield "Nothing was compared yet"
         return
     if len(effects) == 1:
-        yield claim_words(effects[0].outcome, effects[0].variant, baseline)
-        brief = claim_words(effects[0].outcome, "the variant", "the baseline")
+        yield claim_words(effects[0], effects[0].variant, baseline)
+        small = f", but {SMALL}" * effects[0].within_margin
+        superior = effects[0].outcome in ("better", "worse")
+        brief = claim_words(effects[0], "the variant", "the baseline")
+        brief = f"the variant is {effects[0].outcome}{small}" if superior and small else brief
         yield brief[:1].upper() + brief[1:]
         return
-    names: dict[Outcome, list[str]] = {}
-    for outcome in GROUPS:
-        if members := [effect.variant for effect in effects if effect.outcome == outcome]:
-            names[outcome] = members
-    groups = [f"{listed(n)} {GROUPS[o][len(n) > 1]}" for o, n in names.items()]
-    yield f"Against {baseline}, {', '.join(groups)}"
-    counts = {o: f"{len(n)} {o.replace('below', 'within')}" for o, n in names.items()}
-    yield f"{len(effects)} variants: {', '.join(counts.values())}"
-    superior = [o for o in names if o in ("better", "worse")] or [*names][:1]
-    first, *others = [counts[o] for o in superior]
-    verb = "is" if first.startswith("1 ") else "are"
-    few = [first.replace(" ", f" {verb} ", 1), *others]
+    groups = {g: [e.variant for e in effects if group_of(e) == g] for g in GROUPS}
+    groups = {group: names for group, names in groups.items() if names}
+    said = (f"{listed(n)} {'are' if len(n) > 1 else 'is'} {group}" for group, n in groups.items())
+    yield f"Against {baseline}, {', '.join(said)}"
+    counts = Counter(group.partition(" ")[0] for group in map(group_of, effects))
+    order = [outcome for outcome in get_args(Outcome) if counts[outcome]]
+    yield f"{len(effects)} variants: {', '.join(f'{counts[o]} {o}' for o in order)}"
+    first, *others = [o for o in order if o in ("better", "worse")] or order[:1]
+    verb = "is" if counts[first] == 1 else "are"
+    few = [f"{counts[first]} {verb} {first}", *(f"{counts[o]} {o}" for o in others)]
     yield f"Of {len(effects)} variants, {listed(few)}"

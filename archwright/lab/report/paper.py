@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -11,7 +11,7 @@ from archwright import format as fmt
 from archwright.files import atomic_write, check_replaceable
 from archwright.lab.procedure.looks import ALPHA, Looks, alpha_spent
 from archwright.lab.procedure.statistics import holm
-from archwright.lab.procedure.verdict import claim_words, compute_words, is_unlearnt
+from archwright.lab.procedure.verdict import claim_words, compute_words, is_unlearnt, spike_words
 from archwright.lab.report.latex import escaped
 from archwright.lab.report.paper_charts import CAPTIONS, draw_charts
 from archwright.lab.report.references import Work, bibliography, choices_of, works_in
@@ -126,16 +126,6 @@ def _is_sealed(path: Path) -> bool:
     return last + b"\n" == _seal(before + b"\n", path.name)
 
 
-def difference_of(effect: Effect) -> float:
-    """Return the difference that is told."""
-    return effect.mean
-
-
-def margin_words(results: StudyResults) -> str:
-    """Return the margin in words."""
-    return f"{100 * results.study.equivalence_margin:g} % of the baseline's loss"
-
-
 def effects_table(results: StudyResults) -> str:
     """Return effects.tex, which needs the packages booktabs and array."""
     level = "95 % interval"
@@ -146,8 +136,9 @@ def effects_table(results: StudyResults) -> str:
         f"Variants against {results.variants[0].name} ({fmt.count(size)} parameters outside embedding and head, "
         f"{fmt.count(results.tokens_per_run)} tokens a run). Difference: held-out loss of the variant minus that of "
         f"the baseline at equal tokens, in {results.unit}, and in % of the baseline's loss; below 0 is better. "
-        "Compute: how many times the training FLOPs of the variant the baseline needs for the same loss; above 1, the "
-        "variant saves. Seeds: compared pairs. A dash: not measured, or inconclusive, which has no number to be read."
+        "Intervals are of the mean; the difference is shrunken towards 0 where an early look decided. Compute: the "
+        "share of training FLOPs with which the lower loss reached the higher final loss. Seeds: compared pairs. A "
+        "dash: not measured, or inconclusive, which has no number to be read."
     )
     columns = r">{\raggedright\arraybackslash}p{0.2\linewidth}lrrrr"
     return _table("effects", caption, columns, rows, head)
@@ -169,15 +160,15 @@ def _cells(effect: Effect) -> list[str]:
     """Return the cells of a variant; differences without a finite interval have none."""
     low, high, found = effect.interval.low, effect.interval.high, effect.multiplier
     difference = share = compute = "–"
-    if effect.has_numbers and not is_unlearnt(effect) and math.isfinite(difference_of(effect)):
-        difference = fmt.signed(difference_of(effect))
+    if effect.has_numbers and not is_unlearnt(effect) and math.isfinite(effect.estimate):
+        difference = fmt.signed(effect.estimate)
         if math.isfinite(low) and math.isfinite(high):
             difference += f" ({fmt.signed(low)} to {fmt.signed(high)})"
         if math.isfinite(effect.share):
             share = fmt.signed(100 * effect.share, 2)
         if found:
-            value, _, interval = compute_words(found).partition(" times the compute")
-            compute = f"{value}{interval.replace('95 % interval ', '')}"
+            value, interval = compute_words(effect, found)
+            compute = f"{value} ({interval})" if interval else value
     return [effect.variant, effect.outcome, difference, share, compute, str(len(effect.seeds))]
 
 
@@ -281,19 +272,15 @@ def _tuning(results: StudyResults) -> str:
     if not study.tune_lr:
         return "Learning rates were given, not tuned."
     seeds = len(study.tuning_seed_numbers)
-    whose = (
-        f"on {seeds} seed{'s' * (seeds != 1)} at most that are not compared"
-        if seeds
-        else "for each seed"
-    )
     rates = [
         f"{variant.name} {fmt.short(geometric_mean(found))}"
         for variant in results.variants
         if (found := [r.lr for r in results.replicates if r.variant == variant.name])
     ]
     return escaped(
-        f"The peak learning rate of each variant was tuned {whose}, over {study.lr_grid_size} rates or more, a factor "
-        f"of {study.lr_ratio:g} apart or less; runs were compared at the rate that was found ({', '.join(rates)})."
+        f"The peak learning rate of each variant was tuned on {seeds} seed{'s' * (seeds != 1)} at most that are not "
+        f"compared, over {study.lr_grid_size} rates or more, a factor of {study.lr_ratio:g} apart or less; runs were "
+        f"compared at the rate that was found ({', '.join(rates)})."
     )
 
 
@@ -312,18 +299,28 @@ def _judging(results: StudyResults) -> str:
     return (
         f"Runs of one seed are a pair. {looks}{correction}. Intervals are of 95\\,\\%, of the mean difference over "
         "pairs. A difference is called equivalent if its 90\\,\\% interval lies within the margin that was fixed "
-        f"beforehand, {escaped(margin_words(results))}; inconclusive is what is neither better, worse nor equivalent."
+        f"beforehand, {escaped(results.study.margin)}; inconclusive is what is neither better, worse nor equivalent."
     )
 
 
 def _outcome(effect: Effect, baseline: str) -> str:
     why = f" because {fmt.listed([*effect.caveats])}" if effect.caveats else ""
-    return escaped(f"{claim_words(effect.outcome, effect.variant, baseline)}{why}.")
+    return escaped(f"{claim_words(effect, effect.variant, baseline)}{why}.")
 
 
 def _limits(results: StudyResults) -> list[str]:
     open_still = [] if results.complete else ["The study is not complete, and outcomes may change."]
-    return [escaped(text) for text in (*open_still, results.scope, *results.notes)]
+    return [
+        escaped(text) for text in (*open_still, *_spiked(results), results.scope, *results.notes)
+    ]
+
+
+def _spiked(results: StudyResults) -> Iterator[str]:
+    for name, found in results.spikes.items():
+        rates = [*results.spike_rates(name), math.nan]
+        for spikes, lr, lower in zip(found, rates, rates[1:], strict=False):
+            again = lower if spikes.halved and math.isfinite(lower) else None
+            yield f"{spike_words(name, len(spikes.seeds), spikes.compared, lr, again)}."
 
 
 def _settings(held: Sequence[ControlledVariable]) -> str:

@@ -9,6 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from archwright.files import atomic_write
 from archwright.lab.design import plan_file
+from archwright.lab.design.plan import variant_file
+from archwright.lab.procedure.standing import Spikes
 from archwright.lab.results import StudyResults
 from archwright.spec.errors import UserError
 from archwright.spec.read import read_run
@@ -40,7 +42,9 @@ def open_study(path: str | Path) -> StudyResults:
         values = json.loads(file.read_text(encoding="utf-8"))
         for found in values["replicates"]:
             found["best"] = values["runs"][found["best"]]
-        results = TypeAdapter(StudyResults).validate_json(json.dumps(values))
+        adapter = TypeAdapter(StudyResults)
+        adapter.rebuild(_types_namespace={"Spikes": Spikes})
+        results = adapter.validate_json(json.dumps(values))
     except FileNotFoundError:
         raise UserError(
             f"{path}: found no {RESULTS}; expected the folder of a study: {again}"
@@ -52,4 +56,5 @@ def open_study(path: str | Path) -> StudyResults:
 
 def runs_of_variants(path: str | Path) -> Mapping[str, RunSpec]:
     """Return the run of each variant by a study's plan, the baseline first."""
-    return {arm.name: read_run(Path(path) / arm.file) for arm in plan_file.read(Path(path)).arms}
+    names = [arm.name for arm in plan_file.read(Path(path)).arms]
+    return {name: read_run(Path(path) / variant_file(names, name)) for name in names}

@@ -169,8 +169,14 @@ def _study_facts(results: StudyResults) -> list[Fact]:
     seeds = "one seed" if tuning == 1 else f"up to {tuning} seeds"
     whose = f"by {seeds}, not compared later," if tuning else "for each seed"
     lrs = f"tuned {whose} over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
-    pairs, planned = len({r.seed for r in results.replicates}), len(study.seed_numbers)
-    of_planned = f", of {planned} planned" * (pairs != planned)
+    pairs, planned = (
+        sorted({len(effect.seeds) for effect in results.effects}),
+        len(study.seed_numbers),
+    )
+    if study.widths or not pairs:
+        pairs = [len({r.seed for r in results.replicates})]
+    compared = " to ".join(str(number) for number in dict.fromkeys((pairs[0], pairs[-1])))
+    of_planned = f", of {planned} planned" * (pairs != [planned])
     predicted = results.predicted_seconds
     known = math.isfinite(predicted) and predicted > 0
     estimated = f"{fmt.duration(predicted)} estimated" if known else ""
@@ -179,7 +185,7 @@ def _study_facts(results: StudyResults) -> list[Fact]:
         Fact("Tokens of a run", fmt.exact(results.tokens_per_run)),
         Fact("Tokens per parameter", per_parameter, "outside embedding and head"),
         Fact("Steps of a run", fmt.exact(results.steps)),
-        Fact("Seeds", str(pairs), f"compared in pairs{of_planned}"),
+        Fact("Seeds", compared, f"compared in pairs{of_planned}"),
         Fact("Learning rates", lrs),
         Fact("Matched", MATCHED[study.match]),
         Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),
@@ -207,8 +213,19 @@ def _held_row(held: ControlledVariable) -> Row:
 
 
 def _run_row(run: RunResult, results: StudyResults) -> Row:
-    state_text = f"failed: {run.failed}" if run.failed else state(run)
+    state_text = f"failed: {run.failed}" if run.failed else state(run, results)
+    if not results.counts(run):
+        state_text += ", run again at a lower rate"
     if 0 < run.tokens < results.tokens_per_run:
         state_text += f", {fmt.percent(run.tokens / results.tokens_per_run)} of the tokens"
     loss = fmt.loss(run.loss) if math.isfinite(run.loss) else "–"
-    return Row((run.variant, str(run.seed), fmt.short(run.lr), loss, state_text, run.command))
+    return Row(
+        (
+            run.variant,
+            str(run.seed),
+            fmt.short(run.lr) if run.lr else "–",
+            loss,
+            state_text,
+            run.command,
+        )
+    )

@@ -1,7 +1,7 @@
 """A study's results, put together from its runs: effects, verdict, controlled variables, notes."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,15 +9,14 @@ from archwright import format as fmt
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText
 from archwright.lab.design import widths
-from archwright.lab.design.baseline import Tuning, expected_runs
 from archwright.lab.design.command_line import Command
 from archwright.lab.design.matching import mismatch
 from archwright.lab.design.plan import LEAST_STEPS, Arm, Plan, horizons
 from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
 from archwright.lab.procedure.interactions import interactions
-from archwright.lab.procedure.sweep import RISE, first_window, is_sharp
-from archwright.lab.procedure.verdict import SCOPE, UNLEARNT, effects, verdict
-from archwright.lab.report.advice import advice
+from archwright.lab.procedure.sweep import first_window
+from archwright.lab.procedure.verdict import UNLEARNT, effects, scope, spike_words, verdict
+from archwright.lab.report.advice import advice, same_size
 from archwright.lab.report.multiplier import multiplier_of
 from archwright.lab.results import (
     ControlledVariable,
@@ -29,18 +28,21 @@ from archwright.lab.results import (
     TaskFacts,
     Variant,
 )
-from archwright.lab.running.baseline_runs import GAIN, decay_of
 from archwright.lab.running.scheduler import Execution
 from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
 from archwright.spec.read import differing
 from archwright.spec.run_spec import Optimizer, Schedule
 from archwright.spec.study_spec import Match
+from archwright.training.evaluation import FEW_DOCUMENTS
 
 COUNTED = "  times are counted from FLOPs, as steps of this size are too slow to be timed"
 
 SHOWN = 6
 """Differences of a variant that a plan lists."""
+
+TURNING = 5.0
+"""Tokens a parameter below which effects are known to have another sign than later."""
 
 
 def results_of(execution: Execution, command: Command, complete: bool) -> StudyResults:
@@ -65,7 +67,7 @@ def results_of(execution: Execution, command: Command, complete: bool) -> StudyR
         study=plan.study,
         folder=str(execution.folder),
         verdict=outcome,
-        scope=SCOPE,
+        scope=scope_of(execution),
         variants=variants,
         runs=runs,
         replicates=replicates,
@@ -87,6 +89,7 @@ def results_of(execution: Execution, command: Command, complete: bool) -> StudyR
         drifts=moved,
         task=task,
         complete=complete,
+        spikes=now.spikes,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
 
@@ -121,20 +124,46 @@ def _compared(
         learnt={name: found.learnt for name, found in execution.counted.items()},
         unlearnt=now.unlearnt,
         unit=plan.unit,
-        multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
+        slope=execution.slope(),
+        multiplier=partial(multiplier_of, execution=execution),
         advice=advised,
         **now.judged,
     )
-    outcome = verdict(
-        found,
-        plan.baseline.name,
-        parameters=plan.baseline.counts.non_embedding,
-        tokens=plan.tokens_per_run,
-        device=device_of(execution),
-        text=_text(plan),
-        advice=advised,
-    )
-    return found, outcome
+    return found, verdict(found, plan.baseline.name, [*_spiked(execution)])
+
+
+def _spiked(execution: Execution) -> Iterator[str]:
+    """Say which runs spiked, and whether all of their variant were run again."""
+    now, lr = execution.standing(), execution.plan.lr
+    for name, found in now.spikes.items():
+        # Where the last of them were run again, the variant is compared.
+        last = next(iter(now.compared.get(name, {}).values()), (math.nan,))[0]
+        later = [*(spikes.k for spikes in found[1:]), last]
+        for spikes, k in zip(found, later, strict=True):
+            again = lr(name, k) if spikes.halved and math.isfinite(k) else None
+            yield spike_words(name, len(spikes.seeds), spikes.compared, lr(name, spikes.k), again)
+
+
+def scope_of(execution: Execution) -> str:
+    """Return the limits of a verdict: its scale, a horizon at which effects turn, few documents."""
+    plan, base = execution.plan, execution.plan.baseline
+    if plan.study.widths:
+        return "Measured at these sizes and this token budget only."
+    size, device = base.counts.non_embedding, device_of(execution)
+    said = [scope(size, plan.tokens_per_run, device, _text(plan))]
+    per_parameter = plan.tokens_per_run / base.counts.non_embedding
+    task = isinstance(base.material.held_out, TaskText)
+    if (per_parameter < TURNING or plan.steps < LEAST_STEPS) and not task:
+        said.append(
+            f"At {fmt.significant(per_parameter)} tokens a parameter and {plan.steps:,} steps, norms and the like are "
+            "known to turn: no norm is better than RMSNorm at 128k tokens and equal at 1M."
+        )
+    if not task and (documents := base.material.held_out.num_documents) < FEW_DOCUMENTS:
+        said.append(
+            f"Of this text alone: with {documents} held-out document{'s' * (documents != 1)}, fewer than "
+            f"{FEW_DOCUMENTS}, the interval does not speak of other texts."
+        )
+    return " ".join(said)
 
 
 def _text(plan: Plan) -> str:
@@ -169,6 +198,7 @@ def announcement(plan: Plan) -> str:
         _each_run(plan),
         *([COUNTED] if plan.costs[plan.baseline.name].counted else []),
         *([few] if plan.steps < LEAST_STEPS else []),
+        *([_in_steps(plan)] if plan.study.budget.seconds else []),
         f"  {batch_words(plan)}",
         *(line for arm in plan.arms.values() for line in _announced(arm, plan)),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
@@ -181,53 +211,18 @@ def announcement(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def tuned_words(plan: Plan) -> str:
-    """Say which batch and weight decay were found, and what each run is then."""
-    return f"{batch_words(plan)}\n{_each_run(plan)}"
+def _in_steps(plan: Plan) -> str:
+    """Return the options that give these runs on any machine, whatever its speed."""
+    return f"  the same on any machine: --budget {plan.steps}steps --size {same_size(plan)}"
 
 
 def batch_words(plan: Plan) -> str:
-    """Say which batch and weight decay runs have, whether they were tuned, and how what else was tried compares."""
-    run, tuning = plan.baseline.run, plan.tuning
-    decay = decay_of(run.optimizer)
+    """Return the batch and the weight decay of all runs."""
+    run = plan.baseline.run
+    decay = run.optimizer.model_dump().get("weight_decay")
     values = f"batch {run.batch_size} x {run.model.context_length} tokens"
     values += "" if decay is None else f" and weight decay {decay:g}"
-    if tuning is None:
-        return f"{values}, not tuned"
-    name, several = plan.baseline.name, "s" * (len(tuning.seeds) > 1)
-    seeds = f"seed{several} {fmt.listed([f'{seed}' for seed in tuning.seeds])}"
-    if not tuning.is_done:
-        number = expected_runs(tuning, plan.study.lr_grid_size)
-        return f"{values}, to be tuned for {name} first, by {seeds}: about {number:.0f} runs"
-    size = fmt.count(plan.baseline.counts.non_embedding)
-    who = f"by {tuning.runs} runs of {seeds}"
-    if tuning.earlier:
-        who = f"by an earlier study, at {fmt.count(tuning.tokens)} tokens a run"
-    one = {"batch": "batch alone", "decay": "weight decay alone"}
-    what = f" ({one[tuning.axes[0]]})" if len(tuning.axes) == 1 else ""
-    gain = 100 * GAIN * plan.study.equivalence_margin
-    others = ", ".join(_others(tuning)) or "nothing else was tried"
-    short = " Time ran out before more was tried." if tuning.cut_short else ""
-    return (
-        f"{values}, tuned{what} for {name} at {size} parameters {who}: {others}; what gains less than {gain:.2g} % of "
-        f"the loss changes nothing.{short}"
-    )
-
-
-def _others(tuning: Tuning) -> Iterator[str]:
-    """Say of all that was tried and does not stand how much higher its loss is."""
-    found = tuning.found
-    for trial in tuning.trials:
-        if trial == found:
-            continue
-        words = [f"batch {trial.batch_size}"] * (trial.batch_size != found.batch_size)
-        if trial.weight_decay is not None and trial.weight_decay != found.weight_decay:
-            words += [f"weight decay {trial.weight_decay:g}"]
-        if trial.loss is None or found.loss is None:
-            yield f"{' and '.join(words)} failed"
-            continue
-        off = f"{100 * (trial.loss / found.loss - 1):+.1f} %"
-        yield f"{' and '.join(words)} {off}"
+    return f"{values}, not tuned"
 
 
 def _each_run(plan: Plan) -> str:
@@ -244,8 +239,7 @@ def _announced(arm: Arm, plan: Plan) -> Iterator[str]:
     size += "".join(f", {shape}" for shape in _shape(arm, base))
     powers = first_window(plan.study.lr_grid_size) if plan.study.tune_lr else range(1)
     lrs = ", ".join(f"{plan.lr(arm.name, k):.3g}" for k in powers)
-    confirms = plan.study.tune_lr and plan.study.procedure == "confirm"
-    if confirms and arm is not base and arm.name not in plan.own_starts:
+    if plan.study.tuning_seed_numbers and arm is not base and arm.name not in plan.own_starts:
         lrs = f"around the best of {base.name}"
     seconds = fmt.duration(plan.run_seconds(arm.name))
     yield f"  {arm.name}: {size}; learning rate {lrs}; {seconds} a run"
@@ -340,8 +334,8 @@ def _notes(
         )
     if horizons(study) and not execution.shorter_pairs:
         made = len(execution.shorter)
-        after = f" after {made} of their runs" * (made > 0)
-        notes.append(f"Shorter horizons were left out{after}: the budget did not pay for them.")
+        said = f"cut short after {made} runs" if made else "left out"
+        notes.append(f"Shorter horizons were {said}: the budget did not pay for them.")
     tuning = execution.plan.study.tuning_seed_numbers
     if not tuning and (edges := sum(r.at_boundary for r in replicates)):
         notes.append(
@@ -356,23 +350,7 @@ def _notes(
     if stuck and study.widths:
         whose = "all of them" if len(stuck) == len(execution.counted) else "; ".join(stuck)
         notes.append(f"Of these, longer runs may like other rates, as they {UNLEARNT}: {whose}.")
-    for name in execution.plan.arms:
-        if _is_coarse([r for r in replicates if r.variant == name], runs):
-            notes.append(
-                f"The grid of learning rates is coarse for {name}: beside the best its loss rises by more than "
-                f"{100 * RISE:.0f} %, so that it may do better between. A smaller --lr-ratio is finer."
-            )
     return notes
-
-
-def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> bool:
-    """Return whether the valley of most seeds that sweep is narrower than the grid resolves."""
-
-    def sharp(found: Replicate) -> bool:
-        sweep = [r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)]
-        return is_sharp([r.loss for r in sorted(sweep, key=lambda r: r.lr)])
-
-    return sum(map(sharp, replicates)) > len(replicates) / 2
 
 
 def device_of(execution: Execution) -> str:
@@ -401,7 +379,7 @@ def held(plan: Plan) -> list[ControlledVariable]:
         *([_held("text trained on", _text_sizes(plan))] if plan.unit == "bits per byte" else []),
         ControlledVariable("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
         ControlledVariable("batch and weight decay", batch_words(plan)),
-        ControlledVariable("judged on", f"the same {_judged_on(plan)}"),
+        ControlledVariable("judged on", f"the same {_judged_on(plan)}{_documents(plan)}"),
         ControlledVariable(
             "seeds", "initial values drawn by parameter name, and the order of the data"
         ),
@@ -416,7 +394,9 @@ def held(plan: Plan) -> list[ControlledVariable]:
         arm.name: _settings(arm.run.optimizer, without=arm.run.optimizer.learning_rates[0])
         for arm in arms
     }
+    untuned = "the baseline's for all: only learning rates are tuned for each variant"
     measured = [
+        ControlledVariable("best batch, weight decay and warm-up", untuned, equal=False),
         _held("schedule", schedules),
         _held("optimizer", optimizers),
         _sizes("parameters outside embedding and head", "non_embedding", plan),
@@ -446,6 +426,13 @@ def _judged_on(plan: Plan) -> str:
     if final_bytes is not None:
         return f"{final_bytes:,} held-out bytes{shared}"
     return f"{plan.evaluation_tokens:,} held-out tokens{shared}"
+
+
+def _documents(plan: Plan) -> str:
+    text = plan.baseline.material.held_out
+    if not isinstance(text, TokenStore):
+        return ""
+    return f"; {text.num_documents:,} documents, taken as independent of each other"
 
 
 def _text_sizes(plan: Plan) -> dict[str, str]:

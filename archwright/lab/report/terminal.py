@@ -9,20 +9,14 @@ from typing import Any
 from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.design.plan import Plan
 from archwright.lab.design.widths import rates_words
-from archwright.lab.procedure.verdict import (
-    AT_EQUAL_TOKENS,
-    compute_words,
-    diverged_words,
-    is_at_odds,
-)
-from archwright.lab.results import Effect, StudyResults
+from archwright.lab.procedure.verdict import FEW
+from archwright.lab.results import StudyResults
 
 
 def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
     lines = ["", results.verdict, results.scope]
     if not quiet:
-        several = len(results.effects) > 1
         if results.task and results.accuracies:
             right = [
                 f"{name} {accuracy(fmean(found))}" for name, found in results.accuracies.items()
@@ -31,13 +25,15 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
                 f"Answers of {results.task.name} that are right: {listed(right)}; "
                 f"{accuracy(results.task.chance)} by guessing."
             ]
-        lines += ["", *(f"  {_line(e, several)}" for e in results.effects)]
+        # The verdict on few variants has their sentences.
+        lines += ["", *(f"  {e.sentence}" for e in results.effects if len(results.effects) > FEW)]
         lines += [f"  {found.sentence}" for found in results.interactions]
         lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
+        estimated = results.predicted_seconds
+        known = f", estimated: {duration(estimated)}" if math.isfinite(estimated) else ""
         lines += [
-            f"{len(results.runs) + len(results.shorter_runs)} runs in {duration(results.seconds)}, "
-            f"estimated: {duration(results.predicted_seconds)}",
+            f"{len(results.runs) + len(results.shorter_runs)} runs in {duration(results.seconds)}{known}",
             f"page  {results.folder}/report.html",
         ]
     print(printable("\n".join(lines)))
@@ -51,7 +47,8 @@ def as_json(results: StudyResults) -> str:
         run["halves"] = run["halves"] and {k: run["halves"][k] for k in ("tuning", "judged")}
     values["replicates"] = [{**r, "best": r["best"]["key"]} for r in values["replicates"]]
     for effect, found in zip(values["effects"], results.effects, strict=True):
-        effect |= {"share": found.share, "bits_per_byte": found.bits_per_byte}
+        names = ("share", "bits_per_byte", "margin_share", "margin_compute", "within_margin")
+        effect |= {name: getattr(found, name) for name in names}
         if found.multiplier:
             low, high = found.multiplier.interval
             effect["multiplier"] |= {
@@ -59,6 +56,9 @@ def as_json(results: StudyResults) -> str:
                 "compute_low": low,
                 "compute_high": high,
             }
+    for name, found_there in values["spikes"].items():
+        for spikes, lr in zip(found_there, results.spike_rates(name), strict=False):
+            spikes["lr"] = lr
     return json.dumps(_finite(values), indent=2, ensure_ascii=False)
 
 
@@ -86,23 +86,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _line(effect: Effect, several: bool) -> str:
-    low, high = effect.interval.low, effect.interval.high
-    # Of several, those that are inconclusive say what would decide them, as the verdict does of one alone.
-    if effect.outcome == "identical" or (several and effect.outcome == "inconclusive"):
-        return effect.sentence
-    why = f" because {listed([*effect.caveats])}" if effect.caveats else ""
-    if effect.outcome == "inconclusive":
-        return f"{effect.variant}: inconclusive{why}"
-    if effect.diverged:
-        return f"{effect.variant}: {effect.outcome}, {diverged_words(effect)}"
-    compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
-    alone = AT_EQUAL_TOKENS * is_at_odds(effect)
-    bits = math.nan if effect.unit == "bits per byte" else effect.bits_per_byte
-    return (
-        f"{effect.variant}: {effect.outcome}{alone}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
-        f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if math.isfinite(bits) else ''}"
-        f"; noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
-    )

@@ -59,7 +59,7 @@ class Handle(ABC):
 class Executor(ABC):
     """Runs jobs."""
 
-    def places(self, machine: "MachineSpec") -> int | None:
+    def places(self, machine: "MachineSpec", gpus: int = 1) -> int | None:
         """Return how many jobs with such needs run at once; None: the plan decides that.
 
         Raises:

@@ -37,9 +37,9 @@ class RayExecutor(RemoteExecutor):
         self._asked = workers
         self._needs: dict[str, float] = {"num_cpus": 1}
 
-    def places(self, machine: MachineSpec) -> int:
+    def places(self, machine: MachineSpec, gpus: int = 1) -> int:
         threads = 1 if machine.threads == "auto" else machine.threads
-        needs = {"CPU": threads} | ({"GPU": 1} if machine.device == "cuda" else {})
+        needs = {"CPU": threads} | ({"GPU": gpus} if machine.device == "cuda" else {})
         self._needs = {f"num_{name.lower()}s": number for name, number in needs.items()}
         nodes = [
             {name: int(node["Resources"].get(name, 0)) for name in needs}

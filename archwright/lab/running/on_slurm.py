@@ -13,7 +13,7 @@ from typing import Any
 
 from archwright.lab.running.jobs import Handle, Job
 from archwright.lab.running.remote import RemoteExecutor, RemoteHandle, RemoteJob
-from archwright.lab.running.sbatch import WHOLE, parameters
+from archwright.lab.running.where import WHOLE, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec
 
@@ -42,10 +42,10 @@ class SlurmExecutor(RemoteExecutor):
         self._executor = self._submitit.AutoExecutor(self.folder, cluster, slurm_python=python)
         self._update({})
 
-    def places(self, machine: MachineSpec) -> int:
+    def places(self, machine: MachineSpec, gpus: int = 1) -> int:
         needs = {"cpus_per_task": str(machine.threads)} if machine.threads != "auto" else {}
         if machine.device == "cuda" and not {"gres", "gpus_per_task"} & {*self._given}:
-            needs["gpus_per_node"] = "1"
+            needs["gpus_per_node"] = str(gpus)
         self._update(needs)
         return self._most
 

@@ -69,11 +69,10 @@ def outcome(folder: RunFolder) -> str:
     """Return "finished", "diverged", or nothing for a run that is still to be trained."""
     if not folder.metrics_file.exists():
         return ""
-    names = [r.get("name") for r in folder.metrics() if r["kind"] == "event"]
-    known = [
-        name for name in names if name in ("started", "resumed", "stopped", "finished", DIVERGED)
-    ]
-    return known[-1] if known and known[-1] in ("finished", DIVERGED) else ""
+    known = ("started", "resumed", "stopped", "finished", DIVERGED)
+    names = [str(r.get("name")) for r in folder.metrics() if r["kind"] == "event"]
+    last = next((name for name in reversed(names) if name in known), "")
+    return last if last in ("finished", DIVERGED) else ""
 
 
 def read(
@@ -90,13 +89,12 @@ def read(
         UserError: its final evaluation is damaged.
     """
     records, environment = folder.metrics(), folder.environment()
-    diverged = outcome(folder) == DIVERGED
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "eval"]
     vocab_size = folder.spec.model.vocab_size
     assert vocab_size != "auto"
     initial = _number(steps[0].get("loss")) if steps else math.log(vocab_size)
-    last_evaluation = {} if diverged or not evaluations else evaluations[-1]
+    last_evaluation = evaluations[-1] if evaluations and outcome(folder) != DIVERGED else {}
     if last_evaluation and "tuning" not in last_evaluation:
         raise UserError(
             f"{folder.metrics_file} is damaged: the final evaluation is missing. Remove {folder.path} to train the run "

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from archwright.lab.design.plan import Cell, Plan, file_of
+from archwright.lab.design.plan import Cell, Plan, variant_file
 from archwright.lab.results import RunResult
 from archwright.lab.running import run_cache
 from archwright.lab.running.run_job import training
@@ -115,7 +115,7 @@ class Runner(ABC):
 
     def command(self, cell: Cell) -> str:
         """Return what trains one run alone, with weights, samples, a page of its own and the curve on it."""
-        file = file_of(self.plan, self.folder, cell.variant)
+        file = self.folder / variant_file(self.plan.arms, cell.variant)
         words = ["archwright", "train", str(file), f"seed={cell.seed}"]
         lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
         words += [f"optimizer.{lr}={self.plan.lr(cell.variant, cell.k):g}"]

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from archwright.lab.design.ngrams import Counted
 from archwright.lab.design.plan import Cell, horizons
-from archwright.lab.procedure.standing import Standing, shorter_runs, standing
+from archwright.lab.procedure.compute import slope_at_end
+from archwright.lab.procedure.standing import PAIRS, Standing, shorter_runs, standing
 from archwright.lab.procedure.statistics import text_error
 from archwright.lab.procedure.sweep import replicate
 from archwright.lab.results import Replicate, RunResult
@@ -53,12 +55,16 @@ class Execution(Runner):
 
     def standing(self) -> Standing:
         """Return where the study stands by the runs that have ended."""
-        return self._standing(self.may_shift)
+        given = {"slope": self.slope()} if self._needs_slope else {}
+        return self._standing(self.may_shift, **given)
 
     def wanted(self) -> list[Cell]:
-        """Return the runs still to be made: those that decide, shorter horizons, then what fits the budget."""
+        """Return the runs still to be made: those that decide, shorter horizons, then what fits the budget.
+
+        With a margin of compute, shorter runs of the baseline come first: no look can find equivalence without them.
+        """
         if wanted := [Cell(*run) for run in self.standing().wanted]:
-            return wanted
+            return [*self._for_slope(wanted), *wanted]
         shorter = self._shorter(self.shorter_pairs)
         return [cell for cell in shorter if cell not in self.shorter] or self._filling()
 
@@ -73,6 +79,39 @@ class Execution(Runner):
                 edge = one.at_boundary or now.sweeps[name].at_boundary
                 found.append(replace(one, at_boundary=edge) if len(powers) == 1 else one)
         return found
+
+    def curves(self, name: str) -> dict[int, list[float]]:
+        """Return the losses of a variant's compared seeds at all horizons, the shortest first, if all ended."""
+        shares, found = (*horizons(self.plan.study), 1.0), {}
+        for seed, (k, *_) in self._standing(self.may_shift).compared.get(name, {}).items():
+            cells = [Cell(name, seed, k, share) for share in shares]
+            runs = [self.shorter.get(cell, self.results.get(cell)) for cell in cells]
+            ended = [run for run in runs if run and not (run.failed or run.diverged)]
+            if len(ended) == len(shares):
+                found[seed] = [self.loss(run, self.by_halves) for run in ended]
+        return found
+
+    def slope(self) -> float | None:
+        """Return the fall of the baseline's loss per e-fold of compute; None while it is unknown."""
+        shares, curves = horizons(self.plan.study), self.curves(next(iter(self.plan.arms)))
+        losses = [curves[seed] for seed in sorted(curves)[:PAIRS]]
+        return slope_at_end(losses, shares) if shares and len(losses) >= LEAST_PAIRS else None
+
+    @property
+    def _needs_slope(self) -> bool:
+        return bool(self.plan.study.margin_of_compute)
+
+    def _for_slope(self, wanted: Collection[Cell]) -> list[Cell]:
+        """Return the missing shorter runs of the baseline's first compared seeds."""
+        if not self._needs_slope:
+            return []
+        base, seeds = next(iter(self.plan.arms)), self.plan.study.seed_numbers
+        ended = self.standing().compared.get(base, {})
+        whole = {seed: Cell(base, seed, k) for seed, (k, *_) in ended.items()}
+        whole |= {c.seed: c for c in wanted if c.variant == base and c.seed in seeds}
+        shares = horizons(self.plan.study)
+        cells = [whole[s]._replace(share=h) for s in sorted(whole)[:PAIRS] for h in shares]
+        return [cell for cell in cells if cell not in self.shorter]
 
     def _shorter(self, pairs: int) -> list[Cell]:
         study, compared = self.plan.study, self.standing().compared
@@ -99,17 +138,13 @@ class Execution(Runner):
     @property
     def by_halves(self) -> bool:
         """Whether one half of the held-out windows tunes and the other judges; False without tuning."""
-        return self._confirms and bool(self.plan.study.tuning_seed_numbers)
-
-    @property
-    def _confirms(self) -> bool:
-        return self.plan.study.procedure == "confirm"
+        return bool(self.plan.study.tuning_seed_numbers)
 
     def _as_judged(self, run: RunResult) -> RunResult:
         """Return a run whose `halves` has the loss that judges, and the documents that are known of it."""
         if self.by_halves or run.halves is None:
             return run
-        whole = replace(run.halves, judged=run.loss) if self._confirms else None
+        whole = None if self.plan.study.widths else replace(run.halves, judged=run.loss)
         return replace(run, halves=whole)
 
     @property
@@ -127,7 +162,7 @@ class Execution(Runner):
             there = [c for c in self.results if c.variant == name]
             if not wanted:
                 found[name] = 0
-            elif study.procedure == "sweep":
+            elif study.widths:
                 swept = sum(c.k in sweep.window for c in there)
                 found[name] = max(wanted.count(name), len(self.seeds) * grid - swept)
             else:
@@ -184,7 +219,7 @@ class Execution(Runner):
         )
         return max(0.0, whole - sum(map(self.cell_seconds, self.shorter)))
 
-    def _standing(self, may_shift: bool, *, fill: bool = False) -> Standing:
+    def _standing(self, may_shift: bool, **given: Any) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
         halved = self.by_halves
         for cell, result in self.results.items():
@@ -194,11 +229,11 @@ class Execution(Runner):
             losses,
             seeds=len(self.seeds),
             may_shift=may_shift,
-            fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
             learnt=self._learnt(),
             text_error=self._text_error,
             own_starts=self.plan.own_starts,
+            **given,
         )
 
     def _learnt(self) -> dict[str, float]:
@@ -221,7 +256,7 @@ class Execution(Runner):
 
     def _text_error(self, variant: str, pairs: int) -> float:
         """Return the standard error of a variant's mean from the choice of documents."""
-        if not self._confirms:
+        if self.plan.study.widths:
             return 0.0
         seeds, base = self.plan.study.seed_numbers[:pairs], next(iter(self.plan.arms))
         by_seed = {
@@ -262,7 +297,7 @@ class Execution(Runner):
     def _takes_back(self) -> bool:
         """Take back shorter horizons, then a seed, if there is time for them again."""
         study, planned = self.plan.study, self.plan.study.seed_numbers
-        if study.procedure == "sweep" or study.wall_seconds is None:
+        if study.widths or study.wall_seconds is None:
             return False
         # What fills a budget gives way to them.
         left = study.wall_seconds - ENDING - self.spent - (0 if self.fills else self.remaining())

@@ -1,0 +1,1 @@
+"""Studies over the training runs of other programs."""
