@@ -133,8 +133,8 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any], words: Sequenc
     from archwright.spec.errors import UserError
 
     ours = ("out", "runs", "parts", "on", "workers", "slurm", "add_seeds")
-    given = {name: value for name, value in settings.items() if name not in ours}
-    given |= {name: getattr(options, name) for name in FIELDS}
+    values = {name: value for name, value in settings.items() if name not in ours}
+    values |= {name: getattr(options, name) for name in FIELDS}
     what = options.what
     if what and (options.command is not None or len(what) > 1):
         raise UserError(f"{what[-1]}: not used with --command; give variants with --variants")
@@ -142,11 +142,11 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any], words: Sequenc
         raise UserError("--add-seeds, --parts: not for another trainer; give --seeds at the start")
     file = what[0] if what else ""
     if options.dry_run:
-        for line in study.dry_run(file, twin=options.twin, out=options.out, **given):
+        for line in study.dry_run(file, twin=options.twin, out=options.out, **values):
             print(line)
         return 0
     if file.endswith(".csv"):
-        results = study.compare_losses(file, options.out, **given)
+        results = study.compare_losses(file, options.out, **values)
     else:
         where = Where(options.on or "", options.workers, ",".join(options.slurm))
         try:
@@ -161,7 +161,7 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any], words: Sequenc
                 mix_code=options.mix_code,
                 quiet=options.quiet,
                 again=shlex.join(["archwright", "compare", *words]),
-                **given,
+                **values,
             )
         except Interrupted as stop:
             print(f"archwright: {stop}", file=sys.stderr)

@@ -268,7 +268,8 @@ class Execution:
                 *(f"  {masked(line, words)}" for line in run_job.last_lines(place)),
                 "Finished runs are kept; the same command continues.",
             )
-        self.say(f"{len(self.results)} runs  {described(self.run_result(run))}")
+        steps = f"  {run.steps:,} steps" if run.steps != self.spec.steps else ""
+        self.say(f"{len(self.results)} runs  {described(self.run_result(run))}{steps}")
 
 
 class _Ended(Handle):

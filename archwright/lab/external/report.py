@@ -114,8 +114,8 @@ def multiplier_of(effect: Effect, execution: Execution) -> Multiplier | None:
     spec, names = execution.spec, (execution.baseline, effect.variant)
     lengths = [execution.steps(share) or 0 for share in (*spec.horizons, 1.0)]
     cost, own = (spec.cost_per_step.get(name, 1.0) for name in names)
-    curves = (execution.curves(name) for name in names)
-    return multiplier(effect, spec.horizons, lengths, *curves, cost / own)
+    baseline, variant = (execution.curves(name) for name in names)
+    return multiplier(effect, spec.horizons, lengths, baseline, variant, cost / own)
 
 
 def correlations(
