@@ -19,6 +19,7 @@ from archwright.lab.design.plan_file import PLAN, free_name
 from archwright.lab.design.planner import Planner
 from archwright.lab.design.variants import is_variant
 from archwright.lab.report.page import write_page, write_tables
+from archwright.lab.report.saved import save_results
 from archwright.lab.report.summary import announcement, results_of
 from archwright.lab.results import StudyResults
 from archwright.lab.running.progress import progress
@@ -121,6 +122,7 @@ def compare(
             if interrupt:
                 shown.say("saving what is being trained")
         results = results_of(execution, command, complete)
+        save_results(results, path)
         write_tables(results, path)
         write_page(results, path)
     if interrupt:

@@ -66,8 +66,8 @@ class LinearScaling(Scaling):
 
 
 class DynamicNTK(Scaling):
-    """theta' = theta (s n / L - (s - 1))^(r / (r - 2)) if the text's length n exceeds L (Peng et al., 2023, section
-    3.3)."""
+    """theta' = theta (s n / L - (s - 1))^(r / (r - 2)) if the text's length n exceeds L (Peng et al., 2023, YaRN,
+    section 3.3)."""
 
     kind: Literal["dynamic"] = "dynamic"
     factor: float = Field(2.0, ge=1)
@@ -78,7 +78,7 @@ class DynamicNTK(Scaling):
 
 class YaRN(Scaling):
     """Slow frequencies are divided by the factor, fast ones stay and those between are blended. Cosines and sines are
-    multiplied by attention_factor (Peng et al., 2023, section 3.4)."""
+    multiplied by attention_factor (Peng et al., 2023, YaRN, section 3.4)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: float = Field(2.0, ge=1)

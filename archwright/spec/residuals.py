@@ -207,7 +207,7 @@ class NormedResidual(Residual):
 
 
 class DeepNorm(Residual):
-    """x = norm(alpha x + f(x)), with smaller initial values in the branches (Wang et al., 2022)."""
+    """x = norm(alpha x + f(x)), with smaller initial values in the branches (Wang et al., 2022, DeepNet)."""
 
     kind: Literal["deepnorm"] = "deepnorm"
     final_norm: ClassVar[bool] = False

@@ -230,7 +230,7 @@ class AdamW(Optimizer):
 
 class Muon(Optimizer):
     """Orthogonalized momentum for hidden matrices: W = (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in)) U V^T,
-    with U S V^T the singular value decomposition of the momentum (Jordan et al., 2024); AdamW for the rest."""
+    with U S V^T the singular value decomposition of the momentum (Jordan et al., 2024, Muon); AdamW for the rest."""
 
     kind: Literal["muon"] = "muon"
     can_shard: ClassVar[bool] = True

@@ -72,6 +72,8 @@ def test_a_study_and_a_folder_of_runs_are_called_so(
     Path("studies/one").mkdir(parents=True)
     Path("studies/one/study.toml").touch()
     (line,) = error_lines(capsys, "report", "studies/one")
+    assert line.startswith("studies/one: found no results.json; expected the folder of a study")
+    line, *_ = error_lines(capsys, "report", "studies/one", "runs/one")
     assert line == "studies/one is a study, not a run; its page is studies/one/report.html"
     (line,) = error_lines(capsys, "report", "runs")
     assert line == "runs is a folder of runs, not a run: name one of them, such as runs/masked"

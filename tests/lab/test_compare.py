@@ -88,6 +88,23 @@ def test_fresh_seeds_are_compared_at_the_rate_that_others_found(results: StudyRe
     assert list(effect.differences) == [by["norm.kind=layer", s] - by["modern", s] for s in (2, 3)]
 
 
+def test_a_paper_kit_and_a_page_need_neither_text_nor_runs(
+    results: StudyResults, place: Path, tmp_path: Path
+) -> None:
+    study = tmp_path / "study"
+    shutil.copytree(place / "study", study)
+    kept = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
+    done = archwright("report", "study", "--paper", "paper", cwd=tmp_path)
+    names = ("main.tex", "effects.tex", "methods.tex", "references.bib")
+    assert done.stdout.split()[:4] == [f"paper/{name}" for name in names], done.stderr
+    assert "norm.kind=layer" in (tmp_path / "paper/effects.tex").read_text("utf-8")
+    assert archwright("report", "study", cwd=tmp_path).stdout == "study/report.html\n"
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    refused = archwright("report", "study", "study", "--paper", "paper", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--paper: expected the folder of one study" in refused.stderr
+
+
 def test_a_run_trained_alone_reaches_the_same_loss_bit_for_bit(
     results: StudyResults, place: Path
 ) -> None:
