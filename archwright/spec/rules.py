@@ -411,6 +411,11 @@ def layers_are_reversible(spec: "ModelSpec") -> Iterator[str]:
                 f'{at}feedforward.kind: found "experts" with residual.kind "{layer.residual.kind}", whose layers are '
                 "computed twice; expected a dense one, as a token must find its experts again and be counted once"
             )
+        if layer.recurrence.kind == "rwkv7":
+            yield (
+                f'{at}recurrence.kind: found "rwkv7" with residual.kind "{layer.residual.kind}", whose layers are '
+                "computed twice, without the values of the first one; expected another recurrence or residual"
+            )
 
 
 @_rule("Layers are arranged from kinds that exist.")

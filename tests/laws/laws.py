@@ -29,9 +29,10 @@ from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import ChannelMix
 from archwright.spec.fingerprint import differing
-from archwright.spec.masks import Causal
+from archwright.spec.masks import Causal, Window
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.positions import DynamicNTK, LongRoPE, RoPE
+from archwright.spec.recurrences import ShortConvolution
 from archwright.spec.rules import RULES
 from tests.parts.test_masks import sees
 
@@ -188,7 +189,9 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
         for mixer in spec.layer(i).mixers.values():
             if isinstance(mixer, CrossAttention | ChannelMix):
                 continue  # which reads another text; the token before, behind the others
-            mask = getattr(mixer, "mask", Causal())  # a recurrence reads all that came before
+            mask = getattr(mixer, "mask", Causal())  # most recurrences read all that came before
+            if isinstance(mixer, ShortConvolution):
+                mask = Window(size=mixer.width)
             for q in range(number):
                 for k in range(number):
                     if valid[q] and valid[k] and documents[q] == documents[k]:
