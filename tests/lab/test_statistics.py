@@ -1,19 +1,14 @@
 """Statistics against tables, closed formulas, brute force and simulated coverage."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from archwright.lab.procedure.statistics import (
     SharedError,
     half_width,
-    holm,
-    paired_p_value,
     t_interval,
     text_error,
 )
@@ -38,18 +33,6 @@ def test_half_widths_of_the_table(n, half):
     assert (found.high - found.low) / 2 / values.std(ddof=1) == pytest.approx(half, abs=1e-3)
 
 
-@pytest.mark.slow
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=9))
-def test_p_value_and_interval_agree(values):
-    p = paired_p_value(values)
-    assert 0 <= p <= 1
-    if np.ptp(values) > 1e-6:
-        assert p == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue, abs=1e-9)
-        if abs(p - 0.05) > 1e-9:
-            found = t_interval(values)
-            assert (p < 0.05) == (not found.low <= 0 <= found.high)
-
-
 def test_differences_that_vary_little_still_vary():
     differences = [1.0, 1.001, 0.999, 1.0005, 0.9995]
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
@@ -63,7 +46,6 @@ def test_differences_that_vary_little_still_vary():
 def test_equal_differences_leave_no_doubt(n, value):
     found = t_interval([value] * n)
     assert found.low == found.high == pytest.approx(value, rel=1e-12)
-    assert paired_p_value([value] * n) == (0.0 if value else 1.0)
 
 
 @pytest.mark.slow
@@ -86,31 +68,6 @@ def test_equivalence_is_two_one_sided_tests():
         upper = stats.ttest_1samp(SLEEP, margin, alternative="less").pvalue
         found = t_interval(SLEEP, 0.90)
         assert (max(lower, upper) < 0.05) == (-margin < found.low and found.high < margin)
-
-
-def closed_holm(p_values: list[float], alpha: float) -> list[bool]:
-    """Holm as the closed test it is: reject i if Bonferroni rejects every intersection that has i."""
-    m = range(len(p_values))
-    subsets = [s for size in m for s in itertools.combinations(m, size + 1)]
-    rejects = {s: min(p_values[i] for i in s) * len(s) <= alpha for s in subsets}
-    return [all(rejects[s] for s in subsets if i in s) for i in m]
-
-
-@given(
-    st.lists(st.floats(0, 1) | st.floats(0, 0.06), min_size=1, max_size=6),
-    st.sampled_from([0.01, 0.05, 0.2]),
-)
-def test_holm_is_the_closed_test(p_values, alpha):
-    adjusted = holm(p_values)
-    if all(abs(p - alpha) > 1e-12 for p in adjusted):
-        assert [p <= alpha for p in adjusted] == closed_holm(p_values, alpha)
-    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
-
-
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.03]) == [0.03]
-    assert holm([]) == []
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 20), (3, 50), (20, 20), (71, 2000)])
@@ -181,12 +138,3 @@ def test_intervals_of_errors_that_are_known_unequally_well_hold_at_least_as_ofte
         half_width(0.0, pairs, level, SharedError(text=1.0)) * np.sqrt(text),
     )
     assert (np.abs(means) > halves).mean() < level + 3 * math.sqrt(level / draws)
-
-
-def test_the_p_value_is_the_level_at_which_the_interval_ends_at_zero() -> None:
-    differences, shared = [0.02, 0.03, 0.05, 0.01], SharedError(0.004, 0.006)
-    p = paired_p_value(differences, shared)
-    assert 0.001 < p < 0.2
-    assert t_interval(differences, 1 - p, shared).low == pytest.approx(0, abs=1e-9)
-    assert paired_p_value([0.0, 0.0], shared) == 1.0
-    assert paired_p_value([1.0, 1.0], shared) == 0.0

@@ -158,6 +158,7 @@ def decide(
     with r superior ones. The robust companion must agree, or the variant stays open. Equivalence is a step-down of its
     own over those that are equivalent: two one-sided tests, each with its share of alpha, place the mean within the
     margin, before the study's end within EARLY_MARGIN of it.
+    Source: Holm, 1979, A simple sequentially rejective multiple test procedure.
 
     Args:
         differences: variant minus baseline of each pair, of all variants; NaN for a failed run.

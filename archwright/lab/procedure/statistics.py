@@ -1,11 +1,11 @@
-"""Intervals and tests of a mean difference. The unit of replication is the seed."""
+"""Intervals of a mean difference. The unit of replication is the seed."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from archwright.lab.results import Halves, Interval
 
@@ -13,8 +13,6 @@ FLAT = 1e-12
 """Differences that vary by a smaller share of the largest are equal but for rounding."""
 DOCUMENTS = 20
 """Held-out documents from whose scatter `text_error` is estimated, at least (`archwright.training.evaluation`)."""
-LEAST_P = 1e-30
-"""The smallest p-value that is told from 0."""
 
 
 class SharedError(NamedTuple):
@@ -63,25 +61,6 @@ def half_width(
     )
 
 
-def paired_p_value(
-    differences: Sequence[float], shared_error: SharedError = NOTHING_SHARED
-) -> float:
-    """Return the two-sided p-value of a mean of 0: the level at which `t_interval` ends at 0."""
-    mean, error = _mean_and_error(differences)
-    if not error and not any(shared_error):
-        return 1.0 if mean == 0 else 0.0
-
-    def excess(log_level: float) -> float:
-        return half_width(error, len(differences), math.exp(log_level), shared_error) - abs(mean)
-
-    lowest = math.log(LEAST_P)
-    if excess(lowest) < 0:
-        return 0.0
-    if mean == 0:
-        return 1.0
-    return math.exp(float(optimize.brentq(excess, lowest, 0.0, xtol=1e-12)))
-
-
 def text_error(pairs: Sequence[tuple[Halves | None, Halves | None]]) -> float:
     """Return the standard error of a mean difference, variant minus baseline, from the choice of held-out documents.
 
@@ -105,19 +84,6 @@ def text_error(pairs: Sequence[tuple[Halves | None, Halves | None]]) -> float:
     residuals = (total - sizes * total.sum() / sizes.sum()) / sizes.sum()
     error = math.sqrt(len(sizes) / (len(sizes) - 1) * float((residuals**2).sum()))
     return error if math.isfinite(error) else 0.0
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values that may be compared with one level although they are several.
-
-    With p sorted upwards, the i-th of m (from 0) becomes the largest of (m - j) p_j over j <= i, at
-    most 1. Source: Holm, 1979, A simple sequentially rejective multiple test procedure.
-    """
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted
 
 
 def _mean_and_error(differences: Sequence[float]) -> tuple[float, float]:

@@ -211,9 +211,9 @@ def _outcome(effect: Effect, decision: Decision | None) -> Outcome:
     return "equivalent"
 
 
-def excludes_zero(interval: Interval) -> bool:
-    """Return whether an interval leaves out 0."""
-    return not interval.low <= 0 <= interval.high
+def excludes(interval: Interval, value: float = 0.0) -> bool:
+    """Return whether an interval leaves out a value."""
+    return not interval.low <= value <= interval.high
 
 
 def _failures(
@@ -333,7 +333,7 @@ def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -
     if effect.outcome in ("better", "worse"):
         alone = f"; {effect.outcome}{AT_EQUAL_TOKENS}" * is_at_odds(effect)
         small = f"; the margin is {margin_words(effect)}" * effect.within_margin
-        return alone + small + f"; {LATER}" * (not excludes_zero(effect.interval))
+        return alone + small + f"; {LATER}" * (not excludes(effect.interval))
     if effect.outcome == "equivalent":
         low, high = effect.equivalence.low, effect.equivalence.high
         if max(-low, high) < effect.margin:
@@ -341,7 +341,7 @@ def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -
         return f"; the 90 % interval lay within the margin of {margin_words(effect)}, when this was decided; {LATER}"
     why = ""
     if effect.outcome == "inconclusive" and not effect.caveats:
-        corrected = several and excludes_zero(effect.interval)
+        corrected = several and excludes(effect.interval)
         why = "; the interval leaves out 0, but not with Holm's correction for several variants"
         why *= corrected
     then = advice(effect) if effect.outcome == "inconclusive" else ""

@@ -9,8 +9,8 @@ from statistics import geometric_mean
 
 from archwright import format as fmt
 from archwright.files import atomic_write, check_replaceable
-from archwright.lab.procedure.looks import ALPHA, Looks, alpha_spent
-from archwright.lab.procedure.statistics import holm
+from archwright.lab.procedure.constants import ALPHA
+from archwright.lab.procedure.looks import Looks, alpha_spent, decide
 from archwright.lab.procedure.verdict import claim_words, compute_words, is_unlearnt, spike_words
 from archwright.lab.report.latex import escaped
 from archwright.lab.report.paper_charts import CAPTIONS, draw_charts
@@ -21,7 +21,7 @@ from archwright.lab.results import ControlledVariable, Effect, StudyResults, Var
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 
-SPENDING, HOLM = works_in(alpha_spent.__doc__), works_in(holm.__doc__)
+SPENDING, HOLM = works_in(alpha_spent.__doc__), works_in(decide.__doc__)
 STATISTICS = (*SPENDING, *HOLM)
 
 MAIN = r"""\documentclass{article}
@@ -298,7 +298,8 @@ def _judging(results: StudyResults) -> str:
     correction = f", with Holm's correction for several variants{_cite(HOLM)}" if several else ""
     return (
         f"Runs of one seed are a pair. {looks}{correction}. Intervals are of 95\\,\\%, of the mean difference over "
-        "pairs. A difference is called equivalent if its 90\\,\\% interval lies within the margin that was fixed "
+        "pairs. A variant is called better or worse only if an interval of signed ranks leaves out 0, too. "
+        "A difference is called equivalent if its 90\\,\\% interval lies within the margin that was fixed "
         f"beforehand, {escaped(results.study.margin)}; inconclusive is what is neither better, worse nor equivalent."
     )
 

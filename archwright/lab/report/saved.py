@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from archwright.files import atomic_write
 from archwright.lab.design import plan_file
 from archwright.lab.design.plan import variant_file
-from archwright.lab.procedure.standing import Spikes
+from archwright.lab.procedure.spikes import Spikes
 from archwright.lab.results import StudyResults
 from archwright.spec.errors import UserError
 from archwright.spec.read import read_run

@@ -262,9 +262,9 @@ class Execution(Runner):
         seeds, base = self.plan.study.seed_numbers[:pairs], next(iter(self.plan.arms))
         by_seed = {
             (cell.variant, cell.seed): run.halves
-            for cell, run in self.results.items()
+            for cell, run in sorted(self.results.items(), key=lambda pair: -pair[0].k)
             if cell.variant in (variant, base) and cell.seed in seeds
-        }
+        }  # of a seed that ran again at half its rate, those of the lower one
         return text_error([(by_seed.get((variant, s)), by_seed.get((base, s))) for s in seeds])
 
     def _keep(self, cell: Cell, run: RunResult) -> RunResult:
