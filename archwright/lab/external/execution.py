@@ -21,9 +21,10 @@ from archwright.lab.external.command import masked
 from archwright.lab.external.metric import Reading
 from archwright.lab.external.run_job import Order
 from archwright.lab.external.spec import ExternalSpec, code_of, content_of, hashed
+from archwright.lab.procedure.compute import slope_at_end
 from archwright.lab.procedure.constants import MOVES, PAIRS, SLIDES
 from archwright.lab.procedure.looks import Looks
-from archwright.lab.procedure.standing import Standing, shorter_runs, standing
+from archwright.lab.procedure.standing import Standing, runs_for_slope, shorter_runs, standing
 from archwright.lab.procedure.sweep import first_window
 from archwright.lab.results import Point, RunResult
 from archwright.lab.running.jobs import Answer, Executor, Handle, Job, job
@@ -90,14 +91,18 @@ class Execution:
         first = Run(self.baseline, seed, 0.0, steps or spec.steps)
         return [first] * bool(steps or twin) + [first._replace(twin=True)] * twin
 
-    def standing(self) -> Standing:
-        """Return the state of the study by the runs that have ended."""
+    def standing(self, slope: float | None = None) -> Standing:
+        """Return the state of the study by the runs that have ended; `slope` as in `standing`."""
         losses: dict[str, dict[tuple[int, float], float]] = {n: {} for n in self.spec.variants}
         for run in self.results:
             if run.steps == self.spec.steps and not run.twin:
                 losses[run.variant][run.seed, run.k] = self.loss(run)
         bound = dict.fromkeys(losses, self.learnt)
-        return standing(self.spec, losses, plateau=bound, learnt=bound)
+        return standing(self.spec, losses, plateau=bound, learnt=bound, slope=slope)
+
+    def slope(self) -> float | None:
+        """Return the fall of the baseline's loss per e-fold of steps; None while it is unknown."""
+        return slope_at_end(self.curves(self.baseline), self.spec.horizons)
 
     def shorter(self) -> dict[Run, float]:
         """Return the runs of shorter horizons with their shares of the steps."""
@@ -106,8 +111,11 @@ class Execution:
 
     def wanted(self) -> list[Run]:
         """Return missing runs, the most urgent first."""
-        runs = [Run(*run, self.spec.steps) for run in self.standing().wanted]
-        return runs or self._missing([*self.shorter()])
+        now = self.standing(self.slope())
+        first = runs_for_slope(self.spec, self.baseline, now) if now.wanted else []
+        runs = [Run(n, seed, k, self.steps(share)) for n, seed, k, share in first]
+        runs += [Run(*run, self.spec.steps) for run in now.wanted]
+        return self._missing(runs) or self._missing([*self.shorter()])
 
     def curves(self, name: str) -> dict[int, list[float]]:
         """Return the losses of a variant's compared seeds at all horizons, the shortest first, if all ended."""

@@ -14,7 +14,7 @@ from archwright.lab.external.execution import Execution, Run
 from archwright.lab.external.metric import metric_of
 from archwright.lab.external.spec import ExternalSpec
 from archwright.lab.procedure.sweep import replicate
-from archwright.lab.procedure.verdict import effects
+from archwright.lab.procedure.verdict import effects, spikes_in_words, verdict
 from archwright.lab.report import curves, horizons, learning_rates
 from archwright.lab.report import effects as effects_chart
 from archwright.lab.report.csv_files import write_tables
@@ -39,7 +39,8 @@ WORDS = {
 
 def results_of(execution: Execution, command: str, complete: bool) -> StudyResults:
     """Return the results of a study so far."""
-    spec, now, unit = execution.spec, execution.standing(), cast(Unit, unit_of(execution.spec))
+    spec, slope, unit = execution.spec, execution.slope(), cast(Unit, unit_of(execution.spec))
+    now = execution.standing(slope)
     whole = sorted(run for run in execution.results if run.steps == spec.steps and not run.twin)
     runs, names = [execution.run_result(run) for run in whole], [*spec.variants]
     replicates = [
@@ -58,16 +59,18 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
             learnt=dict.fromkeys(names, execution.learnt),
             unlearnt=now.unlearnt,
             unit=unit,
+            slope=slope,
             multiplier=lambda effect: multiplier_of(effect, execution),
             **now.judged,
         )
     ]
+    spikes = spikes_in_words(now.spikes, lambda name: [*map(execution.lr, now.powers(name))])
     steps = f" of {spec.steps:,} steps" if spec.steps else ""
     hidden = {"command": spec.masked["command"]} if spec.command else {}
     return StudyResults(
         study=spec.model_copy(update=hidden),
         folder=str(execution.folder),
-        verdict=found[0].sentence if len(found) == 1 else f"{headline(found, names[0], 10**6)}.",
+        verdict=verdict(found, names[0], [*spikes]),
         scope=f"Measured with this trainer, by runs{steps}, only.",
         variants=[Variant(n, spec.variants[n], (), 0, 0, 0.0, 0, 0, ()) for n in names],
         runs=runs,
@@ -87,6 +90,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
             execution.run_result(r) for r in execution.shorter() if r in execution.results
         ],
         complete=complete,
+        spikes=now.spikes,
         notes=[*_notes(execution), *_pairing_notes(execution, found)],
     )
 

@@ -4,13 +4,14 @@ The points of a curve are ends of runs of several lengths.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from archwright.lab.procedure.constants import LEAST_PAIRS, PAIRS
 from archwright.lab.results import Interval
 
 Floats = NDArray[np.float64]
@@ -107,13 +108,18 @@ def _steepening(falls: Floats, steps: Floats) -> Floats:
     return found
 
 
-def slope_at_end(losses: Sequence[Sequence[float]], shares: Sequence[float]) -> float | None:
+def slope_at_end(curves: Mapping[int, Sequence[float]], shares: Sequence[float]) -> float | None:
     """Return the fall of the loss per e-fold of tokens at the whole horizon; None if it does not fall.
 
+    None also of fewer than LEAST_PAIRS seeds: the error of one is not known.
+
     Args:
-        losses: By seed, from the shortest horizon on.
+        curves: Losses of each seed, from the shortest horizon on.
         shares: Of the whole horizon, the shortest first, the whole not among them.
     """
+    losses = [curves[seed] for seed in sorted(curves)[:PAIRS]]
+    if not shares or len(losses) < LEAST_PAIRS:
+        return None
     steps = np.diff(np.log([*shares, 1.0]))[::-1]
     falls = drops(losses).mean[::-1]
     rate, step = float(_steepening(falls[:, None], steps)[0, 0]), float(steps[0])

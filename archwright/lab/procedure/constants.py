@@ -53,3 +53,5 @@ HALVED = 1.0
 
 PAIRS = 4
 """Pairs that are also trained for shares of the steps."""
+LEAST_PAIRS = 2
+"""Pairs whose shorter horizons tell anything: the error of a mean of one is not known."""

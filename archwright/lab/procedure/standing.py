@@ -61,6 +61,11 @@ class Standing:
             return {}
         return {"decisions": self.decisions, "looks": self.looks, "placing": self.placing}
 
+    def powers(self, name: str) -> list[float]:
+        """Return the powers of a variant's compared runs; those of a rate that was halved come first."""
+        halved = (spikes.k for spikes in self.spikes.get(name, ()))
+        return [*dict.fromkeys([*halved, *(k for k, *_ in self.compared.get(name, {}).values())])]
+
 
 def standing(
     study: StudySpec,
@@ -275,6 +280,21 @@ def shorter_runs(
         for name in arms
         if seed in arms[name]
     ]
+
+
+def runs_for_slope(
+    study: StudySpec, baseline: str, now: Standing
+) -> list[tuple[str, int, float, float]]:
+    """Return the runs (variant, seed, k, share) that tell the slope of the baseline's loss, for a margin of compute.
+
+    They come before the first look: no look finds equivalence without them.
+    """
+    if not study.margin_of_compute:
+        return []
+    powers = {seed: k for seed, (k, *_) in now.compared.get(baseline, {}).items()}
+    powers |= {seed: k for name, seed, k in now.wanted if name == baseline}
+    seeds = [seed for seed in study.seed_numbers if seed in powers][:PAIRS]
+    return [(baseline, seed, powers[seed], share) for seed in seeds for share in study.horizons]
 
 
 def _each_sweeps(

@@ -9,6 +9,7 @@ from archwright.format import count, listed, signed
 from archwright.lab.procedure.constants import ALPHA
 from archwright.lab.procedure.estimate import shrunken
 from archwright.lab.procedure.looks import Decision, Looks
+from archwright.lab.procedure.spikes import Spikes
 from archwright.lab.procedure.statistics import SharedError, text_error
 from archwright.lab.results import (
     NEAR,
@@ -133,6 +134,22 @@ def spike_words(name: str, spiked: int, compared: int, lr: float, again: float |
     """Return a finding of runs that spiked; `again`: the learning rate at which all were trained again."""
     runs = f"{spiked} of {compared} runs of {name} spiked at lr {lr:.2g}"
     return runs if again is None else f"{runs}; all were run again at {again:.2g}"
+
+
+def spikes_in_words(
+    spikes: Mapping[str, Sequence[Spikes]], rates: Callable[[str], Sequence[float]]
+) -> Iterator[str]:
+    """Yield a finding for each learning rate at which runs spiked.
+
+    Args:
+        spikes: by variant.
+        rates: (variant) -> learning rates of its compared runs, the first one first.
+    """
+    for name, found in spikes.items():
+        own = [*rates(name), math.nan]
+        for one, lr, lower in zip(found, own, own[1:], strict=False):
+            again = lower if one.halved and math.isfinite(lower) else None
+            yield spike_words(name, len(one.seeds), one.compared, lr, again)
 
 
 VISIBLE = 0.1

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -11,7 +11,12 @@ from archwright import format as fmt
 from archwright.files import atomic_write, check_replaceable
 from archwright.lab.procedure.constants import ALPHA
 from archwright.lab.procedure.looks import Looks, alpha_spent, decide
-from archwright.lab.procedure.verdict import claim_words, compute_words, is_unlearnt, spike_words
+from archwright.lab.procedure.verdict import (
+    claim_words,
+    compute_words,
+    is_unlearnt,
+    spikes_in_words,
+)
 from archwright.lab.report.latex import escaped
 from archwright.lab.report.paper_charts import CAPTIONS, draw_charts
 from archwright.lab.report.references import Work, bibliography, choices_of, works_in
@@ -311,17 +316,8 @@ def _outcome(effect: Effect, baseline: str) -> str:
 
 def _limits(results: StudyResults) -> list[str]:
     open_still = [] if results.complete else ["The study is not complete, and outcomes may change."]
-    return [
-        escaped(text) for text in (*open_still, *_spiked(results), results.scope, *results.notes)
-    ]
-
-
-def _spiked(results: StudyResults) -> Iterator[str]:
-    for name, found in results.spikes.items():
-        rates = [*results.spike_rates(name), math.nan]
-        for spikes, lr, lower in zip(found, rates, rates[1:], strict=False):
-            again = lower if spikes.halved and math.isfinite(lower) else None
-            yield f"{spike_words(name, len(spikes.seeds), spikes.compared, lr, again)}."
+    spiked = (f"{words}." for words in spikes_in_words(results.spikes, results.spike_rates))
+    return [escaped(text) for text in (*open_still, *spiked, results.scope, *results.notes)]
 
 
 def _settings(held: Sequence[ControlledVariable]) -> str:

@@ -15,7 +15,7 @@ from archwright.lab.design.plan import LEAST_STEPS, Arm, Plan, horizons
 from archwright.lab.design.variants import SIZES, run_key, set_by, words_of
 from archwright.lab.procedure.interactions import interactions
 from archwright.lab.procedure.sweep import first_window
-from archwright.lab.procedure.verdict import UNLEARNT, effects, scope, spike_words, verdict
+from archwright.lab.procedure.verdict import UNLEARNT, effects, scope, spikes_in_words, verdict
 from archwright.lab.report.advice import advice, same_size
 from archwright.lab.report.multiplier import multiplier_of
 from archwright.lab.results import (
@@ -129,19 +129,8 @@ def _compared(
         advice=advised,
         **now.judged,
     )
-    return found, verdict(found, plan.baseline.name, [*_spiked(execution)])
-
-
-def _spiked(execution: Execution) -> Iterator[str]:
-    """Say which runs spiked, and whether all of their variant were run again."""
-    now, lr = execution.standing(), execution.plan.lr
-    for name, found in now.spikes.items():
-        # Where the last of them were run again, the variant is compared.
-        last = next(iter(now.compared.get(name, {}).values()), (math.nan,))[0]
-        later = [*(spikes.k for spikes in found[1:]), last]
-        for spikes, k in zip(found, later, strict=True):
-            again = lr(name, k) if spikes.halved and math.isfinite(k) else None
-            yield spike_words(name, len(spikes.seeds), spikes.compared, lr(name, spikes.k), again)
+    spikes = spikes_in_words(now.spikes, lambda name: [plan.lr(name, k) for k in now.powers(name)])
+    return found, verdict(found, plan.baseline.name, [*spikes])
 
 
 def scope_of(execution: Execution) -> str:

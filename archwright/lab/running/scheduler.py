@@ -3,13 +3,14 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any
 
 from archwright.lab.design.ngrams import Counted
 from archwright.lab.design.plan import Cell, horizons
 from archwright.lab.procedure.compute import slope_at_end
-from archwright.lab.procedure.constants import PAIRS
-from archwright.lab.procedure.standing import Standing, shorter_runs, standing
+from archwright.lab.procedure.constants import LEAST_PAIRS
+from archwright.lab.procedure.standing import Standing, runs_for_slope, shorter_runs, standing
 from archwright.lab.procedure.statistics import text_error
 from archwright.lab.procedure.sweep import replicate
 from archwright.lab.results import Replicate, RunResult
@@ -26,9 +27,6 @@ KEPT_SEEDS = 0.7
 
 ENDING = 3.0
 """Seconds from the last run to the prompt: tables and page."""
-
-LEAST_PAIRS = 2
-"""Pairs whose shorter horizons tell anything: the error of a mean of one is not known."""
 
 
 @dataclass
@@ -56,16 +54,19 @@ class Execution(Runner):
 
     def standing(self) -> Standing:
         """Return where the study stands by the runs that have ended."""
-        given = {"slope": self.slope()} if self._needs_slope else {}
-        return self._standing(self.may_shift, **given)
+        slope = self.slope() if self.plan.study.margin_of_compute else None
+        return self._standing(self.may_shift, slope=slope)
 
     def wanted(self) -> list[Cell]:
         """Return the runs still to be made: those that decide, shorter horizons, then what fits the budget.
 
-        With a margin of compute, shorter runs of the baseline come first: no look can find equivalence without them.
+        Runs that tell what compute is worth come first.
         """
-        if wanted := [Cell(*run) for run in self.standing().wanted]:
-            return [*self._for_slope(wanted), *wanted]
+        now = self.standing()
+        if now.wanted:
+            first = runs_for_slope(self.plan.study, self.plan.baseline.name, now)
+            cells = [*starmap(Cell, first), *starmap(Cell, now.wanted)]
+            return [cell for cell in cells if cell not in self.shorter]
         shorter = self._shorter(self.shorter_pairs)
         return [cell for cell in shorter if cell not in self.shorter] or self._filling()
 
@@ -94,25 +95,7 @@ class Execution(Runner):
 
     def slope(self) -> float | None:
         """Return the fall of the baseline's loss per e-fold of compute; None while it is unknown."""
-        shares, curves = horizons(self.plan.study), self.curves(next(iter(self.plan.arms)))
-        losses = [curves[seed] for seed in sorted(curves)[:PAIRS]]
-        return slope_at_end(losses, shares) if shares and len(losses) >= LEAST_PAIRS else None
-
-    @property
-    def _needs_slope(self) -> bool:
-        return bool(self.plan.study.margin_of_compute)
-
-    def _for_slope(self, wanted: Collection[Cell]) -> list[Cell]:
-        """Return the missing shorter runs of the baseline's first compared seeds."""
-        if not self._needs_slope:
-            return []
-        base, seeds = next(iter(self.plan.arms)), self.plan.study.seed_numbers
-        ended = self.standing().compared.get(base, {})
-        whole = {seed: Cell(base, seed, k) for seed, (k, *_) in ended.items()}
-        whole |= {c.seed: c for c in wanted if c.variant == base and c.seed in seeds}
-        shares = horizons(self.plan.study)
-        cells = [whole[s]._replace(share=h) for s in sorted(whole)[:PAIRS] for h in shares]
-        return [cell for cell in cells if cell not in self.shorter]
+        return slope_at_end(self.curves(self.plan.baseline.name), horizons(self.plan.study))
 
     def _shorter(self, pairs: int) -> list[Cell]:
         study, compared = self.plan.study, self.standing().compared
