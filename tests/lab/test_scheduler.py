@@ -32,6 +32,7 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
     plan = SimpleNamespace(
         study=study,
         arms={"modern": None, "b": None},
+        baseline=SimpleNamespace(name="modern"),
         workers=2,
         steps=100,
         shorter_pairs=4,
@@ -121,7 +122,7 @@ def test_what_is_left_counts_runs_that_place_a_rate_as_cheaper() -> None:
     assert found.remaining() == pytest.approx(whole - 2.0 * sum(wanted.values()) / 2)
     # Measured: 9 seconds of steps and curve, of which 2 are the curve's; beside 6 of steps, 2 or 4 were estimated.
     found.plan.costs["b"].step = 0.06  # type: ignore[misc]
-    for seed in (2, 3, 4):
+    for seed in (0, 1, 2):
         run = RunResult("", "b", seed, 1.0, 3.0, 1.0, 6.0, seconds=9.0)
         found.results[Cell("b", seed, 0.0)] = run
     assert found.run_seconds("b", tunes=True) == pytest.approx(7.0 + 2.0)
@@ -171,12 +172,13 @@ def test_a_study_that_was_finished_on_whole_steps_goes_on_with_half_steps() -> N
 def tuned(found: Execution, better: float = 0.5) -> None:
     """Finish what tunes, and pairs of which "b" is better by so much."""
     while not (now := found.standing()).looks or any(s.wanted for s in now.sweeps.values()):
-        finish_confirmed(found, *(c for c in found.wanted() if c.seed < 2), better=better)
+        tuning = found.plan.study.tuning_seed_numbers
+        finish_confirmed(found, *(c for c in found.wanted() if c.seed in tuning), better=better)
 
 
 def finish_confirmed(found: Execution, *cells: Cell, better: float = 0.5) -> None:
     for cell in cells:
-        loss = 3.0 + 0.1 * cell.k**2 + 0.01 * cell.seed - better * (cell.variant == "b")
+        loss = 3.0 + 0.1 * cell.k**2 + 0.01 * (cell.seed % 10) - better * (cell.variant == "b")
         run = RunResult("", cell.variant, cell.seed, 3.0**cell.k, loss, 1.0, 6.0)
         found._keep(cell, run)
 
@@ -194,18 +196,18 @@ def test_what_decides_comes_first_then_shorter_horizons_then_what_is_left(
 ) -> None:
     found = confirming(monkeypatch, seeds=9)
     pairs = found.wanted()
-    assert {cell.seed for cell in pairs} == {2, 3, 4, 5}
+    assert {cell.seed for cell in pairs} == {0, 1, 2, 3, 4}
     finish_confirmed(found, *pairs)
-    assert found.standing().decisions["b"].look == 4
+    assert found.standing().decisions["b"].look == 5
     shorter = found.wanted()
     assert {(c.seed, c.share) for c in shorter} == {
-        (s, h) for s in range(2, 6) for h in (0.25, 0.5)
+        (s, h) for s in range(4) for h in (0.25, 0.5)
     }
     assert {c.variant for c in shorter} == {"modern", "b"}
     finish_confirmed(found, *shorter)
     # A pair takes ten seconds on two cores, and three are kept for the page.
     found.spent = 600.0 - 3.0 - 10.0
-    assert found.wanted() == [Cell("modern", 6, 0.0), Cell("b", 6, 0.0)]
+    assert found.wanted() == [Cell("modern", 5, 0.0), Cell("b", 5, 0.0)]
     assert found.fills
     found.spent += 0.1
     assert found.wanted() == []
@@ -220,8 +222,8 @@ def test_when_all_pairs_are_there_more_of_them_are_trained_for_shorter_horizons(
     while wanted := found.wanted():
         seen += wanted
         finish_confirmed(found, *wanted)
-    assert {c.seed for c in seen if c.share == 1.0} == {2, 3, 4, 5, 6, 7}
-    assert [c.seed for c in seen if c.share < 1.0][-4:] == [7] * 4
+    assert {c.seed for c in seen if c.share == 1.0} == {0, 1, 2, 3, 4, 5}
+    assert [c.seed for c in seen if c.share < 1.0][-4:] == [5] * 4
 
 
 def test_a_budget_of_steps_ends_with_what_was_decided() -> None:
@@ -229,7 +231,8 @@ def test_a_budget_of_steps_ends_with_what_was_decided() -> None:
     tuned(found)
     while wanted := found.wanted():
         finish_confirmed(found, *wanted)
-    assert {c.seed for c in found.results} == {0, 2, 3, 4, 5}
+    tuning = {*found.plan.study.tuning_seed_numbers}
+    assert {c.seed for c in found.results} - tuning == {0, 1, 2, 3, 4}
     assert len(found.shorter) == 2 * 4 * 2
 
 
@@ -271,12 +274,12 @@ def test_shorter_horizons_come_back_where_less_was_to_be_decided(
     found.spent -= 0.1
     assert found._takes_back()
     assert {(cell.seed, cell.share) for cell in found.wanted()} == {
-        (s, h) for s in (2, 3) for h in (0.25, 0.5)
+        (s, h) for s in (0, 1) for h in (0.25, 0.5)
     }
     assert not found._takes_back()
     found.spent -= 15.0
     assert found._takes_back()
-    assert {cell.seed for cell in found.wanted()} == {2, 3, 4, 5}
+    assert {cell.seed for cell in found.wanted()} == {0, 1, 2, 3}
     assert not found._takes_back()
 
 
@@ -296,12 +299,12 @@ def test_a_margin_of_compute_trains_the_baselines_shorter_runs_first(
     monkeypatch.setattr("archwright.lab.running.scheduler.standing", spied)
     first = found.wanted()
     assert first[:8] == [
-        Cell("modern", s, first[0].k, h) for s in (2, 3, 4, 5) for h in (0.25, 0.5)
+        Cell("modern", s, first[0].k, h) for s in (0, 1, 2, 3) for h in (0.25, 0.5)
     ]
     assert {cell.share for cell in first[8:]} == {1.0}
     assert found.slope() is None
     for cell in first:
-        loss = 2.0 + cell.share**-0.5 + 0.01 * cell.seed
+        loss = 2.0 + cell.share**-0.5 + 0.01 * (cell.seed % 10)
         found._keep(cell, RunResult("", cell.variant, cell.seed, 1.0, loss, 1.0, 6.0))
     assert found.slope() == pytest.approx(0.5)
     found.standing()
