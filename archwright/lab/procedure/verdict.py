@@ -205,7 +205,7 @@ def _measured(
         t_interval=student,
         equivalence=equivalence,
         margin=margin * baseline_loss,
-        noise=math.nan,
+        noise=0.0,
         p_value=paired_p_value(differences, shared) if enough else 1.0,
         text_error=shared.text,
         placing_error=placing_error,
