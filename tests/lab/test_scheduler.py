@@ -26,7 +26,7 @@ class Crew:
 
 
 def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Execution:
-    options = {"procedure": "sweep", "seeds": 5} | options
+    options = {"procedure": "sweep", "widths": (32, 64), "seeds": 5} | options
     study = StudySpec(variants={"b": ("dim=8",)}, budget=budget, **options)
     plan = SimpleNamespace(
         study=study,
@@ -45,7 +45,7 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
 
 def finish(found: Execution, *cells: Cell, losses: Mapping[float, float] = VALLEY) -> None:
     for cell in cells:
-        loss = losses[cell.k] + 0.01 * cell.seed
+        loss = losses[cell.k] + 0.01 * (cell.seed % 1000)
         found.results[cell] = RunResult("", cell.variant, cell.seed, 3.0**cell.k, loss, 1.0, 6.0)
 
 
@@ -71,7 +71,7 @@ def test_seeds_come_one_after_another_so_that_whole_pairs_are_there_early() -> N
 
 
 def test_fixed_rates_need_one_run_for_each_seed() -> None:
-    found = execution(tune_lr=False, seeds=4)
+    found = execution(tune_lr=False, widths=(), horizons=(), seeds=4)
     assert found.wanted() == [Cell(n, s, 0) for s in range(4) for n in ("modern", "b")]
     finish(found, *found.wanted())
     assert found.wanted() == []
@@ -86,7 +86,7 @@ def halved(loss: float, tuning: float, judged: float) -> RunResult:
 
 def test_where_nothing_is_tuned_all_windows_judge() -> None:
     for tune_lr, loss in ((True, 3.2), (False, 3.1)):
-        found = execution(procedure="confirm", tune_lr=tune_lr, seeds=4)
+        found = execution(procedure="confirm", widths=(), tune_lr=tune_lr, seeds=4)
         while wanted := found.standing().wanted:
             for cell in itertools.starmap(Cell, wanted):
                 run = halved(3.1 + 0.1 * cell.k**2, 3.0 + 0.1 * cell.k**2, 3.2)
@@ -110,7 +110,7 @@ def test_late_seeds_are_left_out_but_never_below_three(seconds: float, kept: int
 
 def test_what_is_left_counts_runs_that_place_a_rate_as_cheaper() -> None:
     """They are evaluated at their end alone; what compared runs took is what they cost beside their curve."""
-    found = execution(10.0, procedure="confirm", budget="10m", seeds=6)
+    found = execution(10.0, procedure="confirm", widths=(), budget="10m", seeds=6)
     found.shorter_pairs = 0
     wanted = {name: len(s.wanted) for name, s in found.standing().sweeps.items()}
     runs = found.outstanding()
@@ -170,19 +170,21 @@ def test_a_study_that_was_finished_on_whole_steps_goes_on_with_half_steps() -> N
 def tuned(found: Execution, better: float = 0.5) -> None:
     """Finish what tunes, and pairs of which "b" is better by so much."""
     while not (now := found.standing()).looks or any(s.wanted for s in now.sweeps.values()):
-        finish_confirmed(found, *(c for c in found.wanted() if c.seed < 2), better=better)
+        finish_confirmed(
+            found, *(c for c in found.wanted() if found.plan.tunes(c.seed)), better=better
+        )
 
 
 def finish_confirmed(found: Execution, *cells: Cell, better: float = 0.5) -> None:
     for cell in cells:
-        loss = 3.0 + 0.1 * cell.k**2 + 0.01 * cell.seed - better * (cell.variant == "b")
+        loss = 3.0 + 0.1 * cell.k**2 + 0.01 * (cell.seed % 1000) - better * (cell.variant == "b")
         run = RunResult("", cell.variant, cell.seed, 3.0**cell.k, loss, 1.0, 6.0)
         found._keep(cell, run)
 
 
 def confirming(monkeypatch: pytest.MonkeyPatch, seeds: int) -> Execution:
     """A study of ten minutes whose rates are tuned, and of whose runs none is on disk."""
-    found = execution(budget="10m", procedure="confirm", seeds=seeds)
+    found = execution(budget="10m", procedure="confirm", widths=(), seeds=seeds)
     monkeypatch.setattr(found, "_folder", lambda cell: SimpleNamespace(started=False))
     tuned(found)
     return found
@@ -193,18 +195,16 @@ def test_what_decides_comes_first_then_shorter_horizons_then_what_is_left(
 ) -> None:
     found = confirming(monkeypatch, seeds=9)
     pairs = found.wanted()
-    assert {cell.seed for cell in pairs} == {2, 3, 4, 5}
+    assert {cell.seed for cell in pairs} == {0, 1, 2, 3, 4}
     finish_confirmed(found, *pairs)
-    assert found.standing().decisions["b"].look == 4
+    assert found.standing().decisions["b"].look == 5
     shorter = found.wanted()
-    assert {(c.seed, c.share) for c in shorter} == {
-        (s, h) for s in range(2, 6) for h in (0.25, 0.5)
-    }
+    assert {(c.seed, c.share) for c in shorter} == {(s, h) for s in range(4) for h in (0.25, 0.5)}
     assert {c.variant for c in shorter} == {"modern", "b"}
     finish_confirmed(found, *shorter)
     # A pair takes ten seconds on two cores, and three are kept for the page.
     found.spent = 600.0 - 3.0 - 10.0
-    assert found.wanted() == [Cell("modern", 6, 0.0), Cell("b", 6, 0.0)]
+    assert found.wanted() == [Cell("modern", 5, 0.0), Cell("b", 5, 0.0)]
     assert found.fills
     found.spent += 0.1
     assert found.wanted() == []
@@ -219,16 +219,17 @@ def test_when_all_pairs_are_there_more_of_them_are_trained_for_shorter_horizons(
     while wanted := found.wanted():
         seen += wanted
         finish_confirmed(found, *wanted)
-    assert {c.seed for c in seen if c.share == 1.0} == {2, 3, 4, 5, 6, 7}
-    assert [c.seed for c in seen if c.share < 1.0][-4:] == [7] * 4
+    assert {c.seed for c in seen if c.share == 1.0 and c.seed < 100} == {0, 1, 2, 3, 4, 5}
+    assert [c.seed for c in seen if c.share < 1.0][-4:] == [5] * 4
 
 
 def test_a_budget_of_steps_ends_with_what_was_decided() -> None:
-    found = execution(budget="100steps", procedure="confirm", seeds=9)
+    found = execution(budget="100steps", procedure="confirm", widths=(), seeds=9)
     tuned(found)
     while wanted := found.wanted():
         finish_confirmed(found, *wanted)
-    assert {c.seed for c in found.results} == {0, 2, 3, 4, 5}
+    judged = {c.seed for c in found.results if not found.plan.tunes(c.seed)}
+    assert judged == {0, 1, 2, 3, 4}
     assert len(found.shorter) == 2 * 4 * 2
 
 
@@ -248,7 +249,7 @@ def test_seeds_and_horizons_are_left_out_by_turns_and_seeds_come_back(
     seconds: float, kept: int, pairs: int
 ) -> None:
     """With a pair at a time: 7 pairs and the horizons of four, worth 3, take ten times that of one."""
-    found = execution(seconds=seconds, budget="10m", procedure="confirm", seeds=9)
+    found = execution(seconds=seconds, budget="10m", procedure="confirm", widths=(), seeds=9)
     tuned(found)
     while found._late(Crew()):  # type: ignore[arg-type]
         pass
@@ -270,10 +271,10 @@ def test_shorter_horizons_come_back_where_less_was_to_be_decided(
     found.spent -= 0.1
     assert found._takes_back()
     assert {(cell.seed, cell.share) for cell in found.wanted()} == {
-        (s, h) for s in (2, 3) for h in (0.25, 0.5)
+        (s, h) for s in (0, 1) for h in (0.25, 0.5)
     }
     assert not found._takes_back()
     found.spent -= 15.0
     assert found._takes_back()
-    assert {cell.seed for cell in found.wanted()} == {2, 3, 4, 5}
+    assert {cell.seed for cell in found.wanted()} == {0, 1, 2, 3}
     assert not found._takes_back()
