@@ -67,18 +67,9 @@ def test_numbers_are_those_of_a_paired_t_test():
     assert effect.t_interval == effect.interval
     assert effect.mean == pytest.approx(new.mean() - base.mean())
     assert effect.margin == pytest.approx(0.01 * base.mean())
-    assert effect.noise == pytest.approx(base.std(ddof=1) * math.sqrt(2 / 7))
     assert effect.differences == pytest.approx(new - base)
     assert effect.bits_per_byte == pytest.approx(effect.mean / 2.5)
     assert effect.share == pytest.approx(new.mean() / base.mean() - 1)
-
-
-def test_noise_is_that_of_as_many_seeds_as_there_are_pairs():
-    """The baseline may have more; their losses tell the deviation, the pairs the means."""
-    base = (3.50, 3.54, 3.47, 3.51, 3.46, 3.53)
-    [effect] = effects(replicates(old=base, new=(3.3, 3.4, 3.2)), study("new"), "old")
-    assert effect.seeds == (0, 1, 2)
-    assert effect.noise == pytest.approx(np.std(base, ddof=1) * math.sqrt(2 / 3))
 
 
 def test_seeds_are_paired_by_number_not_by_order():
@@ -87,13 +78,6 @@ def test_seeds_are_paired_by_number_not_by_order():
     assert effect.seeds == (0, 2)
     assert effect.differences == pytest.approx((-0.1, -0.1))
     assert effect.baseline_loss == pytest.approx(3.2)
-
-
-def test_ten_seeds_are_bootstrapped():
-    rng = np.random.default_rng(1)
-    effect = found(rng.normal(-0.1, 0.02, 10), base=rng.normal(3.5, 0.02, 10))
-    assert (effect.interval.method, effect.t_interval.method) == ("BCa", "t")
-    assert effect.outcome == "better"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +192,7 @@ def test_holm_is_named_where_it_decides():
         ({"edges": {"new"}}, "the best learning rate of new is at the edge of its grid"),
         ({"edges": {"old"}}, "the best learning rate of old is at the edge of its grid"),
         (lost("new", 5), "5 runs of new failed"),
-        (lost("old", 6), "6 runs of old failed"),
+        (lost("old", 5), "5 runs of old failed"),
         ({"learnt": {"new": 3.2}}, "new learnt no more than a bigram model (3.20 nats per token)"),
     ],
 )
@@ -271,9 +255,9 @@ def test_few_failures_cost_their_seeds_alone():
 @pytest.mark.parametrize(
     ("failed", "outcome"),
     [
-        ([("new", 0), ("old", 1)], "better"),  # of the seeds that tune
+        ([("new", 10**7), ("old", 10**7)], "better"),  # of the seeds that tune
         ([("new", 7)], "better"),  # of one compared pair, four others being there
-        ([("new", 7), ("old", 8), ("new", 9), ("new", 10)], "inconclusive"),
+        ([("new", 7), ("old", 8), ("new", 9), ("new", 0)], "inconclusive"),
     ],
 )
 def test_of_an_early_decision_failures_count_beside_the_pairs_that_were_compared(failed, outcome):
