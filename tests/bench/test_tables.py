@@ -1,11 +1,11 @@
-"""Tables of docs/calibration.md, from the recorded pools of losses."""
+"""Tables of docs/calibration.md, from the recorded pool of losses."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench import calibration, unlike
+from bench import unlike
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,14 +21,3 @@ def test_equal_variants_are_seldom_told_apart(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 6
     assert all(float(line.split("|")[4].strip().rstrip("%")) < 15 for line in lines[2:5])
-
-
-def test_every_design_has_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [str(DOCS / "calibration-pool.csv"), "--draws", "10"]
-    monkeypatch.setattr(sys, "argv", ["calibration", *words])
-    calibration.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert len({line.count("|") for line in lines}) == 1
-    assert len(lines) > 10

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archwright.lab.procedure.looks import ALPHA, Looks, decide
+from archwright.lab.procedure.looks import Looks, decide
 from archwright.lab.procedure.standing import Spikes
 from archwright.lab.procedure.sweep import replicate
 from archwright.lab.procedure.verdict import effects, margin_of, scope, spike_words, verdict
@@ -220,7 +220,7 @@ def judged(replicates: Sequence[Replicate], study: StudySpec, baseline: str) -> 
     }
     margin = margin_of(study, float(np.mean(base)), None) if base else 0.0
     looks = Looks(len(seeds), len(seeds), early=False)
-    decisions = decide(differences, [margin] * len(seeds), looks, ALPHA) if seeds else {}
+    decisions = decide(differences, margin, looks, len(seeds)) if seeds else {}
     return {"decisions": decisions, "looks": looks}
 
 

@@ -12,7 +12,8 @@ from archwright.lab.design.command_line import Command, study_of
 from archwright.lab.design.plan import Cell
 from archwright.lab.design.scaling import SIZES
 from archwright.lab.design.variants import arms
-from archwright.lab.procedure.looks import ALPHA, Looks, decide
+from archwright.lab.procedure.constants import ALPHA
+from archwright.lab.procedure.looks import Looks, decide
 from archwright.lab.procedure.standing import Standing
 from archwright.lab.procedure.sweep import Sweep
 from archwright.lab.procedure.verdict import DIVERGED, UNLEARNT, effects
@@ -52,7 +53,7 @@ def test_as_many_seeds_as_are_advised_decide_and_half_of_them_do_not(mean: float
     def decided(added: int) -> bool:
         drawn = [*pairs(10, mean, deviation), *pairs(added, mean, deviation)]
         judged = replace(looks, ends=(10, 10 + added))
-        return bool(decide({"new": drawn}, [0.01 * LOSS] * len(drawn), judged, ALPHA))
+        return bool(decide({"new": drawn}, 0.01 * LOSS, judged, len(drawn)))
 
     assert effect.outcome == "inconclusive"
     assert more >= 4

@@ -298,15 +298,17 @@ def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
 def test_curves_are_of_the_runs_that_are_compared() -> None:
     """Those that place the rate are evaluated at their ends alone: a mean over both would jump there."""
     results = made.two_variants()
-    study = results.study.model_copy(update={"first_seed": 0, "tuning_seeds": 2})
-    assert [*study.tuning_seed_numbers] == [0, 1]
+    study = results.study.model_copy(update={"tuning_seeds": 2})
+    first = study.tuning_seed_numbers[0]
+    moved = [replace(r, seed=first + r.seed) if r.seed <= 1 else r for r in results.runs]
+    results = replace(results, runs=moved)
     mean = chart(study_page(replace(results, study=study)), "loss").traces[2]
     at = [run for run in results.runs if run.variant == "modern" and run.lr == 3e-3]
-    runs = [run for run in at if run.seed > 1]
+    runs = [run for run in at if run.seed < first]
     assert len(runs) == 3
     assert mean["y"][-1] == pytest.approx(sum(run.curve[-1].loss for run in runs) / 3)
     # A variant that has no others shows these.
-    alone = replace(results, study=study, runs=[run for run in results.runs if run.seed <= 1])
+    alone = replace(results, study=study, runs=[run for run in moved if run.seed >= first])
     assert len(runs_at_best(alone, "modern")) == 2
 
 

@@ -296,3 +296,19 @@ def test_a_margin_of_compute_is_that_of_the_slope_and_unknown_without_it() -> No
         found, _ = run_all(asked, surfaces, random.Random(0), slope=slope)
         decision = found.decisions.get("new")
         assert (decision.outcome if decision else "") == outcome, slope
+
+
+def test_equivalence_beside_others_is_that_of_its_look_and_not_of_its_interval() -> None:
+    """One variant's pairs lie close enough alone, but not if five others are compared, too."""
+
+    def surface(own: float) -> Any:
+        return lambda place, k: 4.0 + 0.002 * k**2 + own * (-1) ** place
+
+    alone = simulate({"old": surface(0.0), "new": surface(0.048)})
+    assert alone.effects[0].outcome == "equivalent"
+    others = {f"{i}": surface(0.048) for i in range(6)}
+    found = simulate({"old": surface(0.0), **others})
+    for effect in found.effects:
+        low, high = effect.equivalence.low, effect.equivalence.high
+        assert -effect.margin < low < high < effect.margin
+        assert effect.outcome == "inconclusive"

@@ -234,7 +234,7 @@ def test_of_few_variants_the_verdict_has_the_sentences_and_of_many_groups():
         ({"edges": {"new"}}, "the best learning rate of new is at the edge of its grid"),
         ({"edges": {"old"}}, "the best learning rate of old is at the edge of its grid"),
         (lost("new", 5), "5 runs of new failed"),
-        (lost("old", 6), "6 runs of old failed"),
+        (lost("old", 5), "5 runs of old failed"),
         ({"learnt": {"new": 3.2}}, "new learnt no more than a bigram model (3.20 nats per token)"),
     ],
 )
@@ -297,9 +297,9 @@ def test_few_failures_cost_their_seeds_alone():
 @pytest.mark.parametrize(
     ("failed", "outcome"),
     [
-        ([("new", 0), ("old", 1)], "better"),  # of the seeds that tune
+        ([("new", 10**7), ("old", 10**7)], "better"),  # of the seeds that tune
         ([("new", 7)], "better"),  # of one compared pair, four others being there
-        ([("new", 7), ("old", 8), ("new", 9), ("new", 10)], "inconclusive"),
+        ([("new", 7), ("old", 8), ("new", 9), ("new", 0)], "inconclusive"),
     ],
 )
 def test_of_an_early_decision_failures_count_beside_the_pairs_that_were_compared(failed, outcome):

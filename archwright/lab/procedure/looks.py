@@ -152,7 +152,7 @@ def decide(
     decided: Mapping[str, Decision] | None = None,
     shared_errors: SharedErrors = lambda variant, pairs: NOTHING_SHARED,
 ) -> dict[str, Decision]:
-    """Return the decisions of one look: of every variant with pairs that is not decided yet.
+    """Return the decisions of one look: of every variant that is still open.
 
     Superiority is Holm's step-down: an interval leaves out 0 at the look's level for alpha / (m - r), for m variants
     with r superior ones. The robust companion must agree, or the variant stays open. Equivalence is a step-down of its

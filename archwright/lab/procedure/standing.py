@@ -139,16 +139,12 @@ def standing(
     powers = {n: k for n, k in powers.items() if not {n, baseline} & unlearnt.keys()}
     bottoms = {n: found for n, found in bottoms.items() if n in powers}
     wanted = [(name, seed, k) for name, sweep in sweeps.items() for seed, k in sweep.wanted]
-    failed = {
-        n
-        for n, sweep in sweeps.items()
-        if n not in powers and not sweep.wanted and n not in waiting
-    }
+    variants = [n for n in list(losses)[1:] if n in powers or sweeps[n].wanted or n in waiting]
     looks = Looks(number, study.seeds, study.early_stopping, study.ends)
-    judged = _Judged(study, losses, powers, bottoms, failed, looks, text_error, slope)
+    judged = _Judged(study, losses, looks, variants, powers, bottoms, text_error, slope)
     if not wanted:
         judged.look()
-    powers, decisions = judged.powers, judged.decisions
+    decisions = judged.decisions
     compared: dict[str, dict[int, Sequence[float]]] = {
         name: {
             seed: (powers[name],)
@@ -159,12 +155,8 @@ def standing(
     }
     for pairs in looks.numbers:
         # Variants that are open at this look, all if time is left, and the baseline while any is.
-        variants = [
-            n
-            for n in list(losses)[1:]
-            if n not in failed and (fill or n not in decisions or decisions[n].look >= pairs)
-        ]
-        missing = judged.missing([baseline, *variants] if variants else [], pairs)
+        still = [n for n in variants if fill or n not in decisions or decisions[n].look >= pairs]
+        missing = judged.missing([baseline, *still] if still else [], pairs)
         if missing or wanted:
             wanted += missing
             break
@@ -173,35 +165,30 @@ def standing(
     )
 
 
+@dataclass
 class _Judged:
     """Looks at a study, one after another, as far as its runs go."""
 
-    def __init__(
-        self,
-        study: StudySpec,
-        losses: Mapping[str, Losses],
-        powers: Mapping[str, float],
-        bottoms: Mapping[str, Bottom],
-        failed: Collection[str],
-        looks: Looks,
-        text_error: TextError,
-        slope: float | None,
-    ) -> None:
-        self.study, self.losses, self.looks = study, losses, looks
-        self.powers, self.bottoms, self.placing = {**powers}, bottoms, placing_errors(bottoms)
-        self.text_error, self.slope = text_error, slope
-        self.baseline, *variants = losses
-        self.variants = [name for name in variants if name not in failed]
-        self.decisions: dict[str, Decision] = {}
-        self.spikes: dict[str, list[Spikes]] = {}
+    study: StudySpec
+    losses: Mapping[str, Losses]
+    looks: Looks
+    variants: Sequence[str]
+    """Those that can be compared."""
+    powers: dict[str, float]
+    bottoms: Mapping[str, Bottom]
+    text_error: TextError
+    slope: float | None
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    spikes: dict[str, list[Spikes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.baseline = next(iter(self.losses))
+        self.placing = placing_errors(self.bottoms)
 
     def look(self) -> None:
         """Halve learning rates of arms with spikes and decide, look by look, until runs are missing."""
         for pairs in self.looks.numbers:
-            arms = [
-                self.baseline,
-                *(n for n in self.variants if n not in self.decisions),
-            ]
+            arms = [self.baseline, *(n for n in self.variants if n not in self.decisions)]
             if len(arms) == 1 or self.missing(arms, pairs):
                 return
             while self._halves(arms, pairs):

@@ -56,9 +56,7 @@ def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[Run
         runs = [run for run in ended if run.variant == name]
         traces += _seeds(style, short[name], runs, hover=len(series) <= FEW)
         tuning = results.study.tuning_seed_numbers
-        traces += _mean(
-            style, short[name], [r for r in runs if r.seed in tuning] if tuning else runs
-        )
+        traces += _mean(style, short[name], [r for r in runs if r.seed in tuning] or runs)
         traces += _diverged(style, short[name], runs, high)
         traces += _optimum(style, short[name], _replicates(results, name))
     return Chart(
