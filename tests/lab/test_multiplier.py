@@ -83,8 +83,9 @@ def test_the_interval_holds_the_truth(factor: float) -> None:
 def test_the_slope_is_that_of_the_power_law_at_its_end(irreducible: float) -> None:
     """dL / d ln t = -a A t^-a at t = 1, of L = E + A t^-a."""
     curve = [irreducible + 4.0 * share**-0.3 for share in (*SHARES, 1.0)]
-    assert slope_at_end([curve] * 2, SHARES) == pytest.approx(0.3 * 4.0)
-    assert slope_at_end([[3.0, 2.9, 2.95]] * 2, SHARES) is None
+    assert slope_at_end({0: curve, 1: curve}, SHARES) == pytest.approx(0.3 * 4.0)
+    assert slope_at_end({seed: [3.0, 2.9, 2.95] for seed in range(2)}, SHARES) is None
+    assert slope_at_end({0: curve}, SHARES) is None
 
 
 def test_draws_are_around_the_naive_mean_and_the_value_is_the_estimate() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from archwright.format import signed
-from archwright.lab.procedure.standing import Spikes
-from archwright.lab.report.summary import _spiked, scope_of
+from archwright.lab.procedure.standing import Spikes, Standing
+from archwright.lab.procedure.verdict import spikes_in_words
+from archwright.lab.report.summary import scope_of
 from archwright.lab.report.terminal import as_json, print_results
 from archwright.lab.results import BestRate, Drift, Interaction, StudyResults, TaskFacts
 from archwright.spec.study_spec import StudySpec
@@ -77,7 +78,7 @@ def test_each_key_of_the_json_is_documented() -> None:
     assert keys <= named
 
 
-def summarized(steps: int, documents: int, **standing: object) -> Any:
+def summarized(steps: int, documents: int) -> Any:
     """A study of 200,000 parameters and 2,000 tokens a step, as far as its scope is read off it."""
     counts = SimpleNamespace(non_embedding=200_000)
     text = SimpleNamespace(num_documents=documents)
@@ -90,10 +91,8 @@ def summarized(steps: int, documents: int, **standing: object) -> Any:
         steps=steps,
         tokens_per_run=steps * 2000,
         decisions=SimpleNamespace(machine=machine),
-        lr=lambda name, k: 0.06 * 2**k,
     )
-    now = SimpleNamespace(**standing)
-    return SimpleNamespace(plan=plan, folder="nowhere", standing=lambda: now)
+    return SimpleNamespace(plan=plan, folder="nowhere")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,6 @@ def test_spikes_name_both_rates() -> None:
         ],
     }
     for found, words in cases.items():
-        execution = summarized(
-            600, 300, spikes={"modern": found}, compared={"modern": {2: (-1.0,)}}
-        )
-        assert [*_spiked(execution)] == words
+        now = Standing({}, [], {"modern": {2: (-1.0,)}}, spikes={"modern": found})
+        rates = [0.06 * 2**k for k in now.powers("modern")]
+        assert [*spikes_in_words(now.spikes, lambda name, rates=rates: rates)] == words
