@@ -70,16 +70,6 @@ def test_equivalence_is_two_one_sided_tests():
         assert (max(lower, upper) < 0.05) == (-margin < found.low and found.high < margin)
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 20), (3, 50), (20, 20), (71, 2000)])
-def test_binomial_bounds_solve_their_equations(successes, trials):
-    low, high = binomial_interval(successes, trials)
-    if successes:
-        assert stats.binom.sf(successes - 1, trials, low) == pytest.approx(0.025)
-    if successes < trials:
-        assert stats.binom.cdf(successes, trials, high) == pytest.approx(0.025)
-    assert 0 <= low <= successes / trials <= high <= 1
-
-
 def halves(tokens, nats):
     return Halves(0.0, 0.0, tuple(tokens), tuple(nats))
 
