@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "30"))
 """How many that no rule refuses must be seen."""
 
-MOST_REFUSED = 0.4 if COMPOSITIONS >= 500 else 0.55
-"""Share of refused compositions. Of 900 drawn, 32 % are; as one is often drawn near the last, shares of 67 lie
+MOST_REFUSED = 0.5 if COMPOSITIONS >= 500 else 0.55
+"""Share of refused compositions. Of 1,667 drawn, 45 % are; as one is often drawn near the last, shares of 67 lie
 anywhere between 20 and 50 %, and which are drawn depends on the choices that other tests of the process let join."""
 
 refusals: Counter[str] = Counter()
