@@ -31,7 +31,8 @@ def option(name: str, of: str, kind: str = "") -> Option:
 
 
 def test_every_axis_is_found_in_the_order_of_a_model() -> None:
-    assert {section.cls for section in sections() if section.kinds} == set(Choice.axes())
+    own = {axis for axis in Choice.axes() if axis.__module__.startswith("archwright.")}
+    assert {section.cls for section in sections() if section.kinds} == own
     assert [section.path for section in sections()] == list(ORDER)
 
 
