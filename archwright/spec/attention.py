@@ -700,6 +700,11 @@ class TransientGlobalAttention(EqualHeads):
         heads = f"{self.num_heads} heads of {self.head_dim}"
         return f"{self.mask.kind} attention with sums of {self.block_size} in {heads}"
 
+    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
+        yield from super().contradictions(sizes)
+        if self.block_size > sizes.context_length:
+            yield f"block_size: found {self.block_size}; expected at most context_length = {sizes.context_length}"
+
     def num_parameters(self, dim: int) -> int:
         width = int(self.num_heads) * int(self.head_dim)
         biases = self.bias.query + self.bias.key + self.bias.value

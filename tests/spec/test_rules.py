@@ -74,6 +74,9 @@ CONTRADICTIONS: dict[str, list[str]] = {
         "position.scaling.low_freq_factor=5.0",
     ],
     "xielu_starts_above_beta": ["feedforward.kind=xielu", "feedforward.alpha_negative=0.4"],
+    "blocks_fit": [
+        *("position.kind=t5", "attention.kind=transient_global", "attention.block_size=300")
+    ],
     "one_hidden_width": ["feedforward.ratio=4", "feedforward.hidden_dim=1024"],
     "enough_experts": ["feedforward.kind=experts", "feedforward.top_k=9"],
     "groups_divide_experts": ["feedforward.kind=experts", "feedforward.num_groups=3"],
