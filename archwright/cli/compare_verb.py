@@ -21,8 +21,8 @@ colons; without a name, it changes the baseline. KEY=VALUE applies to all:
 
 Models are scaled to the budget, unless model.dim or model.num_layers is set, and get equal numbers of
 parameters by the width of their hidden layers. A variant has the baseline's heads and widths unless it sets
-them. One seed tunes the learning rate of every variant, two if its losses rise steeply. Fresh seeds are
-compared at that rate, in pairs; variants with a clear early result stop.
+them. Two seeds tune the learning rate of every variant. Fresh seeds are compared at that rate, in pairs;
+variants with a clear early result stop.
 Finished runs are never repeated: the same command continues an interrupted study; with a larger --budget, it
 uses a folder inside the study's. A run needs at least 500 steps for a verdict.
 

@@ -226,6 +226,7 @@ def _asked(
 ) -> Command:
     """Return the study that is asked for, with its folder."""
     study = study_of(*words, **options, parts=load(files))
+    study.check_margin()
     where.check(study)
     path = _place(Path(out) if out else STUDIES / slug(study.name), study)
     if seeds is not None and seeds < 1:

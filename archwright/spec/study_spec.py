@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from archwright.spec.budget import Budget, TooMuch
 from archwright.spec.choice import Tokens, Width
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import PartsFile, Texts
 from archwright.spec.shown import Shown
 
@@ -201,6 +202,18 @@ class StudySpec(Shown):
     def margin_of_compute(self) -> float | None:
         """Margin as a share of the baseline's compute; None if it is a share of the loss."""
         return self._margin("compute")
+
+    def check_margin(self) -> None:
+        """Refuse a margin of compute without shorter runs, which tell what compute is worth.
+
+        Raises:
+            UserError: One line.
+        """
+        if self.margin_of_compute and not (self.horizons or self.widths):
+            raise UserError(
+                f'margin: found "{self.margin}" without shorter runs, which tell what compute is worth; expected horizons '
+                '(and steps) or a margin of the loss, such as "1% of the loss"'
+            )
 
     def _margin(self, wanted: str) -> float | None:
         share, _, unit = self.margin.partition("% of ")

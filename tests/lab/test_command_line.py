@@ -188,6 +188,12 @@ def test_a_margin_without_a_unit_is_refused_with_both(text: str) -> None:
     )
 
 
+def test_a_margin_of_compute_needs_shorter_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "modern", ":norm.kind=layer", "--margin", "10%", "--horizons", "none"]
+    assert main(words) == 2
+    assert 'margin: found "10% of compute" without shorter runs' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("option", "value", "line"),
     [

@@ -39,7 +39,7 @@ def _as_table(value: object) -> Any:
 
 
 def _several(variants: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    if len(variants) < 2:
+    if len(variants) == 1:  # none: those of a CSV file
         raise ValueError("a baseline and one or more variants")
     if listed := [name for name, words in variants.items() if len(words) > 1]:
         raise ValueError(f"one value of {listed[0]}")
@@ -149,7 +149,9 @@ def read(file: str, options: Mapping[str, Any]) -> tuple[ExternalSpec, float]:
     tune_lr = spec.tune_lr and spec.lr is not None
     name = spec.name or "-".join(Path(value).stem or name for name, value in spec.values.items())
     update = {"match": "none", "tune_lr": tune_lr, "name": name[:60]}
-    return spec.model_copy(update={**update, "horizons": spec.horizons * bool(spec.steps)}), seconds
+    spec = spec.model_copy(update={**update, "horizons": spec.horizons * bool(spec.steps)})
+    spec.check_margin()
+    return spec, seconds
 
 
 def _seconds(budget: str) -> float:

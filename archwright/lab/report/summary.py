@@ -175,13 +175,12 @@ def announcement(plan: Plan) -> str:
     threads = plan.decisions.machine.threads
     at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
     tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
-    first, others = tuning[:1], [*map(str, tuning[1:])]
-    where_steep = f" (and {fmt.listed(others)} where losses are steep)" if others else ""
+    by = f"seed{'s' * (len(tuning) > 1)} {fmt.listed([*map(str, tuning)])}"
     few = (
         f"  {plan.steps} step{'s' * (plan.steps != 1)} a run are too few to answer: give {LEAST_STEPS} or more, as "
         f"with --budget {LEAST_STEPS}steps"
     )
-    tuned = f"learning rates tuned by seed {first[0]}{where_steep}, then" if first else "each for"
+    tuned = f"learning rates tuned by {by}, then" if tuning else "each for"
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
         _each_run(plan),

@@ -94,3 +94,15 @@ def test_a_missing_column() -> None:
     ):
         compare_losses(write(["a,1,3"], "variant,seed,los"))
     assert main(["compare", "none.csv"]) == 2
+
+
+def test_margins_are_of_the_loss() -> None:
+    rows = [
+        f"{name},{seed},{3 + 0.1 * (name == 'a') + seed / 100}"
+        for name in "ab"
+        for seed in (0, 1, 2)
+    ]
+    [effect] = compare_losses(write(rows), margin="5% of the loss").effects
+    assert (effect.outcome, effect.within_margin) == ("better", True)
+    with pytest.raises(UserError, match="without shorter runs"):
+        compare_losses(write(rows), margin="10%")
