@@ -41,8 +41,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_an_example(script: str, steps: int) -> None:
-    if script == "hf_trainer.py":
-        pytest.importorskip("accelerate")
     assert main([*words_of(script, steps), "--quiet", "--out", "s"]) == 0
     results = list(Path("s/runs").glob("*/result.json"))
     assert len(results) == 1 + (1 if "--twin" in words_of(script, steps) else 0) + 4
