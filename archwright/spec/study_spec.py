@@ -211,8 +211,8 @@ class StudySpec(Shown):
         """
         if self.margin_of_compute and not (self.horizons or self.widths):
             raise UserError(
-                f'margin: found "{self.margin}" without shorter runs, which tell what compute is worth; expected horizons '
-                '(and steps) or a margin of the loss, such as "1% of the loss"'
+                f'margin: found "{self.margin}" without shorter runs, which tell what compute is worth; expected '
+                'horizons (and steps) or a margin of the loss, such as "1% of the loss"'
             )
 
     def _margin(self, wanted: str) -> float | None:
