@@ -1,4 +1,4 @@
-"""One run of a command: its process group, its log, its metric, and the record of its result."""
+"""A run of a command: process group, log, metric, and record of the result."""
 
 import contextlib
 import json
@@ -111,7 +111,7 @@ def last_lines(folder: Path) -> list[str]:
 
 
 def _attempt(order: Order, folder: Path, stop: threading.Event, attempt: int) -> int | str:
-    """Run the command once; return its exit status, or the reason why it has none."""
+    """Run the command once; return its exit status, or the reason for a missing one."""
     with (folder / LOG).open("ab") as log:
         if attempt:
             log.write(b"\n--- second try ---\n")

@@ -20,11 +20,11 @@ Shape = dict[str, Any]
 REM_PER_LINE = 1.1
 REM_BETWEEN_ROWS = 1.1
 SEED_OFFSET = 0.85
-"""How far below a row's middle its seeds stand, in rem."""
+"""Distance from the middle of a row to its seeds, in rem."""
 SIDE = 0.15
 """Least share of the axis on each side of 0."""
 WIDEST = 4.0
-"""An interval is cut where it reaches so many times further than everything else."""
+"""Maximum length of an interval, in multiples of all other content."""
 
 
 def effects_section(results: StudyResults, series: dict[str, Series]) -> Section:
@@ -43,7 +43,7 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
 
 
 class _Place(NamedTuple):
-    """Where a row stands: the vertical axis counts rem, downwards."""
+    """Vertical position of a row, in rem from the top."""
 
     label: str
     top: float
@@ -188,7 +188,7 @@ def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
 
 
 def _extent(effects: Sequence[Effect]) -> tuple[float, float]:
-    """Return the ends of the axis: all seeds and margins, and intervals as far as these leave them room."""
+    """Return the ends of the axis, from seeds, margins, and clipped intervals."""
     inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin, 0.0)]
     inner = [x for x in inner if math.isfinite(x)]
     most = WIDEST * max(map(abs, inner)) or 1.0
@@ -250,7 +250,7 @@ def _sentence(effect: Effect) -> str:
 
 
 def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:
-    """Return what the chart shows, for its CSV: one line for each seed."""
+    """Return the data of the chart for its CSV, with a line per seed."""
     names = ("variant", "mean", "estimate", "margin")
     lines = [
         {name: getattr(e, name) for name in names}

@@ -1,4 +1,4 @@
-"""Charts of a study for a paper: vector graphics of one column, drawn from the charts of its page."""
+"""Charts for a paper: vector graphics of one column, from the charts of the page."""
 
 import io
 import math
@@ -17,7 +17,7 @@ from archwright.spec.errors import UserError
 WIDTH = 3.3
 """Of a column, in inches."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
-"""Of Okabe and Ito, which the colour-blind can tell apart; the yellow, faint on white, is a grey."""
+"""Palette of Okabe and Ito for colour-blind readers, with grey instead of yellow, which is faint on white."""
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^"}
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 STYLE: dict[Any, Any] = {
@@ -57,7 +57,7 @@ CAPTIONS = {
 
 
 def draw_charts(results: StudyResults) -> dict[str, bytes]:
-    """Return the charts that a study has data for, by the names of PDF and SVG files.
+    """Return the charts with data, as PDF and SVG files by name.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -106,7 +106,7 @@ def _label(name: str) -> str:
 
 
 def _styles(results: StudyResults) -> dict[str, dict[str, Any]]:
-    """Return the look of each variant, the same in all charts; sixteen differ even without colour."""
+    """Return the style of each variant. Sixteen styles differ even without colour."""
     series = series_of([variant.name for variant in results.variants])
     return {
         name: {
