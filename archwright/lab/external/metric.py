@@ -65,7 +65,7 @@ class Metric:
         return found
 
     def _rows(self, out: Path) -> Iterator[Mapping[str, object]]:
-        """Yield the lines with the metric; its name is "" in the log."""
+        """Yield the lines with the metric, with its value under the key ""."""
         files = sorted(out.glob(self.file), key=lambda path: path.stat().st_mtime)
         if not files:
             raise UserError(f"--metric: {out} has no file {self.file}")

@@ -55,7 +55,7 @@ def run(order: Order, stop: threading.Event) -> str:
     why = ""
     for attempt in range(TRIES):
         started = time.monotonic()
-        begin = _size(folder / LOG)
+        begin = (folder / LOG).stat().st_size if (folder / LOG).exists() else 0
         code = _attempt(order, folder, stop, attempt)
         if stop.is_set():
             return "stopped"
@@ -170,10 +170,6 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("", 0))
         return int(found.getsockname()[1])
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def main() -> None:

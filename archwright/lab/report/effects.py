@@ -21,10 +21,12 @@ REM_PER_LINE = 1.1
 REM_BETWEEN_ROWS = 1.1
 SEED_OFFSET = 0.85
 """Distance from the middle of a row to its seeds, in rem."""
+DASHED = {"width": 1.5, "dash": "dash", "color": "$muted"}
+"""Line of a margin."""
 SIDE = 0.15
 """Least share of the axis on each side of 0."""
 WIDEST = 4.0
-"""Maximum length of an interval, in multiples of all other content."""
+"""Limit on the ends of intervals, in multiples of all other values."""
 
 
 def effects_section(results: StudyResults, series: dict[str, Series]) -> Section:
@@ -73,7 +75,8 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
         traces.append(_seeds(place, effect))
         if effect.has_numbers:
             traces.append(_mean(place, effect, series[effect.variant]))
-        shapes += _grounds(place, effect)
+        ends = (-effect.margin, effect.margin) if math.isfinite(effect.margin) else ()
+        shapes += [_upright(x, place, place, DASHED) for x in ends]
     shapes.append(_upright(0, places[0], places[-1], {"width": 1, "color": "$ink"}))
     low, high = _extent(effects)
     drawn = [effect.interval for effect in effects if effect.has_numbers]
@@ -159,13 +162,6 @@ def _margins(effects: Sequence[Effect]) -> str:
     """Return the largest margin in words."""
     known = [effect for effect in effects if math.isfinite(effect.margin)]
     return f": {margin_words(max(known, key=lambda e: e.margin))}" if known else ""
-
-
-def _grounds(place: _Place, effect: Effect) -> list[Shape]:
-    """Draw the margins as lines."""
-    dashed = {"width": 1.5, "dash": "dash", "color": "$muted"}
-    ends = (-effect.margin, effect.margin) if math.isfinite(effect.margin) else ()
-    return [_upright(x, place, place, dashed) for x in ends]
 
 
 def _upright(x: float, first: _Place, last: _Place, line: Shape) -> Shape:

@@ -21,25 +21,19 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#00
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^"}
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 STYLE: dict[Any, Any] = {
-    **{
-        "font.size": 8,
-        "axes.labelsize": 8,
-        "legend.fontsize": 7,
-        "xtick.labelsize": 7,
-        "ytick.labelsize": 7,
-    },
-    **{
-        "pdf.fonttype": 42,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "archwright",
-        "axes.linewidth": 0.6,
-    },
-    **{
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "lines.linewidth": 1.2,
-        "lines.markersize": 4,
-    },
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "archwright",
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
 }
 """TrueType fonts inside PDF, outlines in SVG."""
 
@@ -78,7 +72,7 @@ def draw_charts(results: StudyResults) -> dict[str, bytes]:
         "lr": _rates,
     }
     drawn: dict[str, bytes] = {}
-    for name in (name for name in draw if name in charts):
+    for name in filter(charts.__contains__, draw):
         with (
             matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}),
             warnings.catch_warnings(),

@@ -18,15 +18,7 @@ def answers_section(results: StudyResults) -> Section | None:
     if task is None or not found:
         return None
     rows = [
-        Row(
-            (
-                name,
-                fmt.accuracy(fmean(shares)),
-                fmt.accuracy(min(shares)),
-                fmt.accuracy(max(shares)),
-                str(len(shares)),
-            )
-        )
+        Row((name, *(fmt.accuracy(of(shares)) for of in (fmean, min, max)), str(len(shares))))
         for name, shares in found.items()
     ]
     least = ""

@@ -184,7 +184,7 @@ def announcement(plan: Plan) -> str:
     tuned = f"learning rates tuned by seed {first[0]}{where_steep}, then" if first else "each for"
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
-        _each_run(plan),
+        f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}",
         *([COUNTED] if plan.costs[plan.baseline.name].counted else []),
         *([few] if plan.steps < LEAST_STEPS else []),
         *([_in_steps(plan)] if plan.study.budget.seconds else []),
@@ -212,10 +212,6 @@ def batch_words(plan: Plan) -> str:
     values = f"batch {run.batch_size} x {run.model.context_length} tokens"
     values += "" if decay is None else f" and weight decay {decay:g}"
     return f"{values}, not tuned"
-
-
-def _each_run(plan: Plan) -> str:
-    return f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}"
 
 
 def _announced(arm: Arm, plan: Plan) -> Iterator[str]:

@@ -147,10 +147,6 @@ class Runner(ABC):
         overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(share)
         return statistics.fmean(took) * share + max(0.0, overhead) if len(took) > 2 else estimated
 
-    def steps(self, cell: Cell) -> int:
-        """Return the steps of a run."""
-        return self.plan.steps_of(cell.share)
-
     def _plans_anew(self, workers: Workers, wanted: Collection[Cell]) -> bool:
         """Adjust the plan to the remaining time; return True if it changed."""
         return False

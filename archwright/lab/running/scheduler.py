@@ -93,7 +93,7 @@ class Execution(Runner):
             runs = [self.shorter.get(cell, self.results.get(cell)) for cell in cells]
             ended = [run for run in runs if run and not (run.failed or run.diverged)]
             if len(ended) == len(shares):
-                found[seed] = [self.loss(run, self.by_halves) for run in ended]
+                found[seed] = [self.loss(run) for run in ended]
         return found
 
     def slope(self) -> float | None:
@@ -208,9 +208,8 @@ class Execution(Runner):
 
     def _standing(self, may_shift: bool, **given: Any) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
-        halved = self.by_halves
         for cell, result in self.results.items():
-            losses[cell.variant][cell.seed, cell.k] = self.loss(result, halved)
+            losses[cell.variant][cell.seed, cell.k] = self.loss(result)
         return standing(
             self.plan.study,
             losses,
@@ -234,9 +233,9 @@ class Execution(Runner):
         trained = {cell.variant for cell, run in self.results.items() if not run.diverged}
         return {name: found.learnt for name, found in self.counted.items() if name in trained}
 
-    def loss(self, run: RunResult, by_halves: bool) -> float:
+    def loss(self, run: RunResult) -> float:
         """Return the loss on the half of the windows for tuning or judging."""
-        if not (by_halves and run.halves):
+        if not (self.by_halves and run.halves):
             return run.loss
         tunes = run.seed in self.plan.study.tuning_seed_numbers
         return run.halves.tuning if tunes else run.halves.judged
