@@ -12,7 +12,7 @@ REQUIRED = ("variant", "seed", "out")
 PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 SHELL = ("/bin/sh", "-c")
 SECRET = re.compile(r"(?:^|[-_.]|(?<=[a-z])(?=[A-Z]))(?i:token|key|password|secret)$")
-"""End of the name of an option with a secret value: `--hub-token`, `WANDB_API_KEY`, `apiKey`."""
+"""End of the name of a secret option: `--hub-token`, `WANDB_API_KEY`, `apiKey`."""
 
 
 @dataclass(frozen=True)

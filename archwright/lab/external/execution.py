@@ -1,4 +1,4 @@
-"""Running a study: its missing runs, the workers, and the records of finished runs."""
+"""Execution of a study of another trainer: missing runs, workers, and records."""
 
 import inspect
 import json
@@ -92,7 +92,7 @@ class Execution:
         return [first] * bool(steps or twin) + [first._replace(twin=True)] * twin
 
     def standing(self, slope: float | None = None) -> Standing:
-        """Return the state of the study by the runs that have ended; `slope` as in `standing`."""
+        """Return the state of the study; `slope` as in `standing`."""
         losses: dict[str, dict[tuple[int, float], float]] = {n: {} for n in self.spec.variants}
         for run in self.results:
             if run.steps == self.spec.steps and not run.twin:
@@ -101,7 +101,7 @@ class Execution:
         return standing(self.spec, losses, plateau=bound, learnt=bound, slope=slope)
 
     def slope(self) -> float | None:
-        """Return the fall of the baseline's loss per e-fold of steps; None while it is unknown."""
+        """Return the fall of the baseline's loss per e-fold of steps, None if unknown."""
         return slope_at_end(self.curves(self.baseline), self.spec.horizons)
 
     def shorter(self) -> dict[Run, float]:
@@ -118,7 +118,10 @@ class Execution:
         return self._missing(runs) or self._missing([*self.shorter()])
 
     def curves(self, name: str) -> dict[int, list[float]]:
-        """Return the losses of a variant's compared seeds at all horizons, the shortest first, if all ended."""
+        """Return a variant's losses by seed, one per horizon, shortest first.
+
+        Only compared seeds with complete runs at all horizons are included.
+        """
         found, steps = {}, [*map(self.steps, (*self.spec.horizons, 1.0))]
         for seed, (k, *_) in self.standing().compared.get(name, {}).items():
             runs = [Run(name, seed, k, number) for number in steps]
@@ -134,7 +137,7 @@ class Execution:
 
     @property
     def learnt(self) -> float:
-        """Loss below which a run has not diverged, so that learning rates move down from it."""
+        """Loss below which a run counts as not diverged. Learning rates move down from it."""
         diverged = any(map(self.diverged, self.results))
         return self.highest - 1e-9 * abs(self.highest) if diverged else math.inf
 
@@ -191,7 +194,7 @@ class Execution:
         return masked(shlex.join(words), words) if self._template else ""
 
     def key(self, run: Run) -> dict[str, str]:
-        """Return the identity of a run. Secrets are left out, so that a new token repeats nothing."""
+        """Return the identity of a run, without secrets: a new token repeats no run."""
         words = self.argv(run, "{out}")
         command = hashed(masked("\0".join(words), words).encode())
         return {"command": command, "variant": self._contents[run.variant], "code": self.code}
@@ -204,7 +207,7 @@ class Execution:
         return self.folder / "runs" / name
 
     def take(self, run: Run) -> bool:
-        """Read the record of a run; False if there is none.
+        """Read the record of a run; return False if it is missing.
 
         Raises:
             UserError: The run was made with other code.
@@ -373,7 +376,7 @@ def _source(function: Callable[..., Any]) -> str:
 
 
 def readings_of(found: Any) -> list[Reading]:
-    """Return the readings of a number, or of a curve of (step, value) or (step, tokens, value).
+    """Return readings from a number or a curve of (step[, tokens], value).
 
     Raises:
         UserError: Anything else.
@@ -392,7 +395,7 @@ def readings_of(found: Any) -> list[Reading]:
 
 
 def bounds(spec: ExternalSpec, checks: int) -> tuple[int, int]:
-    """Return the least and the most runs of a study in which no run fails or diverges."""
+    """Return the bounds on the number of runs without failure or divergence."""
     looks = Looks(spec.seeds, spec.seeds, spec.early_stopping).numbers
     # Each move adds a rate, or grid - 1 if it doubles the step; so does each of two halvings.
     grid, most = spec.lr_grid_size, 3 * SLIDES + (MOVES + 2) * (spec.lr_grid_size - 1)
@@ -406,7 +409,7 @@ def bounds(spec: ExternalSpec, checks: int) -> tuple[int, int]:
 
 
 def commands(execution: Execution, checks: Sequence[Run]) -> Iterator[str]:
-    """Yield the commands of a study with all its pairs; LR is the rate that tuning finds."""
+    """Yield the commands of a study with all its pairs; LR is the tuned learning rate."""
     spec, show = execution.spec, execution.command
     yield from map(show, checks)
     if spec.tune_lr:

@@ -1,4 +1,4 @@
-"""The metric of a run: the last match in its log, a JSON-lines file, or a CSV file."""
+"""Metric of a run: the last match in a log, JSON-lines or CSV file."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """Place of a metric: the log, or a file in the folder of a run."""
+    """Place of a metric: the log, or a file in the run folder."""
 
     kind: str
     file: str = ""
@@ -37,7 +37,7 @@ class Metric:
         return "" if self.kind == "stdout" else self.key
 
     def readings(self, log: str, out: Path) -> list[Reading]:
-        """Return all values in order. Values before a restart at an earlier step are left out.
+        """Return all values in order, without values that a restart repeats.
 
         Raises:
             UserError: The file or the metric is missing.
@@ -65,7 +65,7 @@ class Metric:
         return found
 
     def _rows(self, out: Path) -> Iterator[Mapping[str, object]]:
-        """Yield the lines of the file that have the metric, under the name ""."""
+        """Yield the lines with the metric, with its value under the key ""."""
         files = sorted(out.glob(self.file), key=lambda path: path.stat().st_mtime)
         if not files:
             raise UserError(f"--metric: {out} has no file {self.file}")

@@ -38,7 +38,7 @@ WORDS = {
 
 
 def results_of(execution: Execution, command: str, complete: bool) -> StudyResults:
-    """Return the results of a study so far."""
+    """Return the current results of a study."""
     spec, slope, unit = execution.spec, execution.slope(), cast(Unit, unit_of(execution.spec))
     now = execution.standing(slope)
     whole = sorted(run for run in execution.results if run.steps == spec.steps and not run.twin)
@@ -114,7 +114,7 @@ def worded(text: str, spec: ExternalSpec) -> str:
 
 
 def multiplier_of(effect: Effect, execution: Execution) -> Multiplier | None:
-    """Return how much compute a difference is worth, None if fewer than two pairs have shorter horizons."""
+    """Return the compute multiplier, None with fewer than two pairs at shorter horizons."""
     spec, names = execution.spec, (execution.baseline, effect.variant)
     lengths = [execution.steps(share) or 0 for share in (*spec.horizons, 1.0)]
     cost, own = (spec.cost_per_step.get(name, 1.0) for name in names)
@@ -125,8 +125,8 @@ def multiplier_of(effect: Effect, execution: Execution) -> Multiplier | None:
 def correlations(
     execution: Execution, found: Sequence[Effect]
 ) -> Iterator[tuple[str, int, float, float]]:
-    """Yield of each variant the number of pairs, the correlation with the baseline over seeds, and the deviation of a
-    difference over that of unpaired runs."""
+    """Yield each variant's number of pairs, correlation with the baseline over seeds, and
+    standard deviation of a paired difference over an unpaired one."""
     compared = execution.standing().compared
     for name, pairs in ((effect.variant, effect.seeds) for effect in found):
         own, base = (

@@ -1,4 +1,4 @@
-"""One run of a command: its process group, its log, its metric, and the record of its result."""
+"""A run of a command: process group, log, metric, and record of the result."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def run(order: Order, stop: threading.Event) -> str:
     why = ""
     for attempt in range(TRIES):
         started = time.monotonic()
-        begin = _size(folder / LOG)
+        begin = (folder / LOG).stat().st_size if (folder / LOG).exists() else 0
         code = _attempt(order, folder, stop, attempt)
         if stop.is_set():
             return "stopped"
@@ -111,7 +111,7 @@ def last_lines(folder: Path) -> list[str]:
 
 
 def _attempt(order: Order, folder: Path, stop: threading.Event, attempt: int) -> int | str:
-    """Run the command once; return its exit status, or the reason why it has none."""
+    """Run the command once; return its exit status, or the reason for a missing one."""
     with (folder / LOG).open("ab") as log:
         if attempt:
             log.write(b"\n--- second try ---\n")
@@ -170,10 +170,6 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("", 0))
         return int(found.getsockname()[1])
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def main() -> None:

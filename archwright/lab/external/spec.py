@@ -29,7 +29,7 @@ FREE = ("name", "question", "source", "timeout", "code", "check_steps")
 
 
 def _as_table(value: object) -> Any:
-    """Read variants as a list of values or a table of names and values; the first is the baseline."""
+    """Read variants from a list of values or a table of names and values."""
     if isinstance(value, (list, tuple)):
         texts = [str(item) for item in value]
         if twice := [text for i, text in enumerate(texts) if text in texts[:i]]:
@@ -87,7 +87,7 @@ class ExternalSpec(StudySpec):
     """Steps of the short run before the study that looks for the metric; 0: none. Default: a twentieth of the steps."""
 
     given: tuple[int, ...] = ()
-    """Seeds of losses that were given."""
+    """Seeds of existing losses, read from a table."""
 
     @property
     def template(self) -> Template:
@@ -200,13 +200,13 @@ def _costs(words: Sequence[str]) -> dict[str, float]:
 
 
 def content_of(value: str) -> str:
-    """Return the hash of a variant: of the file that it names, else of the text."""
+    """Return the hash of a variant: of its file if it is a path, else of its text."""
     path = Path(value)
     return hashed(path.read_bytes() if path.is_file() else value.encode())
 
 
 def code_of(spec: ExternalSpec) -> str:
-    """Return the hash of the trainer: its files, and the git commit of the current folder.
+    """Return the hash of the trainer's files and of the current git commit.
 
     Raises:
         UserError: A file of --code is missing.

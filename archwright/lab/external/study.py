@@ -1,4 +1,4 @@
-"""Studies over the runs of another trainer: a command, a Python function, or a table of losses."""
+"""Studies of another trainer: a command, a Python function, or a table of losses."""
 
 import math
 import tomllib

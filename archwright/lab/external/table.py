@@ -1,4 +1,4 @@
-"""Losses that are already there: a CSV file with a line for each run, or for each point of its curve."""
+"""Studies of existing losses: a CSV file with a line per run or per point of a curve."""
 
 import csv
 import math
@@ -13,10 +13,10 @@ NUMBERS = ("seed", "loss", "lr", "step", "tokens")
 
 
 def given(path: Path, spec: ExternalSpec, folder: Path) -> Execution:
-    """Return a study of the losses in a CSV file, in which nothing is left to run.
+    """Return a complete study of the losses in a CSV file.
 
     Raises:
-        UserError: A missing column, a duplicate, an unpaired seed, or a value that is no number, with its line.
+        UserError: A missing column, a duplicate, an unpaired seed, or an invalid number, with its line.
     """
     runs: dict[tuple[str, int], dict[int | None, tuple[Reading, float, int]]] = {}
     with path.open(encoding="utf-8-sig", newline="") as file:

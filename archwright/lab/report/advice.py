@@ -20,17 +20,17 @@ from archwright.lab.running.scheduler import Execution
 from archwright.spec.budget import Budget
 
 LONGER = 3
-"""Times the steps that are advised if so many were not enough."""
+"""Factor of advised steps over insufficient ones."""
 LOWER = 10
-"""Times by which a learning rate is lowered where everything diverged."""
+"""Divisor of the learning rate if all runs diverged."""
 MANY = 100
-"""Seeds beyond which nobody would wait for an answer."""
+"""Maximum number of advised seeds."""
 ROUNDS = 3
-"""Guesses of how many seeds are added, on which the level depends at which they are judged."""
+"""Iterations for the number of seeds, as the level depends on that number."""
 
 
 def advice(effect: Effect, execution: Execution, command: Command) -> str:
-    """Return what would decide a variant, with the command; nothing if nobody knows."""
+    """Return advice for an inconclusive variant, with a command; "" if there is none."""
     study, now = execution.plan.study, execution.standing()
     if any(DIVERGED in caveat for caveat in effect.caveats):
         return _lower_rate(effect, execution, command)
@@ -60,14 +60,15 @@ def advice(effect: Effect, execution: Execution, command: Command) -> str:
 
 
 def more_seeds(effect: Effect, looks: Looks, alpha: float) -> int:
-    """Return how many pairs to add until the interval would leave out 0, or lie within the margin, if mean and
-    deviations stayed; 0 where even MANY would not do.
+    """Return the additional pairs until a decision, at constant mean and deviation.
 
-    What is added is judged at the error that is left, so by a wider interval than the pairs before; and what all pairs
-    share does not shrink.
+    A decision is an interval without 0 or within the margin. The result is 0 if more than MANY pairs are needed.
+
+    Additional pairs spend the remaining error, so their interval is wider. The standard errors that all pairs
+    share do not shrink.
 
     Args:
-        alpha: what is left of the error of all variants for this one.
+        alpha: Remaining error rate of this variant.
     """
     if len(effect.differences) < 2:
         return 0
@@ -83,7 +84,7 @@ def more_seeds(effect: Effect, looks: Looks, alpha: float) -> int:
 
 
 def _enough(effect: Effect, superior: float, equivalent: float) -> int:
-    """Return how many pairs more are decided at these levels; 0: none up to MANY."""
+    """Return the additional pairs until a decision at these levels; 0: more than MANY."""
     number, mean = len(effect.differences), abs(effect.mean)
     variance = float(np.var(effect.differences, ddof=1))
     shared = SharedError(effect.text_error, effect.placing_error)
@@ -98,7 +99,7 @@ def _enough(effect: Effect, superior: float, equivalent: float) -> int:
 
 
 def _beyond_seeds(effect: Effect, execution: Execution, command: Command) -> str:
-    """Say what may decide where MANY more seeds would not: more held-out text, where its choice is what is unsure."""
+    """Advise more held-out text if its sampling error dominates."""
     least = float(np.std(effect.differences)) / math.sqrt(len(effect.differences) + MANY)
     if effect.text_error <= max(least, effect.placing_error):
         return f"too close to call, {MANY} more seeds would not tell either"
@@ -110,7 +111,7 @@ def _beyond_seeds(effect: Effect, execution: Execution, command: Command) -> str
 
 
 def _lower_rate(effect: Effect, execution: Execution, command: Command) -> str:
-    """Say what may keep runs from diverging."""
+    """Advise a lower learning rate after divergence."""
     plan = execution.plan
     key = plan.baseline.run.optimizer.learning_rates[0]
     diverged = {cell.variant for cell, run in execution.results.items() if run.diverged}
@@ -126,7 +127,7 @@ def _lower_rate(effect: Effect, execution: Execution, command: Command) -> str:
 
 
 def _longer(execution: Execution, command: Command) -> str:
-    """Say which budget gives the steps that it takes to learn more."""
+    """Advise a budget with enough steps."""
     plan = execution.plan
     steps = max(LEAST_STEPS, LONGER * plan.steps)
     times = steps / plan.steps
@@ -141,7 +142,7 @@ def _longer(execution: Execution, command: Command) -> str:
 
 
 def same_size(plan: Plan) -> str:
-    """Return the size that keeps models as they are, as a longer budget would be spent on larger ones."""
+    """Return the current size, as a longer time budget would select larger models."""
     study, model = plan.study, plan.baseline.run.model
     if study.size != "auto" or sized_by_user(study) or not study.budget.seconds:
         return study.size
@@ -151,7 +152,7 @@ def same_size(plan: Plan) -> str:
 
 
 def _other_rate(name: str, execution: Execution, command: Command) -> str:
-    """Say from which learning rate to search on."""
+    """Advise a learning rate at the edge of the current grid."""
     window = execution.standing().sweeps[name].window
     losses = {
         k: loss.loss

@@ -21,7 +21,7 @@ def write_tables(results: StudyResults, folder: str | Path) -> list[Path]:
 
 
 def tables(results: StudyResults) -> dict[str, str]:
-    """Return the contents of each CSV file that has lines: exact numbers, unknown ones as `nan`."""
+    """Return the contents of non-empty CSV files: exact numbers, `nan` if unknown."""
     every = [*results.runs, *results.shorter_runs]
     lengths = sorted({length for run in results.runs for length in run.lengths})
     files: dict[str, list[Line]] = {
@@ -49,7 +49,7 @@ def tables(results: StudyResults) -> dict[str, str]:
 
 
 def state(run: RunResult, results: StudyResults) -> str:
-    """Return how a run ended, in a word."""
+    """Return the state of an ended run."""
     if run.failed or run.diverged:
         return "failed" if run.failed else "diverged"
     spikes = results.spikes_at(run)

@@ -1,4 +1,4 @@
-"""How the loss fell, and what it is on longer texts: means over seeds, with all seeds as a band."""
+"""Charts of the loss during training and by length: means, with a band over seeds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +35,14 @@ class Spread:
 
 
 def axes(results: StudyResults) -> list[Axis]:
-    """Return what loss can be drawn against."""
+    """Return the available horizontal axes of loss curves."""
     seconds = [point.seconds for run in results.runs for point in run.curve]
     longest = max(filter(math.isfinite, seconds), default=0.0)
     return axes_up_to(longest, "processor time of training")
 
 
 def curves_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
-    """Draw the held-out loss on the way, and its difference to the baseline's."""
+    """Draw the held-out loss during training, and its difference from the baseline's."""
     chosen = {name: runs_at_best(results, name) for name in series}
     losses = {name: _spreads(runs, _clipped) for name, runs in chosen.items()}
     if not any(losses.values()):
@@ -107,7 +107,7 @@ def lengths_section(results: StudyResults) -> Section | None:
 
 
 def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
-    """Return a variant's runs at the learning rate that is best over seeds, of those that are compared if any is."""
+    """Return a variant's runs at its best learning rate, compared ones if there are any."""
     runs = compared_of(
         [r for r in results.runs if r.variant == variant and results.counts(r)], results.study
     )
@@ -148,14 +148,14 @@ def _chart(
 
 
 def _clipped(run: RunResult, point: Point) -> float:
-    """Return a loss, at most the initial one: a first evaluation of 30 nats would make all curves one line."""
+    """Return a loss clipped to the initial one, so that outliers do not flatten the chart."""
     return min(point.loss, run.initial_loss) if math.isfinite(point.loss) else math.nan
 
 
 def _spreads(
     runs: Sequence[RunResult], value_of: Callable[[RunResult, Point], float]
 ) -> list[Spread]:
-    """Put together the finite values at equal tokens; where seeds differ in time, their mean stands."""
+    """Group finite values by tokens. Times are means over seeds."""
     by_tokens: dict[int, list[tuple[Point, float]]] = {}
     for run in runs:
         for point in run.curve:
@@ -216,7 +216,7 @@ def _along(found: Sequence[Spread]) -> dict[str, list[float]]:
 
 
 def _seeds_words(values: Sequence[float], shown: str, found: Sequence[Spread], ranges: bool) -> str:
-    """Return what follows a mean in a hover label, which has to fit on a phone."""
+    """Return the part of a hover label after the mean, short enough for a phone."""
     most = max(len(s.values) for s in found)
     fewer = f", {len(values)} of {most} seeds" if len(values) < most else ""
     between = f" ({min(values):{shown}} to {max(values):{shown}})" if ranges and not fewer else ""

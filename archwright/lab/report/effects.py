@@ -20,11 +20,13 @@ Shape = dict[str, Any]
 REM_PER_LINE = 1.1
 REM_BETWEEN_ROWS = 1.1
 SEED_OFFSET = 0.85
-"""How far below a row's middle its seeds stand, in rem."""
+"""Distance from the middle of a row to its seeds, in rem."""
+DASHED = {"width": 1.5, "dash": "dash", "color": "$muted"}
+"""Line of a margin."""
 SIDE = 0.15
 """Least share of the axis on each side of 0."""
 WIDEST = 4.0
-"""An interval is cut where it reaches so many times further than everything else."""
+"""Limit on the ends of intervals, in multiples of all other values."""
 
 
 def effects_section(results: StudyResults, series: dict[str, Series]) -> Section:
@@ -43,7 +45,7 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
 
 
 class _Place(NamedTuple):
-    """Where a row stands: the vertical axis counts rem, downwards."""
+    """Vertical position of a row, in rem from the top."""
 
     label: str
     top: float
@@ -73,7 +75,8 @@ def _chart(results: StudyResults, series: dict[str, Series], effects: Sequence[E
         traces.append(_seeds(place, effect))
         if effect.has_numbers:
             traces.append(_mean(place, effect, series[effect.variant]))
-        shapes += _grounds(place, effect)
+        ends = (-effect.margin, effect.margin) if math.isfinite(effect.margin) else ()
+        shapes += [_upright(x, place, place, DASHED) for x in ends]
     shapes.append(_upright(0, places[0], places[-1], {"width": 1, "color": "$ink"}))
     low, high = _extent(effects)
     drawn = [effect.interval for effect in effects if effect.has_numbers]
@@ -161,13 +164,6 @@ def _margins(effects: Sequence[Effect]) -> str:
     return f": {margin_words(max(known, key=lambda e: e.margin))}" if known else ""
 
 
-def _grounds(place: _Place, effect: Effect) -> list[Shape]:
-    """Draw the margins as lines."""
-    dashed = {"width": 1.5, "dash": "dash", "color": "$muted"}
-    ends = (-effect.margin, effect.margin) if math.isfinite(effect.margin) else ()
-    return [_upright(x, place, place, dashed) for x in ends]
-
-
 def _upright(x: float, first: _Place, last: _Place, line: Shape) -> Shape:
     ends = {"x0": x, "x1": x, "y0": first.top, "y1": last.bottom}
     return {"type": "line", **ends, "line": line, "layer": "below"}
@@ -188,7 +184,7 @@ def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
 
 
 def _extent(effects: Sequence[Effect]) -> tuple[float, float]:
-    """Return the ends of the axis: all seeds and margins, and intervals as far as these leave them room."""
+    """Return the ends of the axis, from seeds, margins, and clipped intervals."""
     inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin, 0.0)]
     inner = [x for x in inner if math.isfinite(x)]
     most = WIDEST * max(map(abs, inner)) or 1.0
@@ -250,7 +246,7 @@ def _sentence(effect: Effect) -> str:
 
 
 def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:
-    """Return what the chart shows, for its CSV: one line for each seed."""
+    """Return the data of the chart for its CSV, with a line per seed."""
     names = ("variant", "mean", "estimate", "margin")
     lines = [
         {name: getattr(e, name) for name in names}

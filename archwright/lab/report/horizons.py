@@ -1,4 +1,4 @@
-"""How much compute a difference is worth, and how it changes with the tokens that are trained on."""
+"""Chart of the compute multiplier and of differences by number of training tokens."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from archwright.reporting.styles import short_names, shortened, trace
 
 
 def horizons_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
-    """Say how much compute each difference is worth, and draw it at every horizon."""
+    """Return the section on compute multipliers, with a chart of all horizons."""
     known = [(effect, effect.multiplier) for effect in results.effects if effect.multiplier]
     if not known:
         return None

@@ -20,10 +20,10 @@ ESCAPES = {
 
 
 def escaped(text: str, *, braces: bool = False) -> str:
-    """Return text that LaTeX sets as it is; letters that pdflatex lacks become their code points.
+    """Return text escaped for LaTeX. Letters unknown to pdflatex become code points.
 
     Args:
-        braces: leave braces, which group.
+        braces: Keep braces, for grouping.
     """
     return "".join(c if braces and c in "{}" else _letter(c) for c in text)
 

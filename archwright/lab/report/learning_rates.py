@@ -1,4 +1,4 @@
-"""How the final loss depends on the learning rate, and where each variant's best rate was found."""
+"""Chart of the final loss by learning rate, with each variant's best rate."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from archwright.reporting.styles import FEW, plotly_text, short_names, trace
 Trace = dict[str, Any]
 
 ROOM = 0.08
-"""Room above the highest and below the lowest loss, as a share of their distance."""
+"""Padding above and below the losses, as a share of their range."""
 
 
 def learning_rates_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
-    """Draw the tuning of learning rates, or say that they were fixed."""
+    """Draw the tuning of learning rates; of fixed rates, return a note."""
     ended = [run for run in results.runs if not run.failed and math.isfinite(run.loss)]
     if not ended:
         return None
@@ -32,7 +32,7 @@ def learning_rates_section(results: StudyResults, series: dict[str, Series]) -> 
 
 
 def best_lr(runs: Sequence[RunResult]) -> float:
-    """Return the learning rate with the lowest mean loss, among those that most seeds came to an end with."""
+    """Return the learning rate with the lowest mean loss, among rates with the most ended seeds."""
     losses = losses_by_lr([run for run in runs if not run.failed])
     most = max(map(len, losses.values()), default=0)
     known = {lr: fmean(found) for lr, found in losses.items() if 2 * len(found) > most}
@@ -110,7 +110,7 @@ def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> 
 
 
 def _mean(style: Series, name: str, runs: Sequence[RunResult]) -> Iterator[Trace]:
-    """Draw the mean over the seeds that sweep, with a gap where one of them diverged."""
+    """Draw the mean over seeds, with a gap at rates with a diverged seed."""
     losses = losses_by_lr(runs)
     lost = {run.lr for run in runs if run.diverged}
     if losses:
@@ -203,7 +203,7 @@ def _replicates(results: StudyResults, name: str) -> list[Replicate]:
 
 
 def _window(results: StudyResults, ended: Sequence[RunResult]) -> tuple[float, float]:
-    """Return the losses shown: all but those of diverged runs, unless there are no others."""
+    """Return the vertical range, without diverged runs unless all diverged."""
     losses = [run.loss for run in ended if not run.diverged] or [run.loss for run in ended]
     losses += [r.loss for r in results.replicates if math.isfinite(r.loss) and not r.best.diverged]
     room = ROOM * (max(losses) - min(losses)) or 0.01

@@ -16,7 +16,7 @@ Curves = Mapping[int, Sequence[float]]
 
 
 def multiplier_of(effect: Effect, execution: Execution) -> Multiplier | None:
-    """Return how much compute a difference is worth, None if fewer than two pairs have shorter horizons."""
+    """Return the compute multiplier, None with fewer than two pairs at shorter horizons."""
     plan = execution.plan
     shares, base, arm = horizons(plan.study), plan.baseline, plan.arms[effect.variant]
     return multiplier(
@@ -37,13 +37,13 @@ def multiplier(
     variant: Curves,
     flops: float,
 ) -> Multiplier | None:
-    """Return how much compute a difference is worth, None if fewer than two pairs have shorter horizons.
+    """Return the compute multiplier, None with fewer than two pairs at shorter horizons.
 
     Args:
-        shares: Of the whole horizon, the shortest first, the whole not among them.
+        shares: Shares of the full horizon, the shortest first, without the full one.
         lengths: Tokens or steps of a run at each horizon, the whole one last.
         baseline, variant: By seed, losses from the shortest horizon on.
-        flops: Compute per token of the baseline over that of the variant.
+        flops: Ratio of compute per token, baseline to variant.
     """
     seeds = [seed for seed in effect.seeds if seed in variant and seed in baseline]
     if not shares or len(seeds) < 2:

@@ -1,4 +1,4 @@
-"""A study's page and tables, made from `StudyResults` and nothing else."""
+"""Page and tables of a study, from its `StudyResults`."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from archwright.reporting.styles import series_of
 
 
 def write_page(results: StudyResults, folder: str | Path) -> Path:
-    """Write `report.html` into a folder and return its path. The page is one file that requests nothing."""
+    """Write `report.html`, a single file without requests; return its path."""
     path = Path(folder) / "report.html"
     atomic_write(path, study_page(results).html())
     return path
 
 
 def study_page(results: StudyResults) -> Page:
-    """Lay a study out as a page, whatever of it is done."""
+    """Return the page of a study, which may be incomplete."""
     head = (
         headline_of_widths(results.drifts, HEADLINE_WORDS)
         if results.study.widths
@@ -78,7 +78,7 @@ def _notice(results: StudyResults) -> str:
 
 
 def headline(effects: Sequence[Effect], baseline: str, words: int) -> str:
-    """Return the outcomes in at most so many `words`: with all names where these fit, else counted."""
+    """Return the outcomes in at most `words` words: with names if they fit, else as counts."""
     found = list(_headlines(effects, baseline))
     return next((text for text in found if len(text.split()) <= words), found[-1])
 

@@ -1,4 +1,4 @@
-"""A paper kit from a study: a table of effects, charts, methods and references, as LaTeX."""
+"""Paper kit of a study in LaTeX: table of effects, charts, methods, references."""
 
 import hashlib
 import math
@@ -68,7 +68,7 @@ ABOUT = {
     "loss": "the losses on the way",
     "lr": "the losses by learning rate",
 }
-"""What each chart shows, for the text."""
+"""Content of each chart, for the text."""
 
 FIGURE = r"""\begin{figure}[tbp]
 \centering
@@ -80,10 +80,10 @@ FIGURE = r"""\begin{figure}[tbp]
 
 
 def write_paper(study: str | Path, folder: str | Path) -> list[Path]:
-    """Write the kit of a study's folder into a folder; return its files, of which main.tex is compiled.
+    """Write the paper kit of a study's folder; return its files (compile main.tex).
 
     Raises:
-        UserError: no results, no compared variants, or no matplotlib.
+        UserError: No results, no compared variants, or no matplotlib.
     """
     results = open_study(study)
     if not results.effects:
@@ -121,7 +121,7 @@ def write_kit(results: StudyResults, runs: Mapping[str, RunSpec], folder: str | 
 
 
 def _seal(content: bytes, name: str) -> bytes:
-    """Return the last line of a file, by which a changed one is known."""
+    """Return the last line of a file: a hash that detects edits."""
     line = f"% archwright {hashlib.sha256(content).hexdigest()}"
     return (f"<!-- {line[2:]} -->\n" if name.endswith(".svg") else f"{line}\n").encode()
 
@@ -178,10 +178,10 @@ def _cells(effect: Effect) -> list[str]:
 
 
 def methods(results: StudyResults, cited: Mapping[str, Mapping[str, Sequence[Work]]]) -> str:
-    """Return methods.tex: what the study did, by its settings and its runs alone.
+    """Return methods.tex, from the study's settings and runs.
 
     Args:
-        cited: the choices of each variant that have a source, the baseline first.
+        cited: Choices of each variant with a source, the baseline first.
     """
     baseline, *others = results.variants
     first = cited.get(baseline.name, {})
@@ -232,7 +232,7 @@ def _changes(
     first: Mapping[str, Sequence[Work]],
     own: Mapping[str, Sequence[Work]],
 ) -> str:
-    """Return how a variant differs from the baseline, with the sources of what it alone has."""
+    """Return a variant's changes from the baseline, with the sources of its additional choices."""
     changes = [line.replace(" -> ", " → ") for line in variant.changes]
     words = escaped("; ".join(changes) or "no difference")
     sources = "; ".join(_choice(w, works) for w, works in own.items() if first.get(w) != works)
@@ -248,7 +248,7 @@ def _cite(works: Iterable[Work]) -> str:
 
 
 def _matching(results: StudyResults) -> str:
-    """Return in what the variants were matched, and how well."""
+    """Return the matched quantity and the largest mismatch."""
     match, (baseline, *others) = results.study.match, results.variants
     if match == "none":
         return "Sizes of the variants were not matched."
@@ -290,7 +290,7 @@ def _tuning(results: StudyResults) -> str:
 
 
 def _judging(results: StudyResults) -> str:
-    """Return how pairs were looked at and judged."""
+    """Return the looks and the tests of the study as text."""
     study, several, error = results.study, len(results.effects) > 1, rf"{100 * ALPHA:g}\,\%"
     numbers = Looks(len(study.seed_numbers), study.seeds, study.early_stopping, study.ends).numbers
     looks = f"The study was judged once, at its end, with an error rate of {error}"
@@ -321,7 +321,7 @@ def _limits(results: StudyResults) -> list[str]:
 
 
 def _settings(held: Sequence[ControlledVariable]) -> str:
-    """Return the table of all settings that variants share, and of those in which they differ."""
+    """Return the table of settings, shared ones and those that differ."""
     rows = []
     for setting in held:
         each = [f"{name}: {value}" for name, value in setting.by_variant.items()]
@@ -332,7 +332,7 @@ def _settings(held: Sequence[ControlledVariable]) -> str:
 
 
 def _reasons(cited: Mapping[str, Mapping[str, Sequence[Work]]], text: str) -> dict[Work, list[str]]:
-    """Return the works that a text cites, each with the choices that it is cited for."""
+    """Return the cited works of a text, each with its choices."""
     keys = {key for keys in re.findall(r"\\citep\{([^}]*)\}", text) for key in keys.split(",")}
     found: dict[Work, list[str]] = {work: ["statistics"] for work in STATISTICS}
     for choices in cited.values():

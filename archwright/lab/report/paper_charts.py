@@ -1,4 +1,4 @@
-"""Charts of a study for a paper: vector graphics of one column, drawn from the charts of its page."""
+"""Charts for a paper: vector graphics of one column, from the charts of the page."""
 
 import io
 import math
@@ -17,29 +17,23 @@ from archwright.spec.errors import UserError
 WIDTH = 3.3
 """Of a column, in inches."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
-"""Of Okabe and Ito, which the colour-blind can tell apart; the yellow, faint on white, is a grey."""
+"""Palette of Okabe and Ito for colour-blind readers, with grey instead of yellow, which is faint on white."""
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^"}
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 STYLE: dict[Any, Any] = {
-    **{
-        "font.size": 8,
-        "axes.labelsize": 8,
-        "legend.fontsize": 7,
-        "xtick.labelsize": 7,
-        "ytick.labelsize": 7,
-    },
-    **{
-        "pdf.fonttype": 42,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "archwright",
-        "axes.linewidth": 0.6,
-    },
-    **{
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "lines.linewidth": 1.2,
-        "lines.markersize": 4,
-    },
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "archwright",
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
 }
 """TrueType fonts inside PDF, outlines in SVG."""
 
@@ -57,7 +51,7 @@ CAPTIONS = {
 
 
 def draw_charts(results: StudyResults) -> dict[str, bytes]:
-    """Return the charts that a study has data for, by the names of PDF and SVG files.
+    """Return the charts with data, as PDF and SVG files by name.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -78,7 +72,7 @@ def draw_charts(results: StudyResults) -> dict[str, bytes]:
         "lr": _rates,
     }
     drawn: dict[str, bytes] = {}
-    for name in (name for name in draw if name in charts):
+    for name in filter(charts.__contains__, draw):
         with (
             matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}),
             warnings.catch_warnings(),
@@ -106,7 +100,7 @@ def _label(name: str) -> str:
 
 
 def _styles(results: StudyResults) -> dict[str, dict[str, Any]]:
-    """Return the look of each variant, the same in all charts; sixteen differ even without colour."""
+    """Return the style of each variant. Sixteen styles differ even without colour."""
     series = series_of([variant.name for variant in results.variants])
     return {
         name: {

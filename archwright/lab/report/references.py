@@ -1,4 +1,4 @@
-"""Works that the choices of compared models come from, as their sources name them, and as BibTeX."""
+"""Sources of the choices in compared models, as works and as BibTeX."""
 
 import re
 import tomllib
@@ -43,7 +43,7 @@ class Work:
         return re.sub(r"[^a-z0-9]", "", unicodedata.normalize("NFKD", text))
 
     def bibtex(self, cited_for: Iterable[str]) -> str:
-        """Return the entry; fields that the source lacks are left out."""
+        """Return the BibTeX entry, without fields unknown to the source."""
         who = self.who.replace(" et al.", " and others").replace(", ", " and ")
         # An organisation has no first name.
         who = who if " and " in who or " " not in who else f"{{{who}}}"
@@ -58,7 +58,10 @@ class Work:
 
 
 def works_in(text: str | None) -> list[Work]:
-    """Return the works that a text names, each once, with the name that another source has where this one has none."""
+    """Return the works that a text cites, without repetition.
+
+    A missing name of a work is taken from other sources.
+    """
     known = _names()
     works = (
         w if w.name else Work(w.who, w.year, known.get((w.who, w.year), "")) for w in _read(text)
@@ -73,7 +76,7 @@ def _read(text: str | None) -> Iterator[Work]:
 
 @cache
 def _names() -> dict[tuple[str, str], str]:
-    """Return the names of works by authors and year, where all sources of choices and presets have but one."""
+    """Return the unambiguous names of works by authors and year."""
     files = [*presets.FOLDER.glob("[mrs]*/*.toml"), presets.FOLDER / "listings/choices.json"]
     texts = (re.sub(r'\\*"', ";", file.read_text(encoding="utf-8")) for file in files)
     found = {work for text in texts for work in _read(text) if work.name}
@@ -82,7 +85,10 @@ def _names() -> dict[tuple[str, str], str]:
 
 
 def choices_of(run: RunSpec) -> dict[str, list[Work]]:
-    """Return the works behind a run's choices: `norm.kind = rms` -> works. Options count where they are set."""
+    """Return the sources of a run's choices, by choice such as `norm.kind = rms`.
+
+    Options count if they are set.
+    """
     found: dict[str, list[Work]] = {}
     automatic = automatic_paths(run.model)
     for words, text in _sources(run, ""):
@@ -94,7 +100,7 @@ def choices_of(run: RunSpec) -> dict[str, list[Work]]:
 
 
 def _sources(spec: Spec, at: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each choice and each option that is not the default with its source."""
+    """Yield each choice and each non-default option with its source."""
     stated: Mapping[str, str] = getattr(spec, "sources", {})
     kind = getattr(spec, "kind", None)
     if kind is not None:
@@ -119,13 +125,13 @@ def _sources(spec: Spec, at: str) -> Iterator[tuple[str, str | None]]:
 
 @cache
 def _titles() -> dict[str, list[str]]:
-    """Return titles, each perhaps with the number on arXiv, by works as sources name them."""
+    """Return titles of works, some with their arXiv number."""
     with (presets.FOLDER / "works.toml").open("rb") as file:
         return tomllib.load(file)
 
 
 def bibliography(cited: Mapping[Work, Collection[str]]) -> str:
-    """Return references.bib: archwright itself, and all works with what they are cited for."""
+    """Return references.bib: archwright, and all works with their choices."""
     head = (
         "% Made by archwright from the sources of its choices, which name first authors alone, and some works by a\n"
         "% short title: complete the entries before you publish.\n"

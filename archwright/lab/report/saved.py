@@ -1,4 +1,4 @@
-"""results.json: the results of a study in its folder, from which its page and a paper kit are made again."""
+"""results.json: results of a study, for its page and its paper kit."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ RESULTS = "results.json"
 
 
 def save_results(results: StudyResults, folder: str | Path) -> None:
-    """Write results into a study's folder, without the sums over documents that verdicts are made of."""
+    """Write results into a study's folder, without sums over documents."""
     values = asdict(results) | {"study": results.study.model_dump(mode="json")}
     for run in (*values["runs"], *values["shorter_runs"]):
         run["halves"] = None
@@ -31,10 +31,10 @@ def save_results(results: StudyResults, folder: str | Path) -> None:
 
 
 def open_study(path: str | Path) -> StudyResults:
-    """Return the results in a study's folder. Nothing is trained, and neither text nor runs are read.
+    """Read the results in a study's folder. Texts and runs are not read.
 
     Raises:
-        UserError: no results there, damaged ones, or those of another version.
+        UserError: Missing or damaged results, or results of another version.
     """
     file = Path(path) / RESULTS
     again = "repeat the study's compare command, which writes it and trains no finished run again"

@@ -1,4 +1,4 @@
-"""Sections beside quality: cost, controlled variables, and how to repeat every run."""
+"""Sections on cost, controlled variables, and reproduction."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,20 +13,12 @@ from archwright.spec.read import to_toml
 
 
 def answers_section(results: StudyResults) -> Section | None:
-    """List how many answers each variant has right, beside guessing; nothing of a study on documents."""
+    """Return the share of correct answers per variant; None for a study on documents."""
     task, found = results.task, results.accuracies
     if task is None or not found:
         return None
     rows = [
-        Row(
-            (
-                name,
-                fmt.accuracy(fmean(shares)),
-                fmt.accuracy(min(shares)),
-                fmt.accuracy(max(shares)),
-                str(len(shares)),
-            )
-        )
+        Row((name, *(fmt.accuracy(of(shares)) for of in (fmean, min, max)), str(len(shares))))
         for name, shares in found.items()
     ]
     least = ""
@@ -62,7 +54,7 @@ def cost_section(results: StudyResults) -> Section:
 
 
 def held_section(results: StudyResults) -> Section:
-    """State the study's scale, what all variants share, and what could not be shared."""
+    """Return the study's scale, its controlled variables, and the uncontrolled ones."""
     equal = [_held_row(held) for held in results.held if held.equal]
     unequal = [_held_row(held) for held in results.held if not held.equal]
     head = ("What", "Value")
@@ -87,7 +79,7 @@ def changes_section(results: StudyResults) -> Section:
 
 
 def runs_section(results: StudyResults) -> Section | None:
-    """List every run with the command that repeats it, and the files with all numbers; nothing before one has ended."""
+    """Return all runs with their commands and the files with all numbers; None without runs."""
     head = ("Variant", "Seed", "Rate", "Loss", "State", "Command")
     rows = [_run_row(run, results) for run in (*results.runs, *results.shorter_runs)]
     if not rows:
@@ -204,7 +196,7 @@ MATCHED = {
 
 
 def _held_row(held: ControlledVariable) -> Row:
-    """Return one row, with a line for each value that variants have of their own."""
+    """Return a table row, with a line per value that differs between variants."""
     by_value: dict[str, list[str]] = {}
     for variant, value in held.by_variant.items():
         by_value.setdefault(value, []).append(variant)

@@ -42,11 +42,11 @@ SHOWN = 6
 """Differences of a variant that a plan lists."""
 
 TURNING = 5.0
-"""Tokens a parameter below which effects are known to have another sign than later."""
+"""Tokens per parameter below which effects are known to change sign later."""
 
 
 def results_of(execution: Execution, command: Command, complete: bool) -> StudyResults:
-    """Return what a study found so far."""
+    """Return the current results of a study."""
     plan = execution.plan
     order = {name: i for i, name in enumerate(plan.arms)}
     cells = sorted(execution.results, key=lambda c: (order[c.variant], c.seed, c.k))
@@ -97,7 +97,7 @@ def results_of(execution: Execution, command: Command, complete: bool) -> StudyR
 def _of_widths(
     execution: Execution, variants: Sequence[Variant], replicates: Sequence[Replicate]
 ) -> tuple[list[Drift], str]:
-    """Return how far best rates moved from width to width, and that in a sentence."""
+    """Return the drift of best rates over widths, and the verdict."""
     plan, ratio = execution.plan, math.log(execution.plan.study.lr_ratio)
     sweeps = execution.standing().sweeps
     steps = {name: ratio * (sweep.window[1] - sweep.window[0]) for name, sweep in sweeps.items()}
@@ -134,7 +134,7 @@ def _compared(
 
 
 def scope_of(execution: Execution) -> str:
-    """Return the limits of a verdict: its scale, a horizon at which effects turn, few documents."""
+    """Return the limits of a verdict: scale, short horizon, few documents."""
     plan, base = execution.plan, execution.plan.baseline
     if plan.study.widths:
         return "Measured at these sizes and this token budget only."
@@ -171,7 +171,7 @@ def _task(plan: Plan) -> TaskFacts | None:
 
 
 def announcement(plan: Plan) -> str:
-    """Say what is about to be run, and how long that takes."""
+    """Return the announcement of a plan: its runs and their duration."""
     threads = plan.decisions.machine.threads
     at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
     tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
@@ -183,7 +183,7 @@ def announcement(plan: Plan) -> str:
     tuned = f"learning rates tuned by {by}, then" if tuning else "each for"
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
-        _each_run(plan),
+        f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}",
         *([COUNTED] if plan.costs[plan.baseline.name].counted else []),
         *([few] if plan.steps < LEAST_STEPS else []),
         *([_in_steps(plan)] if plan.study.budget.seconds else []),
@@ -200,7 +200,7 @@ def announcement(plan: Plan) -> str:
 
 
 def _in_steps(plan: Plan) -> str:
-    """Return the options that give these runs on any machine, whatever its speed."""
+    """Return the options for the same runs on a machine of any speed."""
     return f"  the same on any machine: --budget {plan.steps}steps --size {same_size(plan)}"
 
 
@@ -213,12 +213,8 @@ def batch_words(plan: Plan) -> str:
     return f"{values}, not tuned"
 
 
-def _each_run(plan: Plan) -> str:
-    return f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}"
-
-
 def _announced(arm: Arm, plan: Plan) -> Iterator[str]:
-    """Say of one variant how large it is, its learning rates, how long a run takes, and what differs."""
+    """Yield a variant's size, learning rates, duration of a run, and changes."""
     base = plan.baseline
     size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
     if arm is not base:
@@ -246,7 +242,7 @@ def _announced(arm: Arm, plan: Plan) -> Iterator[str]:
 
 
 def _shape(arm: Arm, base: Arm) -> Iterator[str]:
-    """Say how large a variant's widths are, and what its masks show, where that is not as in the baseline."""
+    """Yield a variant's widths and masks that differ from the baseline's."""
     if arm is base:
         shown = {p: n for p, n in _sizes_of(arm).items() if p == "dim" or p.endswith("hidden_dim")}
         yield from (f"{path} {value:,}" for path, value in shown.items())
@@ -262,7 +258,10 @@ def _shape(arm: Arm, base: Arm) -> Iterator[str]:
 
 
 def _sizes_of(arm: Arm) -> dict[str, int]:
-    """Return depth, heads and widths of a variant by path; of kinds of layers, those unlike the default's."""
+    """Return a variant's depth, heads and widths by path.
+
+    A layer kind contributes sizes that differ from the default layer's.
+    """
     values = flatten(arm.run.model.model_dump(exclude={"sources"}))
     return {
         path: value
@@ -274,7 +273,7 @@ def _sizes_of(arm: Arm) -> dict[str, int]:
 
 
 def _other_sizes(arm: Arm, base: Arm) -> dict[str, str]:
-    """Return the sizes that a variant has unlike the baseline, in words, by path."""
+    """Return a variant's sizes that differ from the baseline's, in words, by path."""
     others = _sizes_of(base)
     return {
         path: f"{path} {value:,}" + (f" ({base.name} {others[path]:,})" if path in others else "")
@@ -342,7 +341,7 @@ def _notes(
 
 
 def device_of(execution: Execution) -> str:
-    """Say what the runs were trained on."""
+    """Return the device of the runs."""
     recorded = RunFolder(execution.folder).environment()
     machine = execution.plan.decisions.machine
     if recorded.get("gpu"):
@@ -353,7 +352,7 @@ def device_of(execution: Execution) -> str:
 
 
 def held(plan: Plan) -> list[ControlledVariable]:
-    """Return what the variants have in common, and what they could not have."""
+    """Return the controlled variables, and the uncontrolled ones."""
     run = plan.baseline.run
     machine, arms = plan.decisions.machine, plan.arms.values()
     threads = machine.threads
@@ -424,7 +423,7 @@ def _documents(plan: Plan) -> str:
 
 
 def _text_sizes(plan: Plan) -> dict[str, str]:
-    """Return how many bytes of text the tokens of a run are, by variant."""
+    """Return the bytes of text that a run's tokens cover, by variant."""
     found = {}
     for arm in plan.arms.values():
         text = arm.material.train

@@ -14,7 +14,7 @@ from archwright.lab.results import StudyResults
 
 
 def print_results(results: StudyResults, *, quiet: bool = False) -> None:
-    """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
+    """Print the verdict and, unless `quiet`, effects, notes, and the page's path."""
     lines = ["", results.verdict, results.scope]
     if not quiet:
         if results.task and results.accuracies:
@@ -40,7 +40,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
 
 
 def as_json(results: StudyResults) -> str:
-    """Return results as JSON without curves, which are in curves.csv; null is no finite number."""
+    """Return results as JSON. Curves are in curves.csv; null is a number that is not finite."""
     values = asdict(results) | {"study": results.study.model_dump(mode="json")}
     for run in (*values["runs"], *values["shorter_runs"]):
         del run["curve"]
@@ -63,7 +63,7 @@ def as_json(results: StudyResults) -> str:
 
 
 def plan_as_json(plan: Plan) -> str:
-    """Return what is about to be run as JSON."""
+    """Return a plan as JSON."""
     values = {
         "study": plan.study.model_dump(mode="json"),
         "variants": [

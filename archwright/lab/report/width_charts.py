@@ -23,7 +23,7 @@ def widths_section(results: StudyResults, series: dict[str, Series]) -> Section:
 
 
 def _style(drift: Drift, series: dict[str, Series]) -> Series:
-    """Return the style of a variant: that of its narrowest model, under its own name."""
+    """Return a variant's style: that of its narrowest model, with its own name."""
     style = series[at_width(drift.name, drift.rates[0].width)]
     return Series(drift.name, f"{style.group}-widths", style.color, style.symbol, style.dash)
 

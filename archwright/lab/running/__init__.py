@@ -1,1 +1,1 @@
-"""The runs of a study: here, on Ray or on SLURM, cached and resumed."""
+"""Runs of a study: local, on Ray or on SLURM; cached and resumed."""

@@ -1,4 +1,4 @@
-"""Jobs, and the interface of executors: local processes, Ray tasks and batch jobs of SLURM."""
+"""Jobs, and the interface of executors: local processes, Ray tasks, SLURM batch jobs."""
 
 import os
 from abc import ABC, abstractmethod
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from archwright.spec.run_spec import MachineSpec
 
 Answer = dict[str, Any]
-"""How a job ended: `state` is "done", "failed", "stopped", "died" or "refused"; `why` is the reason in a line."""
+"""Result of a job: `state` ("done", "failed", "stopped", "died" or "refused") and `why`, a short reason."""
 
 PASSED_ON = ("ARCHWRIGHT_", "OMP_", "MKL_", "PYTHONPATH")
-"""Prefixes of variables that a job takes from the study's process; all others are those of its own machine."""
+"""Prefixes of the environment variables that a job inherits from the study. Others come from the job's machine."""
 
 PATIENCE = 60.0
-"""Seconds that cancelled jobs have to save what they train."""
+"""Grace period in seconds for cancelled jobs to save a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Job:
     argv: tuple[str, ...]
     folder: str
     environment: Mapping[str, str]
-    """Variables that begin as `PASSED_ON` says."""
+    """Variables with a prefix in `PASSED_ON`."""
     run: str = ""
     """Run folder that the job trains."""
 
@@ -49,21 +49,21 @@ class Handle(ABC):
 
     @abstractmethod
     def poll(self) -> Answer | None:
-        """Return how the job ended, or None while it waits or runs."""
+        """Return the result of the job, or None if it is queued or running."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Have the job save its work and end; does not wait for that."""
+        """Request a checkpoint and the end of the job, without waiting."""
 
 
 class Executor(ABC):
     """Runs jobs."""
 
     def places(self, machine: "MachineSpec", gpus: int = 1) -> int | None:
-        """Return how many jobs with such needs run at once; None: the plan decides that.
+        """Return the number of concurrent jobs for a machine spec. None: the plan decides.
 
         Raises:
-            UserError: there is no place for such a job.
+            UserError: No node fits the job.
         """
         return None
 

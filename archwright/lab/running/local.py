@@ -25,14 +25,16 @@ spec.loader.exec_module(sys.modules["archwright"])
 from archwright.lab.running.worker import main
 main()
 """
-"""How a worker begins: with this very package, wherever it lies, and nothing of the current folder (-P)."""
+"""Start of a worker: imports this copy of archwright, and no module from the current folder (-P)."""
 
 
 class LocalExecutor(Executor):
-    """Processes that take one job after another: a new one spends 2.7 s of a core on importing torch.
+    """Local worker processes, reused for several jobs.
+
+    A new process needs 2.7 s of a core to import torch.
 
     Args:
-        parts: files of choices from outside.
+        parts: Files with the user's choices.
     """
 
     def __init__(self, log: Path, parts: Sequence[Path] = ()) -> None:
@@ -43,7 +45,7 @@ class LocalExecutor(Executor):
         """Numbers of processes that wait for a job."""
 
     def submit(self, job: Job) -> Handle:
-        """Give the job to an idle process of the same environment, or to a new one."""
+        """Send the job to an idle process of the same environment, or to a new one."""
         variables = surroundings(job.environment) | {"PYTHONSAFEPATH": "1"}
         for process, environment in self._processes:
             if process.pid not in self._idle:

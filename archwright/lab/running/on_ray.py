@@ -1,4 +1,4 @@
-"""Jobs as tasks of a Ray cluster, each with the cores or the GPU that a run needs."""
+"""Jobs as tasks of a Ray cluster, with the cores or the GPUs of a run."""
 
 import contextlib
 import logging
@@ -18,17 +18,17 @@ from archwright.spec.run_spec import MachineSpec
 ADDRESS = "RAY_ADDRESS"
 
 STORE = 100_000_000
-"""Bytes of memory that a cluster of this machine alone shares between processes; runs share files."""
+"""Object store of a local cluster in bytes. Small, because runs share files."""
 
 ANSWERS = 5.0
 """Seconds within which a cluster takes a connection."""
 
 
 class RayExecutor(RemoteExecutor):
-    """Tasks of the cluster of RAY_ADDRESS, or of one of this machine alone that ends with them.
+    """Tasks of the cluster at RAY_ADDRESS, or of a temporary local cluster.
 
     Raises:
-        UserError: Ray is not installed, or nothing answers at RAY_ADDRESS.
+        UserError: Ray is not installed, or RAY_ADDRESS does not answer.
     """
 
     def __init__(self, workers: int, cores: int, log: Path, parts: Sequence[Path] = ()) -> None:
@@ -98,7 +98,7 @@ def _listed(resources: Mapping[str, int]) -> str:
 
 
 def _connected(cores: int) -> tuple[ModuleType, bool]:
-    """Return Ray, connected, and whether that is to be ended with the study."""
+    """Return Ray after connecting, and True if the study must disconnect."""
     try:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
@@ -126,7 +126,7 @@ def _connected(cores: int) -> tuple[ModuleType, bool]:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where nothing answers, of which Ray itself is sure only after a minute."""
+    """Refuse an address that does not answer. Ray itself needs a minute to report it."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if address != "auto":

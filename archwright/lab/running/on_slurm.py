@@ -18,17 +18,17 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec
 
 AT_ONCE = 16
-"""Jobs that are waiting or under way, at most, where the user does not say."""
+"""Default limit on queued and running jobs."""
 
 MINUTES = 60
-"""Time limit of a batch job where the user does not say. A run that takes longer goes on in the next."""
+"""Default time limit of a batch job. Longer runs continue in the next job."""
 
 
 class SlurmExecutor(RemoteExecutor):
     """Batch jobs of a study.
 
     Raises:
-        UserError: submitit is not installed, there is no sbatch, or SLURM refuses what was asked for.
+        UserError: submitit or sbatch is missing, or SLURM refuses an option.
     """
 
     def __init__(self, workers: int, asked: str, log: Path, parts: Sequence[Path] = ()) -> None:
@@ -65,7 +65,7 @@ class SlurmExecutor(RemoteExecutor):
         super().close()
 
     def _update(self, needs: dict[str, str]) -> None:
-        """Tell submitit what each batch job is asked for; what it has no need to know is handed on to sbatch."""
+        """Set the resources of batch jobs. Options unknown to submitit are passed to sbatch."""
         given = needs | self._given
         settings: dict[str, Any] = {"name": "archwright", "timeout_min": MINUTES}
         for name in [name for name in WHOLE if name in given]:
@@ -89,7 +89,7 @@ class BatchJob:
         self.sent()
 
     def checkpoint(self) -> Any:
-        """Save where time is up or another job has precedence, and queue again."""
+        """Save a checkpoint at the time limit or on preemption, and queue the job again."""
         from submitit.helpers import DelayedSubmission
 
         self.sent.end()

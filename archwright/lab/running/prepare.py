@@ -19,9 +19,9 @@ LOOK_SECONDS = 0.2
 
 
 def prepare_together(run: RunSpec, processes: int, parts: Sequence[Path] = ()) -> Material:
-    """Return the material of a run on text, made by this process and helpers of this machine.
+    """Tokenize the text of a run with helper processes on this machine.
 
-    Helpers end with this process; it does what they leave undone.
+    Helpers end with this process, which completes their unfinished work.
     """
     threads = max(1, num_threads() // processes)
     sweep()
@@ -56,6 +56,6 @@ def prepare_together(run: RunSpec, processes: int, parts: Sequence[Path] = ()) -
 
 
 def _attend(workers: Workers, ended: threading.Event, failed: list[Done]) -> None:
-    """Let processes that die be started again, as often as `Workers` does."""
+    """Restart helpers that die, up to the number of tries of `Workers`."""
     while workers.running and not ended.is_set():
         failed += [done for done in workers.wait(LOOK_SECONDS) if done.state == "failed"]

@@ -1,4 +1,4 @@
-"""Progress of a study: one live table on a terminal, a line for each run elsewhere."""
+"""Progress of a study: a live table on a terminal, a line for each run elsewhere."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Lines(shown.Lines, Display):
 
 
 class Table(shown.Live, Display):
-    """A row for each variant and a column for each seed, with the lowest loss so far."""
+    """Table of the lowest losses, with a row per variant and a column per seed."""
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -57,7 +57,7 @@ class Table(shown.Live, Display):
 
 
 def described(run: RunResult) -> str:
-    """Say in a line how a run ended."""
+    """Return the result of a run as a short text."""
     what = f"{run.variant}  seed {run.seed}" + (f"  lr {run.lr:g}" if run.lr else "")
     if run.failed:
         return f"{what}  failed: {run.failed}"
@@ -66,7 +66,7 @@ def described(run: RunResult) -> str:
 
 
 def left(runner: Runner, running: Mapping[Cell, RunFolder]) -> str:
-    """Say how many runs are done and how long the others take."""
+    """Return the progress of a study, with the remaining time."""
     started = sum(
         _done(runner, cell, folder) * runner.cell_seconds(cell) for cell, folder in running.items()
     )
@@ -75,7 +75,7 @@ def left(runner: Runner, running: Mapping[Cell, RunFolder]) -> str:
 
 
 def _done(runner: Runner, cell: Cell, folder: RunFolder) -> float:
-    return last_step(folder) / runner.steps(cell)
+    return last_step(folder) / runner.plan.steps_of(cell.share)
 
 
 def last_step(folder: RunFolder) -> int:

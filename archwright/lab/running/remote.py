@@ -1,4 +1,4 @@
-"""Jobs of other machines, which share the study's file system; `on_ray` and `on_slurm` send them."""
+"""Jobs on other machines that share the study's file system; see `on_ray` and `on_slurm`."""
 
 import contextlib
 import functools
@@ -20,31 +20,31 @@ from archwright.lab.running.local import LocalExecutor
 from archwright.runs import RunFolder
 
 FOLDER = "jobs"
-"""Answers of jobs and the files of submitit, in the study's folder; jobs that ended well leave nothing there."""
+"""Folder in the study's folder for answers of jobs and files of submitit. Successful jobs remove their files."""
 
 GLANCE = 0.2
 """Seconds between looks at a job on its machine."""
 
 PULSE = 5.0
-"""Seconds between costly looks: whether the study goes on, and for the state of a batch job."""
+"""Seconds between expensive checks: the study's lock, and the state of a batch job."""
 
 UNWRITTEN = 15.0
-"""Seconds within which the answer of a job that has ended is seen here."""
+"""Seconds to wait for the answer of an ended job on a network file system."""
 
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """A job, and the facts of its study that another machine needs; plain values, which travel."""
+    """A job with the facts of its study, as plain values for pickling."""
 
     job: Job
     lock: str
-    """The file that says which process has the study."""
+    """Lock file of the study, with its process."""
     holder: str
     """Contents of that file."""
     log: str
     parts: tuple[str, ...]
     answers: str
-    """The file that the job writes its machine's name and its end to, a line of JSON each."""
+    """File for the job's host and result, in JSON lines."""
     versions: dict[str, str] = field(default_factory=lambda: versions())
 
     def __call__(self) -> None:
@@ -92,7 +92,7 @@ class RemoteJob:
             sync(Path(self.answers))
 
     def _goes_on(self) -> bool:
-        """Return whether the study's own process still has the study, as far as its folder says."""
+        """True if the study's own process still holds the lock."""
         try:
             return Path(self.lock).read_text("utf-8") == self.holder
         except OSError:
@@ -101,7 +101,7 @@ class RemoteJob:
 
 @functools.cache
 def _executor(log: str, parts: tuple[str, ...]) -> LocalExecutor:
-    """Return the process of this machine that takes job after job of a study."""
+    """Return the worker process of a study on this machine."""
     return LocalExecutor(Path(log), [Path(part) for part in parts])
 
 
@@ -111,7 +111,7 @@ def run_remote(sent: RemoteJob) -> None:
 
 
 def _stopped(handle: Handle) -> Answer:
-    """Cancel a job, wait until it has saved, and return how it ended."""
+    """Cancel a job, wait for its checkpoint, and return its result."""
     handle.cancel()
     end = time.monotonic() + PATIENCE
     while (answer := handle.poll()) is None and time.monotonic() < end:
@@ -120,17 +120,17 @@ def _stopped(handle: Handle) -> Answer:
 
 
 def _last_host(lines: Sequence[Answer]) -> str:
-    """Return the machine that a job ran on last: a batch job may be queued again elsewhere."""
+    """Return the last host of a job; a batch job may restart on another machine."""
     return next(str(line["host"]) for line in reversed(lines) if "host" in line)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of which all machines must have one, for numbers to be the same."""
+    """Return the versions that must agree on all machines for equal numbers."""
     return {name: version(name) for name in ("archwright", "torch")}
 
 
 class RemoteExecutor(Executor):
-    """Sends jobs of the study whose folder has the log; for the holder of its lock."""
+    """Sends jobs of a study to other machines; requires the study's lock."""
 
     def __init__(self, log: Path, parts: Sequence[Path] = ()) -> None:
         self._log, self._parts = log.resolve(), tuple(map(str, parts))
@@ -150,10 +150,10 @@ class RemoteExecutor(Executor):
 
 
 class RemoteHandle(Handle):
-    """A job of another machine, whose file of answers is read from time to time."""
+    """A job on another machine, polled through its file of answers."""
 
     place = ""
-    """Kind of cluster, as the user says it."""
+    """Kind of cluster, as in `--on`."""
     pause = 0.5
     """Seconds between looks."""
 
@@ -166,7 +166,7 @@ class RemoteHandle(Handle):
 
     @abstractmethod
     def ended(self) -> str:
-        """Return how the job ended as far as its cluster knows, or nothing while it goes on."""
+        """Return the end of the job as reported by its cluster, "" while it runs."""
 
     def errors(self) -> str:
         """Return the last line that a job wrote which could not begin."""
@@ -215,8 +215,8 @@ class RemoteHandle(Handle):
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def _let_go(self, host: str) -> None:
-        """Let go the run of a dead process after the time that it had to save, as no other machine can tell that it is
-        dead."""
+        """Release the lock of a dead process after its grace period. Other machines cannot detect that
+        it is dead."""
         folder = RunFolder(Path(self.sent.job.run))
         holder = folder.holder() if self.sent.job.run else None
         if holder and holder.host == host:

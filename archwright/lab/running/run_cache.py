@@ -1,4 +1,4 @@
-"""Where a study's runs are kept: one folder each, named by all that decides its numbers."""
+"""Cache of a study's runs: one folder per run, named by a hash of its inputs."""
 
 import hashlib
 import json
@@ -21,18 +21,18 @@ from archwright.training.data import Material
 from archwright.training.resolve import EVALUATIONS
 
 POOL = Path("studies/runs")
-"""Where runs are kept when the user names no folder; studies share them."""
+"""Default folder of runs, shared between studies."""
 
 NUMERICS = 3
-"""Raised by hand with every change after which some run, trained again, would have other numbers; renaming, moving
-or simplifying code is none. Runs of another number are not used. `tests/golden` holds it."""
+"""Version of the numerics, raised by hand with every change that alters the numbers of some run. Refactoring is no
+such change. Runs of another version are not used. `tests/golden` holds it."""
 
 DIVERGED = "diverged"
-"""The event by which a run is known to have no number at its end."""
+"""Event of a run that diverged before its end."""
 
 
 def key(run: RunSpec, material: Material) -> str:
-    """Return a run's name: the hash of its spec without defaults, its tokens, torch and NUMERICS."""
+    """Return the hash of a run: its spec without defaults, tokens, torch and NUMERICS."""
     record = material.record()
     parts = (
         run.hash(),
@@ -48,7 +48,7 @@ def key(run: RunSpec, material: Material) -> str:
 def prepare(
     pool: Path, run: RunSpec, material: Material, decisions: Decisions, flops_per_token: float
 ) -> RunFolder:
-    """Return the folder of a resolved run, started so far that training it decides and measures nothing."""
+    """Return the folder of a resolved run, so that training decides and measures nothing."""
     folder = RunFolder.create(pool / key(run, material), run)
     if not folder.resolved:
         with folder.removed_unless_started():
@@ -66,7 +66,7 @@ def prepare(
 
 
 def outcome(folder: RunFolder) -> str:
-    """Return "finished", "diverged", or nothing for a run that is still to be trained."""
+    """Return "finished", "diverged", or "" for an incomplete run."""
     if not folder.metrics_file.exists():
         return ""
     known = ("started", "resumed", "stopped", "finished", DIVERGED)
@@ -83,10 +83,10 @@ def read(
     command: str,
     unit: Unit = "nats per token",
 ) -> RunResult:
-    """Return what a finished or diverged run came to, its losses in a unit.
+    """Return the result of a finished or diverged run, with losses in a unit.
 
     Raises:
-        UserError: its final evaluation is damaged.
+        UserError: The final evaluation is damaged.
     """
     records, environment = folder.metrics(), folder.environment()
     steps = [r for r in records if r["kind"] == "train"]
@@ -144,7 +144,7 @@ def read(
 
 
 def _halves(evaluation: Record, initial: float, scale: float, unit: Unit) -> Halves:
-    """Return the losses on the half that tunes and on the half that judges, at most the initial one."""
+    """Return the tuning and the judging loss, clipped to the initial loss."""
     start = initial * scale
     if not evaluation:  # it diverged
         return Halves(start, start, (), ())
@@ -160,7 +160,7 @@ def _halves(evaluation: Record, initial: float, scale: float, unit: Unit) -> Hal
 
 
 def _loss(record: Record, unit: Unit) -> float:
-    """Return the loss of an evaluation; infinite where there is none."""
+    """Return the loss of an evaluation; infinite if it is missing."""
     return _number(record.get("bits_per_byte" if unit == "bits per byte" else "nats_per_token"))
 
 
@@ -172,9 +172,9 @@ def _curve(
     scale: float,
     num_steps: int | str,
 ) -> list[Point]:
-    """Return the evaluations, each with the mean training loss since the one before.
+    """Return the evaluations, each with the mean training loss since the previous one.
 
-    A run that is evaluated at its end alone counts its last tenth.
+    For a run with a single evaluation at its end, the mean is over its last tenth.
     """
     points, before = [], 0
     if isinstance(num_steps, int) and [r["step"] for r in evaluations] == [num_steps]:
@@ -196,7 +196,7 @@ def _curve(
 
 
 def _bits_per_nat(evaluations: Iterable[Record]) -> float:
-    """Return bits per byte for each nat per token of the final evaluation's text; NaN where it has no bytes."""
+    """Return bits per byte per nat per token, from the final evaluation; NaN without bytes."""
     for record in reversed(list(evaluations)):
         if record["num_bytes"] and "bits_per_byte" in record:
             return float(record["num_tokens"] / (record["num_bytes"] * math.log(2)))

@@ -1,4 +1,4 @@
-"""The jobs of a study: train a run, time its steps, help to prepare tokens."""
+"""Jobs of a study: train a run, time its steps, tokenize text."""
 
 import json
 import socket
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from archwright.runs import RunFolder
 
 COMMAND = (sys.executable, "-P", "-m", "archwright.lab.running.run_job")
-"""Start of the command of such a job, which a worker runs in its own process."""
+"""Start of the command of a job. A worker runs such jobs in its own process."""
 
 PATIENCE = 600.0
 """Seconds to wait for another process that trains the same run."""
 
 
 def training(folder: Path) -> Job:
-    """Return the job that trains a prepared run folder up to its last evaluation."""
+    """Return the job that trains a run up to its last evaluation."""
     return job(*COMMAND, "train", str(folder.resolve()), run=str(folder.resolve()))
 
 
 def timing(folder: Path, seconds: float) -> Job:
-    """Return the job that times the steps of a prepared run for about so many seconds."""
+    """Return the job that times steps of a run for a number of seconds."""
     return job(*COMMAND, "time", str(folder.resolve()), str(seconds))
 
 
 def preparation(file: Path, threads: int) -> Job:
-    """Return the job that shares in making the tokens of the run that a JSON file describes."""
+    """Return the job that helps to tokenize the text of a run, given as JSON file."""
     return job(*COMMAND, "prepare", str(file), str(threads))
 
 
 def run(words: Sequence[str]) -> Answer:
-    """Run a job and return what it found; raises whatever training raises."""
+    """Run a job and return its answer. Exceptions of training pass through."""
     verb, *arguments = words
     jobs: dict[str, Callable[..., Answer]] = {"train": _train, "time": _time, "prepare": _prepare}
     return jobs[verb](*arguments)
@@ -65,7 +65,7 @@ def _train(path: str) -> Answer:
 
 
 def _wait_for(folder: "RunFolder") -> None:
-    """Wait for another process that trains here: one that is told to save, or of another study."""
+    """Wait for another process that trains the same run."""
     from archwright.runs.lock import BusyError
 
     end = time.monotonic() + PATIENCE
@@ -89,7 +89,7 @@ def _prepare(file: str, threads: str) -> Answer:
 
 
 def _time(path: str, seconds: str) -> Answer:
-    """Return the seconds of a run: to begin, for a step, and for a token that is evaluated."""
+    """Return the seconds for setup, a step, and an evaluated token."""
     from archwright.runs import RunFolder
     from archwright.training.data import reload_data
     from archwright.training.evaluation import evaluate, held_out_windows

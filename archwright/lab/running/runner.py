@@ -1,5 +1,5 @@
-"""Training the runs that are wanted: those that are there already are read, and a run that fails keeps no other from
-being made."""
+"""Training the missing runs of a plan. Finished runs are read from the cache, and a failed run
+does not stop others."""
 
 import math
 import shlex
@@ -24,14 +24,14 @@ GLANCE = 0.5
 """Seconds between looks at the runs."""
 
 UNSEEN = 60.0
-"""Seconds within which files that another machine wrote are seen here: network file systems look again so often."""
+"""Seconds to wait for files of another machine, for the caches of network file systems."""
 
 
 class Display(Silent):
-    """Shows which runs are done, which go on, and how long the rest takes; this one shows nothing."""
+    """Progress display of a study: finished and running runs, remaining time. This one shows nothing."""
 
     def update(self, runner: "Runner", running: Mapping[Cell, RunFolder]) -> None:
-        """Show where things stand."""
+        """Show the current state."""
 
     def ended(self, run: RunResult) -> None:
         """Show that a run ended."""
@@ -39,7 +39,7 @@ class Display(Silent):
 
 @dataclass
 class Runner(ABC):
-    """Runs of a plan under way. What is wanted follows from the runs that have ended."""
+    """Runs of a plan in progress. Finished runs determine the next ones."""
 
     plan: Plan
     folder: Path
@@ -47,9 +47,9 @@ class Runner(ABC):
     results: dict[Cell, RunResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     spent: float = 0.0
-    """Wall time that the user waited for this process, and that of runs which were there before it."""
+    """Wall time of this process and of runs finished before."""
     parts: Sequence[str] = ()
-    """Files with choices, as they were given."""
+    """Files with the user's choices, with their original paths."""
 
     def __post_init__(self) -> None:
         self._folders: dict[Cell, RunFolder] = {}
@@ -57,7 +57,7 @@ class Runner(ABC):
 
     @abstractmethod
     def wanted(self) -> list[Cell]:
-        """Return the runs still to be made, the most urgent first."""
+        """Return the missing runs, the most urgent first."""
 
     @abstractmethod
     def remaining(self) -> float:
@@ -65,7 +65,7 @@ class Runner(ABC):
 
     @abstractmethod
     def words(self, left: str) -> str:
-        """Say how many runs are done, of how many, and that the others take so long."""
+        """Return the progress as text; `left` is the remaining time."""
 
     @property
     @abstractmethod
@@ -78,7 +78,7 @@ class Runner(ABC):
         return ()
 
     def run(self, workers: Workers, show: Display, interrupt: Interrupt) -> bool:
-        """Train all wanted runs; return False after an interrupt. A failed run stops no other."""
+        """Train all missing runs; return False after an interrupt. Other runs continue after a failure."""
         self.take_finished()
         before = self.spent
         started = time.monotonic()
@@ -103,7 +103,7 @@ class Runner(ABC):
         return not self.wanted()
 
     def take_finished(self) -> None:
-        """Read the runs that are wanted and were made before, which may make others wanted."""
+        """Read finished runs from the cache, which may add missing runs."""
         while found := [
             cell
             for cell in self.wanted()
@@ -114,7 +114,7 @@ class Runner(ABC):
                 self.spent += self.cell_seconds(cell) / self.plan.workers
 
     def command(self, cell: Cell) -> str:
-        """Return what trains one run alone, with weights, samples, a page of its own and the curve on it."""
+        """Return the command that trains a run with weights, samples and page."""
         file = self.folder / variant_file(self.plan.arms, cell.variant)
         words = ["archwright", "train", str(file), f"seed={cell.seed}"]
         lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
@@ -127,7 +127,7 @@ class Runner(ABC):
         return shlex.join([*words, *self.parts_words()])
 
     def parts_words(self) -> list[str]:
-        """Return the options of a command that name files of choices from outside the package."""
+        """Return the options of a command for files with the user's choices."""
         names = self.parts or [part.name for part in self.plan.study.parts]
         return [word for name in names for word in ("--parts", name)]
 
@@ -136,7 +136,7 @@ class Runner(ABC):
         return self.run_seconds(cell.variant, cell.share, tunes=self.plan.tunes(cell.seed))
 
     def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
-        """Return the wall time of a run: as measured on three runs or more, else as estimated."""
+        """Return the wall time of a run: measured if three runs have ended, else estimated."""
         estimated = self.plan.run_seconds(name, share, tunes=tunes)
         on_the_way = self.plan.run_seconds(name) - self.plan.run_seconds(name, tunes=True)
         took = [
@@ -147,23 +147,19 @@ class Runner(ABC):
         overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(share)
         return statistics.fmean(took) * share + max(0.0, overhead) if len(took) > 2 else estimated
 
-    def steps(self, cell: Cell) -> int:
-        """Return the steps of a run."""
-        return self.plan.steps_of(cell.share)
-
     def _plans_anew(self, workers: Workers, wanted: Collection[Cell]) -> bool:
-        """Change what is wanted, where time asks for it; return whether it was changed."""
+        """Adjust the plan to the remaining time; return True if it changed."""
         return False
 
     def _folder(self, cell: Cell) -> RunFolder:
-        """Return where a run is kept, whether it is there yet or not."""
+        """Return the folder of a run, which may not exist yet."""
         if cell not in self._folders:
             key = run_cache.key(self.plan.run(*cell), self.plan.arms[cell.variant].material)
             self._folders[cell] = RunFolder(self.runs_folder / key)
         return self._folders[cell]
 
     def _prepare(self, cell: Cell) -> RunFolder:
-        """Return the folder of a run, begun."""
+        """Return the prepared folder of a run."""
         arm = self.plan.arms[cell.variant]
         flops = arm.counts.flops_per_token
         run = self.plan.run(*cell)
@@ -196,7 +192,7 @@ class Runner(ABC):
 
 
 def _wait_until_seen(folder: RunFolder) -> None:
-    """Wait for the files of a run of another machine, UNSEEN seconds at most."""
+    """Wait up to UNSEEN seconds for the files of a run of another machine."""
     end = time.monotonic() + UNSEEN
     while not run_cache.outcome(folder):
         if time.monotonic() > end:

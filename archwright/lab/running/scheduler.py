@@ -1,4 +1,4 @@
-"""A study under way: which of its runs are wanted next, and what is left out where time runs out."""
+"""Scheduling of a study: its next runs, and cuts if time is short."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -18,12 +18,12 @@ from archwright.lab.running.runner import Runner, cells_of
 from archwright.lab.running.workers import Workers
 
 LATE = 1.02
-"""Times the budget, beyond which what has not started is left out."""
+"""Share of the budget above which pending work is cut."""
 
 LEAST_SEEDS = 3
 """Seeds that are never left out."""
 KEPT_SEEDS = 0.7
-"""Share of the seeds below which shorter horizons are left out first."""
+"""Share of the seeds below which shorter horizons are cut first."""
 
 ENDING = 3.0
 """Seconds from the last run to the prompt: tables and page."""
@@ -36,15 +36,15 @@ class Execution(Runner):
     shorter: dict[Cell, RunResult] = field(default_factory=dict)
     """Runs of a share of the steps."""
     fills: bool = False
-    """Whether all is decided and what is left of a budget in time is being used."""
+    """True if the study is decided and the rest of a time budget is used."""
     shorter_pairs: int = -1
-    """Pairs for whose runs of a share of the steps time is left; by default those that were planned."""
+    """Pairs with runs at shorter horizons, reduced if time is short. Default: the plan's."""
     seeds: list[int] = field(default_factory=list)
-    """Those that are run; the last ones are left out where time runs out."""
+    """Seeds of the study; the last ones are dropped if time is short."""
     may_shift: bool = True
-    """Whether time allows a window of learning rates to move for all seeds."""
+    """True if time allows a window of learning rates to move for all seeds."""
     counted: Mapping[str, Counted] = field(default_factory=dict)
-    """Losses of counting tokens: a variant that is not better learnt too little to be judged."""
+    """Losses of n-gram counts, by variant. A variant that is no better counts as unlearnt."""
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
@@ -53,14 +53,14 @@ class Execution(Runner):
         super().__post_init__()
 
     def standing(self) -> Standing:
-        """Return where the study stands by the runs that have ended."""
+        """Return the current state of the study."""
         slope = self.slope() if self.plan.study.margin_of_compute else None
         return self._standing(self.may_shift, slope=slope)
 
     def wanted(self) -> list[Cell]:
-        """Return the runs still to be made: those that decide, shorter horizons, then what fits the budget.
+        """Return the missing runs: decisive runs, shorter horizons, then runs that fill the budget.
 
-        Runs that tell what compute is worth come first.
+        The runs that measure the value of compute come first.
         """
         now = self.standing()
         if now.wanted:
@@ -71,7 +71,7 @@ class Execution(Runner):
         return [cell for cell in shorter if cell not in self.shorter] or self._filling()
 
     def replicates(self) -> list[Replicate]:
-        """Return the seeds that are compared, of each variant those that have all their runs."""
+        """Return the compared seeds with complete runs, by variant."""
         now, found = self.standing(), []
         for name, seeds in now.compared.items():
             for seed, powers in seeds.items():
@@ -83,18 +83,21 @@ class Execution(Runner):
         return found
 
     def curves(self, name: str) -> dict[int, list[float]]:
-        """Return the losses of a variant's compared seeds at all horizons, the shortest first, if all ended."""
+        """Return a variant's losses by seed, one per horizon, shortest first.
+
+        Only compared seeds with complete runs at all horizons are included.
+        """
         shares, found = (*horizons(self.plan.study), 1.0), {}
         for seed, (k, *_) in self._standing(self.may_shift).compared.get(name, {}).items():
             cells = [Cell(name, seed, k, share) for share in shares]
             runs = [self.shorter.get(cell, self.results.get(cell)) for cell in cells]
             ended = [run for run in runs if run and not (run.failed or run.diverged)]
             if len(ended) == len(shares):
-                found[seed] = [self.loss(run, self.by_halves) for run in ended]
+                found[seed] = [self.loss(run) for run in ended]
         return found
 
     def slope(self) -> float | None:
-        """Return the fall of the baseline's loss per e-fold of compute; None while it is unknown."""
+        """Return the fall of the baseline's loss per e-fold of compute, None if unknown."""
         return slope_at_end(self.curves(self.plan.baseline.name), horizons(self.plan.study))
 
     def _shorter(self, pairs: int) -> list[Cell]:
@@ -102,7 +105,7 @@ class Execution(Runner):
         return [Cell(*run) for run in shorter_runs(study, compared, pairs)]
 
     def _filling(self) -> list[Cell]:
-        """Return the runs of the next seed that fit the rest of a time budget, or were started."""
+        """Return the started runs of the next seed, or those within the time budget."""
         study = self.plan.study
         if study.budget.seconds is None:
             return []
@@ -121,11 +124,11 @@ class Execution(Runner):
 
     @property
     def by_halves(self) -> bool:
-        """Whether one half of the held-out windows tunes and the other judges; False without tuning."""
+        """True if tuning and judging use separate halves of the held-out windows."""
         return bool(self.plan.study.tuning_seed_numbers)
 
     def _as_judged(self, run: RunResult) -> RunResult:
-        """Return a run whose `halves` has the loss that judges, and the documents that are known of it."""
+        """Return a run with its judging loss and the document sums of its `halves`."""
         if self.by_halves or run.halves is None:
             return run
         whole = None if self.plan.study.widths else replace(run.halves, judged=run.loss)
@@ -137,7 +140,7 @@ class Execution(Runner):
         return {*self.plan.study.seed_numbers} - {*self.seeds}
 
     def outstanding(self) -> dict[str, int]:
-        """Return each variant's number of runs to come, if no more is decided early."""
+        """Return each variant's number of pending runs without early decisions."""
         now = self.standing()
         wanted = [run[0] for run in now.wanted]
         study, found = self.plan.study, {}
@@ -157,7 +160,7 @@ class Execution(Runner):
         return found
 
     def remaining(self) -> float:
-        """Return the approximate wall time of all runs to come; of a study that fills its budget, the rest."""
+        """Return the approximate wall time of pending runs, or the rest of a budget to fill."""
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         outstanding = {name: runs for name, runs in self.outstanding().items() if runs}
@@ -172,7 +175,7 @@ class Execution(Runner):
         return max(shared / self.plan.workers, max(alone, default=0.0))
 
     def _seconds_of(self, name: str, runs: int, swept: int) -> float:
-        """Return the processor time of so many runs of a variant, of which so many are of sweeps."""
+        """Return the processor time of a variant's runs, including its sweeps."""
         tuning = min(runs, swept) if self.plan.study.tuning_seed_numbers else 0
         tuned = tuning * self.run_seconds(name, tunes=True)
         return tuned + (runs - tuning) * self.run_seconds(name)
@@ -190,12 +193,12 @@ class Execution(Runner):
         return [*study.tuning_seed_numbers, *study.seed_numbers]
 
     def outstanding_shorter(self) -> int:
-        """Return how many runs of shorter horizons are still to be made, about."""
+        """Return the approximate number of pending runs at shorter horizons."""
         shares, pairs = horizons(self.plan.study), min(self.shorter_pairs, len(self.seeds))
         return max(0, pairs * len(shares) * len(self.plan.arms) - len(self.shorter))
 
     def _shorter_seconds(self, pairs: int) -> float:
-        """Return the processor time of the runs of shorter horizons that so many pairs still need."""
+        """Return the pending processor time of shorter horizons for a number of pairs."""
         whole = sum(
             min(pairs, len(self.seeds)) * self.run_seconds(name, share)
             for name in self.plan.arms
@@ -205,9 +208,8 @@ class Execution(Runner):
 
     def _standing(self, may_shift: bool, **given: Any) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
-        halved = self.by_halves
         for cell, result in self.results.items():
-            losses[cell.variant][cell.seed, cell.k] = self.loss(result, halved)
+            losses[cell.variant][cell.seed, cell.k] = self.loss(result)
         return standing(
             self.plan.study,
             losses,
@@ -221,9 +223,9 @@ class Execution(Runner):
         )
 
     def _learnt(self) -> dict[str, float]:
-        """Return the loss above which each variant is trained no further.
+        """Return the loss above which a variant is not trained further.
 
-        Not if all its runs diverged, as another rate may learn; not of tasks, whose solution is found late.
+        Exceptions: all its runs diverged, as another rate may learn; and tasks, which are solved late.
         """
         stops = self.counted and self.plan.study.early_stopping
         if not stops or self.plan.unit == "nats per answer":
@@ -231,9 +233,9 @@ class Execution(Runner):
         trained = {cell.variant for cell, run in self.results.items() if not run.diverged}
         return {name: found.learnt for name, found in self.counted.items() if name in trained}
 
-    def loss(self, run: RunResult, by_halves: bool) -> float:
-        """Return the loss that counts: on the half of the windows that tunes, or on the one that judges."""
-        if not (by_halves and run.halves):
+    def loss(self, run: RunResult) -> float:
+        """Return the loss on the half of the windows for tuning or judging."""
+        if not (self.by_halves and run.halves):
             return run.loss
         tunes = run.seed in self.plan.study.tuning_seed_numbers
         return run.halves.tuning if tunes else run.halves.judged
@@ -258,7 +260,7 @@ class Execution(Runner):
         return self._late(workers) if wanted else self._takes_back()
 
     def _late(self, workers: Workers) -> bool:
-        """Leave out a seed (down to KEPT_SEEDS), horizons, a seed or a window move if time is short."""
+        """Cut a seed (down to KEPT_SEEDS), horizons, or a window move if time is short."""
         budget = self.plan.study.wall_seconds
         if budget is None or self.spent + self.remaining() + ENDING <= LATE * budget:
             return self._takes_back()
@@ -279,7 +281,7 @@ class Execution(Runner):
         return False
 
     def _takes_back(self) -> bool:
-        """Take back shorter horizons, then a seed, if there is time for them again."""
+        """Restore shorter horizons, then a seed, if there is time."""
         study, planned = self.plan.study, self.plan.study.seed_numbers
         if study.widths or study.wall_seconds is None:
             return False

@@ -1,4 +1,4 @@
-"""Where a study's runs are trained: on this machine, or on others."""
+"""Place of a study's runs: this machine, Ray or SLURM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,27 +23,27 @@ OURS = {
     "output": "submitit writes into the study's folder",
     "error": "submitit writes into the study's folder",
 }
-"""What is not for the user to say, and why."""
+"""Options of sbatch that archwright sets itself, with the reason."""
 
 WHOLE = ("timeout_min", "cpus_per_task", "gpus_per_node", "signal_delay_s")
 
 CLUSTERS = ("slurm", "local")
-"""local: processes of this machine in its place, by submitit, to try how a study goes."""
+"""`local` runs processes of this machine through submitit, to test a study."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """What the user says of it; nothing means by processes of this machine.
+    """Options for the place of runs; the default is local processes.
 
     Raises:
-        UserError: a place that is none, or options that belong to another.
+        UserError: An unknown place, or options of another place.
     """
 
     on: str = ""
     workers: int = 0
-    """Runs under way at once; 0: as many as there is room for."""
+    """Concurrent runs; 0: the most that fit."""
     slurm: str = ""
-    """What sbatch is asked for, such as `partition=gpu,time=60`."""
+    """Options of sbatch, such as `partition=gpu,time=60`."""
 
     def __post_init__(self) -> None:
         if self.on and self.on not in PLACES:
@@ -68,7 +68,7 @@ class Where:
             )
 
     def start(self, cores: int, log: Path, parts: Sequence[Path]) -> Workers:
-        """Return the workers of a study whose folder has the log; for the holder of its lock."""
+        """Return the workers of a study, which log into a file; requires the study's lock."""
         if self.on == "ray":
             from archwright.lab.running.on_ray import RayExecutor
 
@@ -82,17 +82,17 @@ class Where:
         return Workers(executor, cores)
 
     def words(self) -> list[str]:
-        """Return the words of the command line that say it."""
+        """Return these options as words of a command line."""
         words = ["--on", self.on] if self.on else []
         words += ["--workers", str(self.workers)] if self.workers else []
         return words + (["--slurm", self.slurm] if self.slurm else [])
 
 
 def parameters(text: str) -> dict[str, str]:
-    """Return what `partition=gpu,time=60` says, in sbatch's names; what has no `=` belongs to the value before it.
+    """Parse options such as `partition=gpu,time=60`. A piece without `=` continues the previous value.
 
     Raises:
-        UserError: no name, a name twice, or one that is not the user's to say.
+        UserError: A missing, repeated, or reserved name, or an invalid value.
     """
     found: dict[str, str] = {}
     name = ""

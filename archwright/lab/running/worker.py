@@ -1,7 +1,7 @@
-"""A process that runs jobs, one after another; those of `run_job` in this very process, which has torch loaded.
+"""Worker process. Jobs of `run_job` run within it, with torch already loaded.
 
-It reads a line of JSON for each job from standard input and answers with one. When its input ends, as the
-process that gave the work died or let it go, it saves what it is training and leaves.
+It reads jobs as JSON lines from standard input and answers in JSON lines. When its input ends, it saves
+a checkpoint and exits.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _listen(jobs: "SimpleQueue[str]") -> None:
-    """Hand on each line; at the end of the input, ask the training to save and stop."""
+    """Queue each line; at the end of the input, stop the training."""
     for line in sys.stdin:
         jobs.put(line)
     jobs.put("")
@@ -55,7 +55,7 @@ def _listen(jobs: "SimpleQueue[str]") -> None:
 
 
 def answer_to(job: dict[str, Any]) -> Answer:
-    """Run a job and return how it ended; only a wish to stop ends the process."""
+    """Run a job and return its result. An interrupt ends the process."""
     from archwright.lab.running import run_job
     from archwright.spec.errors import UserError
     from archwright.training.train import Stopped
@@ -78,7 +78,7 @@ def answer_to(job: dict[str, Any]) -> Answer:
 
 
 def _subprocess(argv: list[str]) -> Answer:
-    """Run a command of the user; SIGTERM is passed on to it, and SIGKILL follows before the worker's own."""
+    """Run a command. Forward SIGTERM to it, and kill it before PATIENCE ends."""
     asked: list[float] = []
     before = signal.signal(signal.SIGTERM, lambda *_: asked.append(time.monotonic()))
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The jobs of a study under way: submitted, tried again if they die, asked to save when the user stops."""
+"""Jobs in progress: submitted, retried if they die, cancelled on interrupt."""
 
 import time
 from collections.abc import Hashable, Sequence
@@ -10,7 +10,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec
 
 TRIES = 3
-"""How often a job is given out when the process that does it dies."""
+"""Attempts at a job if its process dies."""
 
 PAUSE = 0.02
 """Seconds between looks at the jobs."""
@@ -60,11 +60,11 @@ class Workers:
 
     @property
     def free(self) -> int:
-        """How many more jobs may be given."""
+        """Number of free places for jobs."""
         return max(0, self.size - len(self._running))
 
     def prepare(self, machine: MachineSpec) -> int | None:
-        """Return how many runs can go at once, or None if the plan decides that."""
+        """Return the number of concurrent runs, None if the plan decides it."""
         return self.executor.places(machine)
 
     def give(self, name: Hashable, job: Job) -> None:
@@ -73,10 +73,10 @@ class Workers:
         self._running[name] = _Running(job, self.executor.submit(job))
 
     def wait(self, timeout: float) -> Sequence[Done]:
-        """Return the jobs that ended, after at most `timeout` seconds; one whose process died is submitted again.
+        """Return ended jobs after at most `timeout` seconds. A job that died is submitted again.
 
         Raises:
-            UserError: a machine cannot take part in the study.
+            UserError: A machine cannot run the study's jobs.
         """
         end = time.monotonic() + timeout
         while not (found := self._ended()) and time.monotonic() < end:
