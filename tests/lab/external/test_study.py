@@ -370,7 +370,7 @@ def test_mistakes(options: dict[str, Any], words: str) -> None:
     [
         (["0"], "variants: "),
         (["0", "0"], "variants: "),
-        ([], "variants: found []; expected a baseline and one or more variants"),
+        ([], "--variants: expected a baseline and one or more variants"),
     ],
 )
 def test_variants(variants: list[str], words: str) -> None:
