@@ -1,1 +1,1 @@
-"""The design of a study: variants of equal size, their cost, and the plan."""
+"""Design of a study: variants of equal size, their cost, and the plan."""

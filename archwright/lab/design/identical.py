@@ -1,4 +1,4 @@
-"""Variants that are one model in effect: refused by name, with what made them so and what to ask for instead."""
+"""Refusal of identical variants, with the cause and a remedy."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +17,7 @@ from archwright.spec.study_spec import StudySpec
 
 
 def refuse_identical(study: StudySpec, runs: Mapping[str, RunSpec]) -> None:
-    """Raise a UserError with a line for each variant that is trained as another is."""
+    """Raise a UserError with a line for each pair of identical variants."""
     known: dict[str, str] = {}
     lines = []
     for name, run in runs.items():
@@ -33,7 +33,7 @@ def refuse_identical(study: StudySpec, runs: Mapping[str, RunSpec]) -> None:
 
 
 def unscaled(study: StudySpec) -> Mapping[str, RunSpec]:
-    """Return the variants as they are asked for, or none where one of them is possible at another size alone."""
+    """Return the unscaled variants; empty if one of them needs scaling."""
     try:
         return arms(study, None)
     except UserError:
@@ -41,12 +41,12 @@ def unscaled(study: StudySpec) -> Mapping[str, RunSpec]:
 
 
 def longest(study: StudySpec, run: RunSpec) -> int:
-    """Return the length of the longest texts that a study's runs see, in tokens."""
+    """Return the length of a study's longest sequences, in tokens."""
     return run.model.context_length * max(1, *study.lengths, 1)
 
 
 def _effect(run: RunSpec, length: int) -> str:
-    """Return a hash of what is trained in effect: of layers as they stand, with masks as they are seen."""
+    """Return a hash of the effective run: its layers in order, with effective masks."""
     model = run.model.resolved()
     axes = {axis: field.get_default() for axis, field in LayerSpec.model_fields.items()}
     bare = model.model_dump() | {
@@ -70,7 +70,7 @@ def _as_seen(layer: LayerSpec, dim: int, length: int) -> LayerSpec:
 
 
 def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, length: int) -> str:
-    """Say what made two variants one, and what to do, where that can be told."""
+    """Describe the cause and a remedy of identical variants, if known."""
     for each, against in ((name, other), (other, name)):
         if idle := next(_idle_masks(runs[each].model, runs[against].model, length), None):
             return f": {idle}"
@@ -94,7 +94,7 @@ def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, l
 
 
 def _or_another_size(study: StudySpec, name: str, other: str) -> str:
-    """Return the smallest size at which two variants differ, as an option."""
+    """Return the smallest size with different variants, as an option."""
     if study.size == "given" or sized_by_user(study):
         return ""
     for size in SIZES:
@@ -106,7 +106,7 @@ def _or_another_size(study: StudySpec, name: str, other: str) -> str:
 
 
 def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str]:
-    """Say of each mask that hides nothing, and that the other model does not have, how it can hide something."""
+    """Describe masks of a model alone that hide nothing, each with a remedy."""
     known = [getattr(layer.attention, "mask", None) for layer in other.layers_by_kind.values()]
     for name, layer in model.layers_by_kind.items():
         if not isinstance(layer.attention, MaskedAttention):
@@ -117,14 +117,12 @@ def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str
 
 
 def _more_hidden(mask: Mask, at: str, length: int) -> str:
-    """Say that a mask hides nothing, and by which option it shows a quarter of a text."""
-    found = f'the mask "{mask.kind}" '
-    if not mask.extent:
-        return f"{found}hides nothing in {length:,} tokens; give another {at}attention.mask.kind"
-    option = mask.extent[0]
-    value = getattr(mask, option)
-    less = max(1, length // 4 * value // mask.reach)
-    return (
-        f"{found}with {option} = {value} hides nothing in {length:,} tokens; give it less, such as "
-        f"{at}attention.mask.{option}={less}"
-    )
+    """Describe a mask that hides nothing, with an option value for a quarter of a sequence."""
+    size, remedy = "", f"give another {at}attention.mask.kind"
+    if mask.extent:
+        option = mask.extent[0]
+        value = getattr(mask, option)
+        less = max(1, length // 4 * value // mask.reach)
+        size = f" with {option} = {value}"
+        remedy = f"give it less, such as {at}attention.mask.{option}={less}"
+    return f'the mask "{mask.kind}"{size} hides nothing in {length:,} tokens; {remedy}'

@@ -1,4 +1,4 @@
-"""Matching the sizes of variants by hidden_dim, then dim, then the width of heads. Widths that a variant sets stay."""
+"""Matching of sizes by hidden_dim, then dim, then head_dim. Widths set by a variant are not changed."""
 
 import math
 from bisect import bisect_left
@@ -29,7 +29,7 @@ RATIOS = (0.5, 16.0)
 """Limits of hidden_dim over dim; beyond them dim changes."""
 
 WIDER, NARROWER = 4, 2.5
-"""Factors by which dim may grow or shrink: models that lack a branch in each layer need three times the width."""
+"""Largest factors of a wider or narrower dim; models without a branch in each layer need three times the width."""
 
 LEAST_WIDTH = 8
 """Smallest dim and hidden width that matching gives."""
@@ -54,7 +54,7 @@ OTHER_WIDTHS = ("feedforward.hidden_dim", "recurrence.inner_dim", "recurrence.va
 HEAD_DIM = "attention.head_dim"
 
 OUTSIDE = ("embedding", "position", "head", "layers.attention.value_embedding")
-"""Parts of a model that are not counted as its size: tables with a row for each token or place."""
+"""Parts excluded from a model's size: tables with a row for each token or position."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,16 @@ class Counts:
     non_embedding: int
     flops_per_token: float
     cache_bytes: int
-    """Bytes that decoding keeps after the context, in 16 bits, recurrences in 32; 0: it keeps nothing."""
+    """Size of the decoding cache at full context (16 bits, recurrences 32); 0 without a cache."""
 
     def of(self, match: Match) -> float:
-        """Return the quantity that a study makes equal."""
-        return {"parameters": float(self.parameters), "flops": self.flops_per_token}.get(
-            match, float(self.non_embedding)
-        )
+        """Return the quantity to be matched."""
+        sizes = {"parameters": float(self.parameters), "flops": self.flops_per_token}
+        return sizes.get(match, float(self.non_embedding))
 
 
 def count(spec: ModelSpec, vocab_size: int, flops: Flops | None = None) -> Counts:
-    """Return the counts of a model, built without memory; FLOPs by default of texts as long as the context."""
+    """Return the counts of a model; FLOPs at full context by default."""
     model = build(spec, device="meta", vocab_size=vocab_size)
     parts = parameters_by_part(model)
     outside = tuple(f"{name}." for name in OUTSIDE)
@@ -95,10 +94,10 @@ def matched(
     held: Collection[str] = (),
     flops: Flops | None = None,
 ) -> tuple[ModelSpec, bool]:
-    """Return the spec with the size of `target`, or the nearest, and True if it is within 2 %.
+    """Return the spec with the nearest size to `target`, and True within 2 %.
 
     Args:
-        held: dotted paths of values that stay.
+        held: Dotted paths of values to keep.
     """
     matching = _Matching(target.of(match), match, vocab_size, frozenset(held), flops)
     nearest, least = spec, 0.0 if match == "none" else matching.miss(spec)
@@ -111,13 +110,13 @@ def matched(
 
 
 def mismatch(counts: Counts, target: Counts, match: Match) -> float:
-    """Return by which share a variant exceeds the baseline."""
+    """Return the relative excess of a variant's size over the baseline's."""
     return counts.of(match) / target.of(match) - 1
 
 
 @dataclass(frozen=True)
 class _Matching:
-    """Search for widths at which a model has the wanted size."""
+    """Search for the widths of a model of the wanted size."""
 
     wanted: float
     match: Match
@@ -147,7 +146,7 @@ class _Matching:
                     yield from self._head_widths(spec, near[0], odd)
 
     def _exact(self, build: Callable[[int], ModelSpec], width: int, step: int) -> float | None:
-        """Return the width with the right size, to which sizes are linear; None if it changes none."""
+        """Return the width of the wanted size by linear extrapolation; None if it has no effect."""
         first, second = (self.size(build(n)) for n in (width, width + step))
         return None if first == second else width + step * (self.wanted - first) / (second - first)
 
@@ -201,7 +200,7 @@ class _Matching:
         return [spec for *_, spec in sorted(found, key=lambda f: f[:2]) if _allowed(spec)]
 
     def _with_hidden(self, resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> ModelSpec:
-        """Return a spec with another hidden width; other layers keep their ratio, or their held width."""
+        """Return a spec with another hidden width; other layers keep their ratio or held width."""
         factor = hidden_dim / _hidden(resolved)
         values = spec.model_dump()
         _table(values).update(hidden_dim=hidden_dim, ratio="none")
@@ -216,14 +215,14 @@ class _Matching:
         return ModelSpec.model_validate(values)
 
     def _dims(self, spec: ModelSpec) -> list[int]:
-        """Return widths to try: the model's own, then those around the right size, which grows with dim²."""
+        """Return dims to try: the current one, then dims near the right size (~ dim²)."""
         right = spec.dim * (self.size(spec) / self.wanted) ** -0.5
         near = sorted(self._other_dims(spec), key=lambda dim: abs(math.log(dim / right)))
         allowed = (dim for dim in near if _allowed(self._with_dim(spec, dim)))
         return [spec.dim, *islice(allowed, TRIES - 1)]
 
     def _nearest_dims(self, spec: ModelSpec) -> list[int]:
-        """Return the few widths with which alone a model is nearest to the right size."""
+        """Return the dims with the nearest sizes if no other width changes."""
 
         def size(dim: int) -> float:
             return self.size(self._with_dim(spec, dim))
@@ -238,13 +237,13 @@ class _Matching:
         return [dim for dim in dims if dim % step == 0 and dim != spec.dim]
 
     def _step(self, spec: ModelSpec) -> int:
-        """Return the step of a model's width: a pair of dimensions for each head that follows it."""
+        """Return the step of dim: two dimensions for each head of automatic width."""
         if HEAD_DIM in self.held or "head_dim" not in type(spec.attention).model_fields:
             return 2
         return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
 
     def _with_dim(self, spec: ModelSpec, dim: int) -> ModelSpec:
-        """Return a spec of another width; heads follow if their width was dim over their number."""
+        """Return a spec of another dim; heads of width dim / num_heads follow it."""
         if dim == spec.dim:
             return spec
         resolved = spec.resolved().attention
@@ -263,19 +262,19 @@ def _hidden(layer: Any) -> int:
 
 
 def _narrowest(spec: ModelSpec) -> int:
-    """Return the least dim that matching may give a model."""
+    """Return the least dim for matching."""
     return max(min(spec.dim, LEAST_WIDTH), math.ceil(spec.dim / NARROWER))
 
 
 def _table(layer: dict[str, Any]) -> dict[str, Any]:
-    """Return the table in a layer's values that holds its hidden width."""
+    """Return the table of a layer's hidden width."""
     feedforward: dict[str, Any] = layer.get("feedforward", {})
     inner: dict[str, Any] = feedforward.get("expert", feedforward)
     return inner
 
 
 def _allowed(spec: ModelSpec) -> bool:
-    """True if a model keeps the rules: half of a head cannot turn in pairs."""
+    """True if a model follows the rules, such as an even head_dim for RoPE."""
     try:
         enforce(spec)
     except UserError:

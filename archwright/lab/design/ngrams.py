@@ -1,4 +1,4 @@
-"""Losses of counting which tokens a text has: a model must beat them to have learnt more."""
+"""Losses of unigrams, bigrams and guessing, as thresholds for a model's loss."""
 
 import math
 from typing import NamedTuple
@@ -15,24 +15,24 @@ from archwright.lab.design.plan import Plan, tokenizers
 from archwright.training.data import Material
 
 MOST = 4_000_000
-"""Tokens of each side that are counted at most."""
+"""Most tokens that are counted, for training and held-out text each."""
 PLATEAU = 0.02
-"""Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
+"""Distance of the plateau below the entropy of single tokens, as a share of it."""
 
 
 class Counted(NamedTuple):
-    """Losses that a variant must be below, in the study's unit."""
+    """Loss thresholds of a variant, in the study's unit."""
 
     learnt: float
-    """Of bigrams in as many tokens as a run sees."""
+    """Loss of bigrams counted in the training tokens of a run."""
     plateau: float
-    """Above which hardly more was learnt than how often each token occurs."""
+    """Loss of hardly more than token frequencies."""
 
 
 def counted(plan: Plan) -> dict[str, Counted]:
-    """Return losses of counting for each variant; infinite unless losses are of next tokens.
+    """Return the thresholds of each variant; infinite unless the objective is next tokens.
 
-    Of a task both are those of guessing, as bigrams may be all that a Markov chain has.
+    For a task both are the loss of guessing, as bigrams may be optimal for a Markov chain.
     """
     by_tokens = {
         material.tokenizer.fingerprint: _counted(plan, material)
@@ -59,18 +59,17 @@ def _counted(plan: Plan, material: Material) -> Counted:
 
 
 def answer_entropy(text: TaskText) -> float:
-    """Return the entropy of single answers of held-out examples, in nats: the loss of guessing the likeliest ones."""
+    """Return the entropy of held-out answers in nats: the loss of guessing."""
     windows = TaskWindows(text, text.context_length, 64, MOST)
     answers = np.concatenate([batch.targets[batch.targets != IGNORE] for batch in windows])
     return _entropy(np.bincount(answers))
 
 
 def bigram_loss(material: Material, num_tokens: int) -> float:
-    """Return the held-out loss, in nats per token, of counting which token follows which in as many tokens of the
-    training text.
+    """Return the held-out loss of bigrams of the training text, in nats per token.
 
-    p(b | a) = (n(a, b) + t(a) p(b)) / (n(a) + t(a)), with n the counts, t(a) the number of different tokens that
-    follow a, and p(b) the share of b with one added to each count.
+    p(b | a) = (n(a, b) + t(a) p(b)) / (n(a) + t(a)), with n the counts in `num_tokens` training tokens, t(a) the
+    number of different tokens after a, and p(b) the share of b with one added to each count.
     Source: Witten and Bell, 1991, The zero-frequency problem (method C, interpolated).
     """
     size = material.tokenizer.vocab_size

@@ -1,4 +1,4 @@
-"""plan.json: what of a study's plan is no spec, with a checksum over itself and over the files beside it."""
+"""plan.json: values of a study's plan outside its specs, with checksums of the plan's files."""
 
 import hashlib
 import json
@@ -24,13 +24,13 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that a run takes: to begin, for each step, and for each token that is evaluated."""
+    """Seconds of a run: its setup, each step, and each evaluated token."""
 
     setup: float
     step: float
     token: float
     counted: bool = False
-    """Whether they follow from FLOPs and none was measured."""
+    """True if computed from FLOPs instead of measured."""
 
     def run(self, steps: int, evaluated: int) -> float:
         """Return the seconds of a whole run."""
@@ -38,18 +38,18 @@ class Cost:
 
 
 class ArmRecord(Spec):
-    """A variant."""
+    """Record of a variant."""
 
     name: str
     words: tuple[str, ...]
     tokenizer: int = Field(ge=0)
-    """Number of its tokenizer; the baseline has the first."""
+    """Number of its tokenizer; the baseline's is 0."""
     counts: Counts
     cost: Cost
 
 
 class PlanRecord(Spec):
-    """The contents of plan.json."""
+    """Contents of plan.json."""
 
     format: int = FORMAT
     workers: int = Field(ge=1)
@@ -66,7 +66,7 @@ class PlanRecord(Spec):
 
 
 def write(record: PlanRecord, folder: Path, files: Iterable[Path]) -> None:
-    """Write a plan into a study's folder, sealed together with files there, which are given by their paths in it."""
+    """Write plan.json, with checksums of `files` (paths relative to the folder)."""
     sealed = {file.as_posix(): _sha256((folder / file).read_bytes()) for file in files}
     values = record.model_copy(update={"files": sealed}).model_dump(mode="json")
     values["checksum"] = checksum(values)
@@ -77,7 +77,7 @@ def read(folder: Path) -> PlanRecord:
     """Return the plan in a study's folder.
 
     Raises:
-        UserError: it or a file beside it was changed, or it is of another format.
+        UserError: The plan or one of its files was changed, or its format is not supported.
     """
     file = folder / PLAN
     try:
@@ -114,13 +114,13 @@ def _check_files(folder: Path, record: PlanRecord) -> None:
 
 
 def free_name(folder: Path) -> Path:
-    """Return the first path next to a folder that is free: studies/x-2."""
+    """Return the first unused path next to a folder, such as studies/x-2."""
     names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(path for path in names if not path.exists())
 
 
 def checksum(values: dict[str, Any]) -> str:
-    """Return the SHA-256 of a plan's values, apart from the checksum among them."""
+    """Return the SHA-256 of a plan's values without their checksum."""
     rest = {key: value for key, value in values.items() if key != "checksum"}
     return _sha256(json.dumps(rest, sort_keys=True).encode())
 

@@ -1,4 +1,4 @@
-"""How far the best learning rate moves as a model grows wider."""
+"""Drift of the best learning rate with a model's width."""
 
 import math
 from collections import Counter
@@ -13,9 +13,8 @@ from archwright.lab.results import BestRate, Drift, Replicate, Variant
 from archwright.spec.study_spec import StudySpec
 
 PLACING = 0.25
-"""Share of the step between rates by which the vertex of a parabola through three losses may lie beside the bottom of a
-valley, for a cubic term that three losses do not show (`archwright.lab.procedure.sweep.PLACING` has the loss that it
-costs)."""
+"""Error of a parabola's vertex in steps between rates, from a cubic term that three losses do not show; its cost in
+loss is `archwright.lab.procedure.constants.PLACING`."""
 
 LEVEL = 0.95
 
@@ -26,24 +25,23 @@ def drifts(
     steps: Mapping[str, float],
     plateau: Mapping[str, float],
 ) -> list[Drift]:
-    """Return how far the best learning rate of the baseline and of each variant moves from width to width.
+    """Return the drift of the best learning rate of the baseline and each variant.
 
-    The best rate of an arm, a variant at a width, is exp(x), x the mean of ln(rate) over the vertices of its n seeds.
-    The 95 % interval of x is x ± e, e² = t² s² / n + (PLACING d)²: d is the step between the logarithms of rates, s²
-    the variance of vertices around the means of their arms, pooled over all arms as two or three seeds of one would
-    say too little, and t the quantile of Student's distribution with the sum of (n - 1) degrees of freedom. A drift is
-    exp of the difference of two x, and its e² the sum of both. Where no arm has two seeds, intervals are endless.
+    The best rate of an arm (a variant at a width) is exp(x), with x the mean of ln(rate) over the vertices of its n
+    seeds. The 95 % interval of x is x ± e, e² = t² s² / n + (PLACING d)², with d the step between the logarithms of
+    rates, s² the variance of vertices within arms, pooled over all arms, and t the quantile of Student's distribution
+    with the sum of (n - 1) degrees of freedom. A drift is exp of the difference of two x; its e² is the sum of theirs.
+    If no arm has two seeds, intervals are infinite.
 
     Args:
-        steps: d of each arm, by its name.
-        plateau: of each arm, the loss above which hardly more was learnt than how often each token occurs, whose lowest
-            point says nothing of rates.
+        steps: d by arm.
+        plateau: Loss by arm above which its best rate is meaningless: only token frequencies were learnt.
     """
     logs = {arm: [math.log(r.lr) for r in replicates if r.variant == arm] for arm in steps}
-    degrees = sum(max(0, len(found) - 1) for found in logs.values())
+    degrees = sum(max(0, len(xs) - 1) for xs in logs.values())
     noise = math.inf
     if degrees:
-        squares = sum((x - fmean(found)) ** 2 for found in logs.values() for x in found)
+        squares = sum((x - fmean(xs)) ** 2 for xs in logs.values() for x in xs)
         noise = float(stats.t.ppf((1 + LEVEL) / 2, degrees)) * math.sqrt(squares / degrees)
     results = []
     for name in (label(study.baseline), *study.variants):
@@ -73,7 +71,7 @@ def drifts(
 def verdict(
     found: Sequence[Drift], variants: Sequence[Variant], *, tokens: float, text: str, device: str
 ) -> str:
-    """Return in a sentence how far best rates moved, with sizes, tokens of each run, text and device."""
+    """Describe drifts in a sentence, with sizes, tokens per run, text and device."""
     sizes = sorted(variant.non_embedding for variant in variants)
     scale = f"at {count(sizes[0])} to {count(sizes[-1])} parameters and {count(tokens)} tokens of {text} on {device}"
     known = [drift for drift in found if len(drift.rates) > 1]
@@ -85,7 +83,7 @@ def verdict(
 
 
 def headline(found: Sequence[Drift], words: int) -> str:
-    """Return what became of best rates in at most so many `words`, without numbers: with names where these fit."""
+    """Describe drifts without numbers, with names if at most `words` words suffice."""
     known = [drift for drift in found if len(drift.rates) > 1]
     if not known:
         return "No variant has ended at two widths yet"
@@ -99,7 +97,7 @@ def headline(found: Sequence[Drift], words: int) -> str:
 
 
 def _move(drift: Drift) -> str:
-    """Return in a word what became of a best rate."""
+    """Describe a drift in one word."""
     ends = (drift.rates[0], drift.rates[-1])
     if any(rate.at_boundary or not rate.learnt for rate in ends) or not math.isfinite(drift.high):
         return "unknown"
@@ -109,13 +107,13 @@ def _move(drift: Drift) -> str:
 
 
 def rates_words(drift: Drift) -> str:
-    """Return the best rates of a variant: `modern: 2.1e-2 (1.7e-2 to 2.6e-2) at dim 32, ...`."""
+    """Return a variant's best rates: `modern: 2.1e-2 (1.7e-2 to 2.6e-2) at dim 32, ...`."""
     rates = (f"{short(r.lr)} ({interval_words(r)}) at dim {r.width}" for r in drift.rates)
     return f"{drift.name}: {', '.join(rates)}"
 
 
 def interval_words(rate: BestRate) -> str:
-    """Return the interval of a best rate, or that there is none."""
+    """Return the interval of a best rate, or "one seed"."""
     if not math.isfinite(rate.high):
         return "one seed"
     return f"{short(rate.low)} to {short(rate.high)}"
@@ -123,17 +121,10 @@ def interval_words(rate: BestRate) -> str:
 
 def _best_rate(width: int, seeds: Sequence[Replicate], error: float, plateau: float) -> BestRate:
     lr = math.exp(fmean(math.log(seed.lr) for seed in seeds))
-    loss = fmean(seed.loss for seed in seeds)
-    return BestRate(
-        width=width,
-        lr=lr,
-        low=lr * math.exp(-error),
-        high=lr * math.exp(error),
-        loss=loss,
-        seeds=len(seeds),
-        at_boundary=sum(seed.at_boundary for seed in seeds) > len(seeds) / 2,
-        learnt=loss < plateau,
-    )
+    low, high = lr * math.exp(-error), lr * math.exp(error)
+    loss, number = fmean(seed.loss for seed in seeds), len(seeds)
+    at_boundary = sum(seed.at_boundary for seed in seeds) > number / 2
+    return BestRate(width, lr, low, high, loss, number, at_boundary, learnt=loss < plateau)
 
 
 def _widths(which: list[str]) -> str:
@@ -141,7 +132,7 @@ def _widths(which: list[str]) -> str:
 
 
 def _claim(drift: Drift) -> str:
-    """Say what became of a best rate: `falls by a factor of 3.1 (95 % interval 2.2 to 4.3)`."""
+    """Describe a drift: `falls by a factor of 3.1 (95 % interval 2.2 to 4.3)`."""
     ends = (drift.rates[0], drift.rates[-1])
     if stuck := [str(rate.width) for rate in ends if not rate.learnt]:
         return f"is not known, as at {_widths(stuck)} it learnt hardly more than how often tokens occur"

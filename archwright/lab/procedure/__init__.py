@@ -1,1 +1,1 @@
-"""The procedure of a study: tuning, looks, intervals and verdicts, from losses alone."""
+"""Procedure of a study: tuning, looks, intervals and verdicts, computed from losses."""

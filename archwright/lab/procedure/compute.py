@@ -1,6 +1,6 @@
-"""Differences of loss as compute, read horizontally between curves of loss against tokens.
+"""Differences in loss, converted to compute along curves of loss against tokens.
 
-The points of a curve are ends of runs of several lengths.
+The points of a curve are final losses of runs of several lengths.
 """
 
 import math
@@ -17,46 +17,44 @@ from archwright.lab.results import Interval
 Floats = NDArray[np.float64]
 
 DRAWS = 10_000
-"""Of an interval; the same ones every time."""
+"""Random draws for an interval; the generator has a fixed seed."""
 STEEPEST = 2.0
-"""Exponent of a power law beyond which a fall is noise."""
+"""Largest plausible exponent of a power law; a larger one is noise."""
 
 
 @dataclass(frozen=True)
 class Drops:
-    """How much the loss of one variant falls from each horizon to the next: means over seeds and their errors."""
+    """Falls of one variant's loss from each horizon to the next, over seeds."""
 
     mean: Floats
     error: Floats
-    """Standard errors."""
+    """Standard errors of the means."""
     seeds: int
 
 
 def drops(losses: Sequence[Sequence[float]]) -> Drops:
-    """Return the falls between horizons of runs whose losses, of each seed from the shortest horizon on, are given."""
+    """Return the falls between horizons of losses [seeds, horizons], the shortest horizon first."""
     falls = -np.diff(np.asarray(losses, np.float64), axis=1)
-    number = len(falls)
-    error = (
-        falls.std(axis=0, ddof=1) / math.sqrt(number) if number > 1 else np.zeros(falls.shape[1])
-    )
-    return Drops(falls.mean(axis=0), error, number)
+    seeds, steps = falls.shape
+    error = falls.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(steps)
+    return Drops(falls.mean(axis=0), error, seeds)
 
 
 def multiplier_in_tokens(
     difference: float, interval: Interval, shares: Sequence[float], baseline: Drops, variant: Drops
 ) -> tuple[float, float, float]:
-    """Return how many times the variant's tokens the baseline needs for the same loss, and the 95 % interval.
+    """Return the baseline's tokens over the variant's for equal loss, and the 95 % interval.
 
-    The loss is the higher one at the whole horizon, which both reach. The curve of the better one tells how much
-    earlier it had that loss, at most by the whole horizon over the shortest: nothing is read beyond. Where it falls by
-    d between two horizons, h apart in ln tokens, it lies d (exp(r s) - 1) / (exp(r h) - 1) higher at s before the later
-    one; r, the rate at which it gets steeper, follows from this fall and the one before. A power law with an
-    irreducible loss is exactly so where horizons are equally far apart. The interval is of draws of the difference,
-    around the naive mean and as wide as its own interval, and of the falls.
+    The loss is the higher final loss of the two. The curve of the better one is interpolated back to that loss, at most
+    to the shortest horizon. If a curve falls by d between two horizons at a distance h in ln tokens, it lies
+    d (exp(r s) - 1) / (exp(r h) - 1) higher at a distance s before the later horizon. The steepening r follows from
+    this fall and the previous one. For equidistant horizons, this is exact for a power law with an irreducible loss.
+    The interval is a quantile interval of random draws of the difference and of the falls. Draws of the difference are
+    centred on the naive mean, with the width of its interval.
 
     Args:
-        difference: variant minus baseline at the whole horizon, as it is estimated.
-        shares: of the whole horizon, the shortest first, the whole not among them.
+        difference: Estimate of variant minus baseline at the full horizon.
+        shares: Shorter horizons as shares of the full one, the shortest first.
     """
     steps = np.diff(np.log([*shares, 1.0]))[::-1]
     value = _read(np.array([difference]), steps, baseline.mean[None], variant.mean[None])
@@ -73,18 +71,19 @@ def multiplier_in_tokens(
 
 
 def _read(differences: Floats, steps: Floats, baseline: Floats, variant: Floats) -> Floats:
-    """Return the factors of many draws.
+    """Return the token ratios of many draws.
 
     Args:
-        differences: [draws]. steps: between horizons in ln tokens, the last first: [horizons]. baseline, variant: their
-        falls, the first horizon first: [draws, horizons].
+        differences: [draws].
+        steps: Distances between horizons in ln tokens, the last first: [horizons].
+        baseline, variant: Falls, the first horizon first: [draws, horizons].
     """
     # [horizons, draws], the last horizon first
     falls = np.where((differences < 0)[:, None], variant, baseline)[:, ::-1].T
     steepening = _steepening(falls, steps)
     left, back = np.abs(differences), np.zeros(len(differences))
     for step, fall, rate in zip(steps, falls, steepening, strict=True):
-        # A curve that does not fall reaches the loss nowhere.
+        # A curve that does not fall never reaches the loss.
         share = np.where(fall > 0, np.clip(left / np.where(fall > 0, fall, 1.0), 0, 1), left > 0)
         straight = np.abs(rate) < 1e-9
         rate = np.where(straight, 1.0, rate)
@@ -96,26 +95,26 @@ def _read(differences: Floats, steps: Floats, baseline: Floats, variant: Floats)
 
 
 def _steepening(falls: Floats, steps: Floats) -> Floats:
-    """Return the exponent of each power law, from a fall and the one before; 0 if unknown."""
-    found = np.zeros_like(falls)
+    """Return the exponent of each power law, from a fall and the previous one; 0 if unknown."""
+    exponents = np.zeros_like(falls)
     for i in range(len(steps) - 1):
         after, before = falls[i] / steps[i], falls[i + 1] / steps[i + 1]
         both = (after > 0) & (before > 0)
         ratio = np.log(np.where(both, before, 1.0) / np.where(both, after, 1.0))
-        found[i] = np.clip(ratio / ((steps[i] + steps[i + 1]) / 2), -STEEPEST, STEEPEST)
+        exponents[i] = np.clip(ratio / ((steps[i] + steps[i + 1]) / 2), -STEEPEST, STEEPEST)
     if len(steps) > 1:
-        found[-1] = found[-2]
-    return found
+        exponents[-1] = exponents[-2]
+    return exponents
 
 
 def slope_at_end(curves: Mapping[int, Sequence[float]], shares: Sequence[float]) -> float | None:
-    """Return the fall of the loss per e-fold of tokens at the whole horizon; None if it does not fall.
+    """Return the fall of the loss per e-fold of tokens at the full horizon.
 
-    None also of fewer than LEAST_PAIRS seeds: the error of one is not known.
+    Returns None if the loss does not fall, or with fewer than LEAST_PAIRS seeds.
 
     Args:
-        curves: Losses of each seed, from the shortest horizon on.
-        shares: Of the whole horizon, the shortest first, the whole not among them.
+        curves: Losses of each seed, the shortest horizon first.
+        shares: Shorter horizons as shares of the full one, the shortest first.
     """
     losses = [curves[seed] for seed in sorted(curves)[:PAIRS]]
     if not shares or len(losses) < LEAST_PAIRS:

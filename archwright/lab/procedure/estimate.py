@@ -1,4 +1,4 @@
-"""The size of a difference that was found because it was large."""
+"""Estimate of a difference, corrected for the winner's curse."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +15,13 @@ def shrunken(differences: Sequence[float], decision: Decision, shared: SharedErr
     """Return the mean of the naive and the conditional estimate of a difference.
 
     A look decides if its mean passes a bound, so decided means are too large (the winner's curse). With D normal
-    around t, the conditional estimate is the t at which the mean of all pairs, given that |D| passed the bound of the
-    deciding look, equals the observed one: t + r (E[D | |D| > bound] - t), r the variance of the mean of all pairs
-    over that of the look's pairs. It over-corrects large differences as the naive mean overstates small ones; their
-    mean has the least error of the three in simulation. Source: Zhong and Prentice, 2008, Bias-reduced estimators and
-    confidence intervals for odds ratios in genome-wide association studies (conditional likelihood).
+    around t, the conditional estimate is the t for which the expected mean of all pairs, given that |D| passed the
+    bound of the deciding look, equals the observed mean: t + r (E[D | |D| > bound] - t), with r the variance of the
+    mean of all pairs over that of the look's pairs. The conditional estimate over-corrects large differences, and the
+    naive mean overstates small ones. In simulation, their mean has the least error of the three.
+
+    Source: Zhong and Prentice, 2008, Bias-reduced estimators and confidence intervals for odds ratios in genome-wide
+    association studies (conditional likelihood).
     """
     mean, look = fmean(differences), min(decision.look, len(differences))
     variance = float(np.var(differences, ddof=1)) if len(differences) > 1 else 0.0
@@ -39,7 +41,7 @@ def shrunken(differences: Sequence[float], decision: Decision, shared: SharedErr
 
 
 def mean_beyond(bound: float, truth: float, error: float) -> float:
-    """E[D | |D| > bound] of D normal around `truth` with a standard deviation of `error`."""
+    """Return E[D | |D| > bound] for D normal around `truth` with standard deviation `error`."""
     above, below = (bound - truth) / error, (bound + truth) / error
     density = math.exp(-(above**2) / 2) - math.exp(-(below**2) / 2)
     mass = float(special.ndtr(-above) + special.ndtr(-below))

@@ -1,4 +1,4 @@
-"""Two choices and both together: does one change what the other is worth?"""
+"""Interactions of two changes: the effect of one, with and without the other."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -22,17 +22,18 @@ def interactions(
     placing: Mapping[str, float] | None = None,
     looks: Looks | None = None,
 ) -> list[Interaction]:
-    """Return, for each two variants of which a third has the changes of both, the interaction: the difference that the
-    second makes beside the first, minus the one that it makes alone, (both - first) - (second - baseline), over the
-    seeds that all four have. Below 0 they help each other. None where one of the four is `unfit` to be judged: its
-    learning rate is at an end of its grid, or it learnt nothing.
+    """Return the interaction of each two variants, if a third has the changes of both.
 
-    Student's interval, for each alone, which holds at all `looks` at a study together. Source: Box, Hunter and Hunter,
-    2005, Statistics for experimenters, section 5.
+    (both - first) - (second - baseline), over the common seeds; below 0 they help each other. Student's intervals,
+    valid at all `looks` together, not corrected for several interactions. Source: Box, Hunter and Hunter, 2005,
+    Statistics for experimenters, section 5.
+
+    Args:
+        unfit: Variants without interactions: the learning rate is at an end of its grid, or they learnt nothing.
     """
     by_seed: dict[str, dict[int, Replicate]] = {}
-    for found in replicates:
-        by_seed.setdefault(found.variant, {})[found.seed] = found
+    for replicate in replicates:
+        by_seed.setdefault(replicate.variant, {})[replicate.seed] = replicate
     results = []
     for first, second, both in _squares(study):
         names = (baseline, first, second, both)
@@ -48,7 +49,7 @@ def interactions(
 
 def _squares(study: StudySpec) -> list[tuple[str, str, str]]:
     """Return the variants (first, second, both) of each 2 x 2."""
-    words = {name: {*given} for name, given in study.variants.items()}
+    words = {name: {*keys} for name, keys in study.variants.items()}
     return [
         (first, second, both)
         for first, second in combinations(words, 2)
@@ -70,28 +71,22 @@ def _interaction(
         (d.loss - b.loss) - (c.loss - a.loss)
         for a, b, c, d in zip(base, one, other, both, strict=True)
     ]
-    # The documents of the two differences are the same ones: at most the sum of both errors.
+    # Both differences share the documents: at most the sum of both errors.
     documents = sum(
         text_error([(v.best.halves, w.best.halves) for v, w in zip(vs, ws, strict=True)])
         for vs, ws in ((both, one), (other, base))
     )
     shared = SharedError(documents, placing_error)
-    mean, interval = fmean(differences), t_interval(differences, level, shared)
-    interval = replace(interval, level=1 - ALPHA)
-    found = Interaction(
-        *names[1:],
-        mean=mean,
-        interval=interval,
-        seeds=tuple(seeds),
-        differences=tuple(differences),
-        sentence="",
-    )
-    return replace(found, sentence=_sentence(found, unit))
+    mean = fmean(differences)
+    interval = replace(t_interval(differences, level, shared), level=1 - ALPHA)
+    interaction = Interaction(*names[1:], mean, interval, (*seeds,), (*differences,), sentence="")
+    return replace(interaction, sentence=_sentence(interaction, unit))
 
 
-def _sentence(found: Interaction, unit: Unit) -> str:
-    first, second, mean, interval = found.first, found.second, found.mean, found.interval
-    if not found.is_known:
+def _sentence(interaction: Interaction, unit: Unit) -> str:
+    first, second = interaction.first, interaction.second
+    mean, interval = interaction.mean, interaction.interval
+    if not interaction.is_known:
         return f"The interaction of {first} and {second} is inconclusive."
     near, far = sorted((abs(interval.low), abs(interval.high)))
     how, where = ("help each other", "lower") if mean < 0 else ("get in each other's way", "higher")

@@ -1,9 +1,9 @@
-"""Looking at a study before it ends: how much of the error each look may spend, and what is decided by it."""
+"""Interim looks at a study: error spending and decisions."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -25,50 +25,50 @@ from archwright.lab.results import Interval
 Floats = NDArray[np.float64]
 
 SharedErrors = Callable[[str, int], SharedError]
-"""(variant, pairs) -> standard errors of the mean of so many pairs from what they share."""
+"""(variant, pairs) -> errors that the first pairs of a variant share."""
 
 POINTS = 2001
-"""Of the sums of pairs, between the bounds, at which densities are integrated."""
+"""Quadrature points between the bounds."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a variant's pairs, and after how many."""
+    """Outcome of a look at a variant's pairs."""
 
     look: int
-    """Pairs that were looked at."""
+    """Number of pairs."""
     level: float
-    """Two-sided nominal level of that look, of one variant alone."""
+    """Two-sided nominal level of the look for this variant."""
     outcome: Literal["superior", "equivalent", ""]
-    """Empty: nothing was decided."""
+    """Empty if undecided."""
 
 
 @dataclass(frozen=True)
 class Looks:
-    """After how many pairs a study is looked at, and how they are judged then."""
+    """Schedule of a study's looks, with their levels."""
 
     seeds: int
-    """Pairs of the whole study."""
+    """Pairs of the study."""
     planned: int
-    """Pairs it was planned with, of which time may have left some out."""
+    """Pairs planned at first; a time budget may leave some out."""
     early: bool = True
-    """Whether it is looked at before its end."""
+    """True if there are looks before the end."""
     ends: tuple[int, ...] = ()
-    """Pairs at which it ended, and at which it does with those that were added, each time."""
+    """Pairs at the first end, then at the end of each addition of pairs."""
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """After how many pairs; the last is the end."""
+        """Pairs at each look; the last look is the end."""
         end, *later = self.ends or (self.seeds,)
         shares = (math.ceil(round(share * self.planned, 6)) for share in FRACTIONS * self.early)
         return (*dict.fromkeys(n for n in shares if FIRST_LOOK <= n < end), end, *later)
 
     def is_early(self, pairs: int) -> bool:
-        """Return whether the look after so many pairs comes before the study's first end."""
+        """True if the look after these pairs comes before the study's first end."""
         return pairs < (self.ends or (self.seeds,))[0]
 
     def level(self, alpha: float, pairs: int) -> float:
-        """Return the level for the look after so many pairs; for other numbers that of the end."""
+        """Return the level of the look after these pairs; the end's level if there is none."""
         look = self.numbers.index(pairs) if pairs in self.numbers else -1
         return self.levels(alpha)[look]
 
@@ -80,7 +80,7 @@ class Looks:
     def interval(
         self, differences: Sequence[float], alpha: float, shared_error: SharedError = NOTHING_SHARED
     ) -> Interval:
-        """Return the interval of a mean that holds with probability 1 - alpha at all looks together."""
+        """Return the interval of a mean with coverage 1 - alpha at all looks together."""
         level = 1 - self.level(alpha, len(differences))
         return t_interval(differences, level, shared_error)
 
@@ -89,43 +89,42 @@ class Looks:
 def alpha_spent(
     alpha: float, numbers: tuple[int, ...], planned: int, added: int
 ) -> tuple[float, ...]:
-    """Return how much of alpha is spent after each look: a t^SPENDING after a share t of the planned pairs,
-    a = (1 - KEPT_BACK) alpha, all of a at the end, and half of what is left each time that pairs are added.
+    """Return the cumulative error after each look.
 
-    Sources: Lan and DeMets, 1983, Discrete sequential boundaries; Kim and DeMets, 1987, Design and analysis of group
-    sequential tests based on the type I error spending rate function (the power).
+    With a = (1 - KEPT_BACK) alpha: a t^SPENDING after a share t of the planned pairs, a at the end, and half of the
+    remaining error at each addition of pairs. Sources: Lan and DeMets, 1983, Discrete sequential boundaries; Kim and
+    DeMets, 1987, Design and analysis of group sequential tests based on the type I error spending rate function.
 
     Args:
-        numbers: pairs at each look.
-        added: how often pairs were added after the end.
+        numbers: Pairs at each look.
+        added: Number of additions of pairs after the end.
     """
-    own = (1 - KEPT_BACK) * alpha
+    planned_error = (1 - KEPT_BACK) * alpha
     before = numbers[: len(numbers) - 1 - added]
-    shares = [own * (n / planned) ** SPENDING for n in before]
-    later = [alpha - (alpha - own) * 0.5**i for i in range(1, added + 1)]
-    return (*shares, own, *later)
+    shares = [planned_error * (n / planned) ** SPENDING for n in before]
+    later = [alpha - (alpha - planned_error) * 0.5**i for i in range(1, added + 1)]
+    return (*shares, planned_error, *later)
 
 
 @cache
 def nominal_levels(spent: tuple[float, ...], numbers: tuple[int, ...]) -> tuple[float, ...]:
-    """Return the two-sided level of each look, so that all up to it together err with the probability that is spent by
-    then where nothing is true.
+    """Return the two-sided nominal level of each look.
 
-    Source: Armitage, McPherson and Rowe, 1969, Repeated significance tests (the integrals).
+    Under the null hypothesis, the looks up to each one err together with the probability `spent`. Source: Armitage,
+    McPherson and Rowe, 1969, Repeated significance tests (the integrals).
 
     Args:
-        numbers: pairs at each look.
+        spent: Cumulative error after each look.
+        numbers: Pairs at each look.
     """
     levels: list[float] = []
-    # Where no bound was crossed yet: the sum of the pairs so far, of unit variance each, at weighted points.
+    # Density, where no bound was crossed yet, of the sum of the pairs so far, of unit variance each.
     sums: Floats = np.zeros(1)
     weights: Floats = np.ones(1)
     for before, pairs, total in zip((0, *numbers), numbers, spent, strict=False):
         scale = math.sqrt(pairs - before)
-        excess = partial(
-            _crossing, pairs=pairs, sums=sums, weights=weights, scale=scale, total=total
-        )
-        limit = float(optimize.brentq(excess, 0.01, 12.0)) * math.sqrt(pairs)
+        known = (pairs, sums, weights, scale, total)
+        limit = float(optimize.brentq(_excess_error, 0.01, 12.0, known)) * math.sqrt(pairs)
         levels.append(float(2 * stats.norm.sf(limit / math.sqrt(pairs))))
         points = np.linspace(-limit, limit, POINTS)
         # [points now, points before]
@@ -134,10 +133,10 @@ def nominal_levels(spent: tuple[float, ...], numbers: tuple[int, ...]) -> tuple[
     return tuple(levels)
 
 
-def _crossing(
-    bound: float, *, pairs: int, sums: Floats, weights: Floats, scale: float, total: float
+def _excess_error(
+    bound: float, pairs: int, sums: Floats, weights: Floats, scale: float, total: float
 ) -> float:
-    """Return how much more than `total` is spent where |Z| may reach the bound at this look."""
+    """Return the error beyond `total` with a bound on |Z| at this look."""
     limit = bound * math.sqrt(pairs)
     above, below = (limit - sums) / scale, (-limit - sums) / scale
     return 1 - float(weights @ (stats.norm.cdf(above) - stats.norm.cdf(below))) - total
@@ -152,23 +151,23 @@ def decide(
     decided: Mapping[str, Decision] | None = None,
     shared_errors: SharedErrors = lambda variant, pairs: NOTHING_SHARED,
 ) -> dict[str, Decision]:
-    """Return the decisions of one look: of every variant that is still open.
+    """Return the decisions of one look about the variants without one.
 
-    Superiority is Holm's step-down: an interval leaves out 0 at the look's level for alpha / (m - r), for m variants
-    with r superior ones. The robust companion must agree, or the variant stays open. Equivalence is a step-down of its
-    own over those that are equivalent: two one-sided tests, each with its share of alpha, place the mean within the
-    margin, before the study's end within EARLY_MARGIN of it.
-    Source: Holm, 1979, A simple sequentially rejective multiple test procedure.
+    Superiority is Holm's step-down procedure: with r of m variants superior, the interval at the look's level for
+    alpha / (m - r) must exclude 0. The robust companion must agree, or the variant stays open. Equivalence has a
+    separate step-down procedure: two one-sided tests at the same share of alpha place the mean within the margin, or
+    within EARLY_MARGIN of it before the study's end. Source: Holm, 1979, A simple sequentially rejective multiple test
+    procedure.
 
     Args:
-        differences: variant minus baseline of each pair, of all variants; NaN for a failed run.
-        margin: of equivalence, in the unit of the loss.
-        shared_errors: standard errors of a mean from what its pairs share. All looks share them too, so that levels
-            err on the safe side.
+        differences: Variant minus baseline of each pair, by variant; NaN if a run failed.
+        margin: Margin of equivalence, in the unit of the loss.
+        decided: Decisions of earlier looks.
+        shared_errors: Errors that pairs share. Looks share them as well, so that levels are conservative.
     """
     known, new = decided or {}, dict[str, Decision]()
     look, most = judged.numbers.index(pairs), len(differences)
-    found = {
+    undecided = {
         name: _Pairs(pair[:pairs], shared_errors(name, pairs))
         for name, pair in differences.items()
         if name not in known
@@ -183,7 +182,7 @@ def decide(
         before = sum(decision.outcome == outcome for decision in known.values())
         while before < most:
             level = judged.levels(share / (most - before))[look]
-            passed = [n for n, pair in found.items() if n not in new and holds(pair, level)]
+            passed = [n for n, pair in undecided.items() if n not in new and holds(pair, level)]
             if not passed:
                 break
             new |= {name: Decision(pairs, level, outcome) for name in passed}
@@ -192,7 +191,7 @@ def decide(
 
 
 class _Pairs:
-    """Differences of some pairs, those that failed left out."""
+    """Differences of pairs without failed runs."""
 
     def __init__(self, differences: Sequence[float], shared_error: SharedError) -> None:
         values = np.asarray(differences, float)
@@ -209,7 +208,7 @@ class _Pairs:
         return half_width(self.error, self.number, level, self.shared_error)
 
     def differs(self, level: float) -> bool:
-        """Return whether the interval leaves out 0 and the robust companion does, too."""
+        """True if both the interval and the robust companion exclude 0."""
         return abs(self.mean) > self.half_width(level) and agrees(self.values, self.mean)
 
     def is_within(self, margin: float, level: float) -> bool:

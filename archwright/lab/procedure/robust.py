@@ -1,4 +1,4 @@
-"""The robust companion of a mean: the Hodges-Lehmann estimate and its interval of signed ranks."""
+"""Robust companion of a mean: the Hodges-Lehmann estimate and its interval of signed ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from archwright.lab.procedure.constants import COMPANION
 
 @dataclass(frozen=True)
 class RobustInterval:
-    """A confidence interval of the centre of symmetric differences."""
+    """Confidence interval of the centre of symmetric differences."""
 
     estimate: float
     """Median of all Walsh averages (Hodges and Lehmann, 1963)."""
     low: float
     high: float
     level: float
-    """Exact, for symmetric differences without ties; lower than requested if there are too few pairs."""
+    """Exact for symmetric differences without ties; lower than requested for too few pairs."""
 
 
 def companion(differences: Sequence[float], level: float = COMPANION) -> RobustInterval:
@@ -39,14 +39,14 @@ def companion(differences: Sequence[float], level: float = COMPANION) -> RobustI
 
 
 def agrees(differences: Sequence[float], mean: float) -> bool:
-    """Return whether the companion has the sign of the mean and its interval leaves out 0."""
-    found = companion(differences)
-    return found.low > 0 if mean > 0 else found.high < 0
+    """True if the companion's interval excludes 0 on the side of the mean."""
+    interval = companion(differences)
+    return interval.low > 0 if mean > 0 else interval.high < 0
 
 
 @cache
 def _tails(pairs: int) -> tuple[float, ...]:
-    """Return P(T <= c) for each c, T the sum of the ranks 1 to n whose signs are positive."""
+    """Return P(T <= c) for each c, with T the sum of the ranks 1 to n with positive signs."""
     counts = np.zeros(pairs * (pairs + 1) // 2 + 1)
     counts[0] = 1
     for rank in range(1, pairs + 1):

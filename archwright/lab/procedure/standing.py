@@ -1,5 +1,4 @@
-"""The procedure of a study: which runs are wanted next, and which of them are compared. It knows losses and
-nothing else."""
+"""State of a study's procedure, computed from losses: missing runs, compared runs and decisions."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,42 +26,42 @@ from archwright.lab.procedure.sweep import (
 from archwright.spec.study_spec import StudySpec
 
 Run = tuple[str, int, float]
-"""A variant, a seed, and the power k of the ratio that its learning rate is."""
+"""(variant, seed, power k of the learning rate)."""
 TextError = Callable[[str, int], float]
-"""(variant, pairs) -> standard error of the mean of so many pairs from the choice of held-out documents, in nats."""
+"""(variant, pairs) -> error of the first pairs' mean from the choice of held-out documents, in nats."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a study stands."""
+    """State of a study."""
 
     sweeps: Mapping[str, Sweep]
-    """The tuning of each variant."""
+    """Tuning of each variant."""
     wanted: Sequence[Run]
-    """Runs still missing, the most urgent first. None: the study is complete."""
+    """Missing runs, the most urgent first; empty if the study is complete."""
     compared: Mapping[str, Mapping[int, Sequence[float]]]
-    """Finished seeds of each variant that are compared, each with the powers k of its runs: one, or in a study of
-    widths its own sweep. Runs at a learning rate that was halved later do not count."""
+    """Powers k of the compared runs, by variant and finished seed: one, or the whole sweep in a study of widths. Runs
+    at a learning rate that was halved later are left out."""
     decisions: Mapping[str, Decision] = field(default_factory=dict)
-    """Outcomes of the variants that are decided, each with its look."""
+    """Decisions by variant; undecided variants are left out."""
     looks: Looks | None = None
-    """None in a study of widths, where each seed sweeps for itself."""
+    """None in a study of widths, where each seed sweeps."""
     placing: Mapping[str, float] = field(default_factory=dict)
-    """By how much the loss of each variant may be too high for where its rate was placed, in nats."""
+    """Standard error of each variant's loss from tuning, in nats."""
     unlearnt: Mapping[str, float] = field(default_factory=dict)
-    """Variants that are trained no further, as they learnt no more than bigrams, with their lowest loss."""
+    """Lowest loss of each variant that learnt no more than bigrams and is not trained further."""
     spikes: Mapping[str, Sequence[Spikes]] = field(default_factory=dict)
-    """Spikes by variant, those at its first learning rate first; empty if none spiked."""
+    """Spikes by variant, the first learning rate first; empty if none spiked."""
 
     @property
     def judged(self) -> dict[str, Any]:
-        """The arguments of `effects` beside losses."""
+        """Arguments of `effects` in addition to losses."""
         if self.looks is None:
             return {}
         return {"decisions": self.decisions, "looks": self.looks, "placing": self.placing}
 
     def powers(self, name: str) -> list[float]:
-        """Return the powers of a variant's compared runs; those of a rate that was halved come first."""
+        """Return the powers of a variant's compared runs, a halved rate first."""
         halved = (spikes.k for spikes in self.spikes.get(name, ()))
         return [*dict.fromkeys([*halved, *(k for k, *_ in self.compared.get(name, {}).values())])]
 
@@ -82,24 +81,21 @@ def standing(
 ) -> Standing:
     """Return the state of a study.
 
-    `tuning_seeds` seeds at most sweep the learning rates of each variant, the baseline first; others start around its
-    vertex. Fresh seeds, paired with the baseline's, are trained at the vertex alone. At each look, variants that are
-    decided are trained no further. If a run of a variant or of the baseline spikes at the rate that was found, half of
-    it replaces that rate for all its seeds, once. Without tuning, every seed has the given rate. In a study of widths
-    each seed sweeps for itself.
+    At most `tuning_seeds` seeds sweep the learning rates of each variant. The baseline is tuned first, and variants
+    start around its vertex. New seeds, paired with the baseline's, are trained at the vertex only. Variants decided at
+    a look are not trained further. If a compared run of an arm spikes, half the tuned learning rate replaces it for all
+    seeds of the arm, once. Without tuning, all seeds have the given rate. In a study of widths each seed sweeps.
 
     Args:
-        losses: by variant, the baseline first; NaN if a run failed.
-        seeds: number of compared seeds, if time does not allow for all.
-        may_shift: whether time allows a window of learning rates to move for all seeds.
-        fill: whether there is time for variants that are decided.
-        plateau: by variant, the loss above which nothing was learnt.
-        learnt: By variant, the loss that it must be below once its rate is tuned or given. If the baseline is not, the
-            study ends.
-        text_error: error of a variant's mean over so many pairs, from the choice of held-out documents.
-        own_starts: variants that do not start around the baseline's vertex.
-        slope: nats by which the baseline's loss falls per e-fold of compute; None if unknown, so that no variant is
-            equivalent within a margin of compute.
+        losses: Losses by variant, the baseline first; NaN if a run failed.
+        seeds: Number of compared seeds, if time is short. Default: all.
+        may_shift: True if there is time to move a window for all seeds.
+        fill: True if there is time for decided variants.
+        plateau: Loss by variant above which nothing was learnt.
+        learnt: Loss by variant below which it has learnt. If the baseline has not, the study ends.
+        own_starts: Variants that do not start around the baseline's vertex.
+        slope: Fall of the baseline's loss per e-fold of compute, in nats. If it is None, no variant is equivalent
+            within a margin of compute.
     """
     number = len(study.seed_numbers) if seeds is None else seeds
     if study.widths:
@@ -154,7 +150,7 @@ def standing(
         for name, known in losses.items()
     }
     for pairs in looks.numbers:
-        # Variants that are open at this look, all if time is left, and the baseline while any is.
+        # Variants open at this look, or all if there is time, and the baseline with them.
         still = [n for n in variants if fill or n not in decisions or decisions[n].look >= pairs]
         missing = judged.missing([baseline, *still] if still else [], pairs)
         if missing or wanted:
@@ -167,13 +163,13 @@ def standing(
 
 @dataclass
 class _Judged:
-    """Looks at a study, one after another, as far as its runs go."""
+    """Looks at a study, one after another, until runs are missing."""
 
     study: StudySpec
     losses: Mapping[str, Losses]
     looks: Looks
     variants: Sequence[str]
-    """Those that can be compared."""
+    """Variants to compare."""
     powers: dict[str, float]
     bottoms: Mapping[str, Bottom]
     text_error: TextError
@@ -186,7 +182,7 @@ class _Judged:
         self.placing = placing_errors(self.bottoms)
 
     def look(self) -> None:
-        """Halve learning rates of arms with spikes and decide, look by look, until runs are missing."""
+        """Halve learning rates of spiking arms and decide, look by look."""
         for pairs in self.looks.numbers:
             arms = [self.baseline, *(n for n in self.variants if n not in self.decisions)]
             if len(arms) == 1 or self.missing(arms, pairs):
@@ -206,7 +202,7 @@ class _Judged:
             )
 
     def missing(self, arms: Collection[str], pairs: int) -> list[Run]:
-        """Return the runs of the first pairs that are not there, by seed."""
+        """Return the missing runs of the first pairs, by seed."""
         return [
             (name, seed, self.powers[name])
             for seed in self.study.seed_numbers[:pairs]
@@ -215,10 +211,10 @@ class _Judged:
         ]
 
     def _halves(self, arms: Sequence[str], pairs: int) -> bool:
-        """Record the spikes of a look; return whether they halve a learning rate: one that was tuned, once."""
+        """Record the spikes of a look; return True if they halve a tuned learning rate."""
         rates = {**self.powers}
-        found = spiked({name: self._losses(name, pairs) for name in arms if name in rates})
-        for name, places in found.items():
+        spikes = spiked({name: self._losses(name, pairs) for name in arms if name in rates})
+        for name, places in spikes.items():
             before = [s for s in self.spikes.get(name, []) if s.halved]
             seeds = tuple(self.study.seed_numbers[i] for i in places)
             halves = self.study.tune_lr and not before
@@ -238,11 +234,11 @@ class _Judged:
         return [own - base for own, base in both]
 
     def _margin(self, pairs: int) -> float:
-        """Return the margin in nats; 0 while the worth of compute is unknown."""
+        """Return the margin in nats; 0 for a margin of compute without a slope."""
         if (compute := self.study.margin_of_compute) is not None:
             return (self.slope or 0.0) * math.log1p(compute)
-        known = [x for x in self._losses(self.baseline, pairs) if not math.isnan(x)]
-        return (self.study.margin_of_loss or 0.0) * abs(fmean(known)) if known else 0.0
+        finite = [x for x in self._losses(self.baseline, pairs) if not math.isnan(x)]
+        return (self.study.margin_of_loss or 0.0) * abs(fmean(finite)) if finite else 0.0
 
     def _shared(self, variant: str, pairs: int) -> SharedError:
         both = (self.placing.get(name, 0.0) for name in (variant, self.baseline))
@@ -252,29 +248,28 @@ class _Judged:
 def shorter_runs(
     study: StudySpec, compared: Mapping[str, Mapping[int, Sequence[float]]], pairs: int = PAIRS
 ) -> list[tuple[str, int, float, float]]:
-    """Return the runs (variant, seed, k, share) that show the first pairs at shorter horizons."""
+    """Return the runs (variant, seed, k, share) of the first pairs at shorter horizons."""
     if study.widths or not study.horizons:
         return []
     baseline, *variants = compared
     seeds = sorted(compared[baseline])[:pairs]
-    kept = {name: [s for s in seeds if s in compared[name]] for name in variants}
-    kept = {name: both for name, both in kept.items() if both}
-    arms = {baseline: seeds, **kept} if kept else {}
+    if all(compared[name].keys().isdisjoint(seeds) for name in variants):
+        return []
     return [
         (name, seed, compared[name][seed][0], share)
         for seed in seeds
         for share in study.horizons
-        for name in arms
-        if seed in arms[name]
+        for name in compared
+        if seed in compared[name]
     ]
 
 
 def runs_for_slope(
     study: StudySpec, baseline: str, now: Standing
 ) -> list[tuple[str, int, float, float]]:
-    """Return the runs (variant, seed, k, share) that tell the slope of the baseline's loss, for a margin of compute.
+    """Return the shorter runs (variant, seed, k, share) of the baseline for a margin of compute.
 
-    They come before the first look: no look finds equivalence without them.
+    They precede the first look, because no look finds equivalence without the slope.
     """
     if not study.margin_of_compute:
         return []
@@ -287,7 +282,7 @@ def runs_for_slope(
 def _each_sweeps(
     study: StudySpec, losses: Mapping[str, Losses], number: int, may_shift: bool
 ) -> Standing:
-    """Every seed tunes every variant, the window placed by the first."""
+    """Return the state of a study of widths: every seed sweeps every variant."""
     seeds = study.seed_numbers[:number]
     sweeps = {
         name: plan_sweep(known, seeds, study.lr_grid_size, may_shift=may_shift, refine=True)

@@ -10,47 +10,50 @@ from scipy import special
 from archwright.lab.results import Halves, Interval
 
 FLAT = 1e-12
-"""Differences that vary by a smaller share of the largest are equal but for rounding."""
+"""Largest spread of equal differences through rounding, as a share of the largest one."""
 DOCUMENTS = 20
-"""Held-out documents from whose scatter `text_error` is estimated, at least (`archwright.training.evaluation`)."""
+"""Fewest held-out documents for `text_error` (`archwright.training.evaluation`)."""
 
 
 class SharedError(NamedTuple):
-    """Standard errors of a mean difference from what its pairs share, in nats: more pairs do not lower them."""
+    """Standard errors of a mean in nats, shared by its pairs: more pairs do not lower them."""
 
     text: float = 0.0
-    """From the choice of held-out documents, estimated from DOCUMENTS of them or more."""
+    """Error from the choice of held-out documents, estimated from at least DOCUMENTS of them."""
     placing: float = 0.0
-    """From where learning rates were placed: of a size that is known, not estimated from the pairs."""
+    """Error from the tuning of learning rates, not estimated from the pairs."""
 
 
 NOTHING_SHARED = SharedError()
-"""Pairs share nothing, or it is not known."""
 
 
 def t_interval(
     differences: Sequence[float], level: float = 0.95, shared_error: SharedError = NOTHING_SHARED
 ) -> Interval:
-    """mean ± `half_width` of n differences, s their standard deviation.
+    """Return mean ± `half_width` of differences.
 
-    Exact where differences are normal and share nothing. Source: Student, 1908, The probable error of a mean.
+    Exact for normal differences without shared errors. Source: Student, 1908, The probable error of a mean.
     """
-    mean, error = _mean_and_error(differences)
-    half = half_width(error, len(differences), 1 - level, shared_error)
+    values = np.asarray(differences, dtype=np.float64)
+    assert len(values) >= 2
+    assert np.isfinite(values).all()
+    mean, error = float(values.mean()), 0.0
+    if float(np.ptp(values)) > FLAT * float(np.abs(values).max()):
+        error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    half = half_width(error, len(values), 1 - level, shared_error)
     return Interval(mean - half, mean + half, level, "t")
 
 
 def half_width(
     error: float, pairs: int, level: float, shared_error: SharedError = NOTHING_SHARED
 ) -> float:
-    """sqrt((t(n - 1) e)² + (t(DOCUMENTS - 1) text)² + (z placing)²), e = s / sqrt(n) the standard error of the mean of
-    n pairs, t(f) the quantile 1 - level / 2 of Student's distribution with f degrees of freedom, and z that of the
-    normal distribution.
+    """Return half the width of a mean's confidence interval.
 
-    Each error has the quantile of its own degrees of freedom: the few of the pairs say nothing of how well the others
-    are known. Intervals of this width hold at least as often as they say, however unequal the errors are, where these
-    are normal and independent. Source: Banerjee, 1961, On confidence interval for two-means problem based on separate
-    estimates of variances and tabulated values of t-table.
+    sqrt((t(n - 1) e)² + (t(DOCUMENTS - 1) text)² + (z placing)²), with e the standard error of the mean of n pairs,
+    t(f) the quantile 1 - level / 2 of Student's distribution with f degrees of freedom, and z that of the normal
+    distribution. Each error has the quantile for its degrees of freedom. For independent normal errors the interval is
+    conservative. Source: Banerjee, 1961, On confidence interval for two-means problem based on separate estimates of
+    variances and tabulated values of t-table.
     """
     text, placing = shared_error
     # Lower tails, as 1 - level / 2 rounds a small level away; several times faster than those of scipy.stats.
@@ -62,11 +65,14 @@ def half_width(
 
 
 def text_error(pairs: Sequence[tuple[Halves | None, Halves | None]]) -> float:
-    """Return the standard error of a mean difference, variant minus baseline, from the choice of held-out documents.
+    """Return the error of a mean difference from the choice of documents.
 
-    With d_c the difference in document c, meaned over the pairs, w_c its share of all text, and d the sum of w_c d_c:
-    sqrt(n / (n - 1) sum of w_c² (d_c - d)²) of n documents. 0 where documents are not known, as of runs that diverged.
+    With d_c the mean difference in document c, w_c its share of all text, and d the sum of w_c d_c:
+    sqrt(n / (n - 1) sum of w_c² (d_c - d)²) for n documents; 0 if documents are unknown, as after divergence.
     Source: Cochran, 1977, Sampling techniques, section 6.4 (the error of a ratio).
+
+    Args:
+        pairs: Losses of variant and baseline.
     """
     known = [(v, b) for v, b in pairs if v and b and v.sums and len(v.sizes) == len(b.sizes)]
     if not known or len(known[0][1].sizes) < 2:
@@ -84,14 +90,3 @@ def text_error(pairs: Sequence[tuple[Halves | None, Halves | None]]) -> float:
     residuals = (total - sizes * total.sum() / sizes.sum()) / sizes.sum()
     error = math.sqrt(len(sizes) / (len(sizes) - 1) * float((residuals**2).sum()))
     return error if math.isfinite(error) else 0.0
-
-
-def _mean_and_error(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error, 0 where all differences are equal."""
-    values = np.asarray(differences, dtype=np.float64)
-    assert len(values) >= 2
-    assert np.isfinite(values).all()
-    mean = float(values.mean())
-    if float(np.ptp(values)) <= FLAT * float(np.abs(values).max()):
-        return mean, 0.0
-    return mean, float(values.std(ddof=1)) / math.sqrt(len(values))

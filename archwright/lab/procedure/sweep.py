@@ -1,4 +1,4 @@
-"""How the learning rate is tuned: a window on a lattice of values, and the lowest point of a parabola in it."""
+"""Tuning of learning rates: a window on a lattice of values, and the vertex of a parabola in it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,32 +18,32 @@ from archwright.lab.procedure.constants import (
 from archwright.lab.results import Replicate, RunResult
 
 Losses = Mapping[tuple[int, float], float]
-"""(seed, k) -> held-out loss at the learning rate start * ratio^k; NaN where the run failed."""
+"""(seed, k) -> held-out loss at the learning rate start * ratio^k; NaN if the run failed."""
 Window = Sequence[float]
-"""Neighbouring powers k: whole ones, or halves if a valley is narrow or has a steep side."""
+"""Neighbouring powers k, in steps of 1, or of 1/2 if a valley is narrow or has a steep side."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Where the tuning of one variant stands."""
+    """State of the tuning of one variant."""
 
     window: Window
-    """The learning rates that count, as the powers k of the ratio."""
+    """Learning rates, as powers k of the ratio."""
     wanted: Sequence[tuple[int, float]]
-    """Runs still missing, as (seed, k), the most urgent first. None: the sweep is complete."""
+    """Missing runs (seed, k), the most urgent first; empty if the sweep is complete."""
     seeds: Sequence[int]
-    """Those with a finished run at every learning rate of the window."""
+    """Seeds with a finished run at every learning rate of the window."""
     at_boundary: bool
-    """The mean over these seeds is lowest at an end of the window, which may move no further."""
+    """True if the mean over these seeds is lowest at an end of the window, with no moves left."""
 
 
 class Tuned(NamedTuple):
-    """The lowest point of a sweep."""
+    """Lowest point of a sweep."""
 
     loss: float
     lr: float
     at_boundary: bool
-    """The lowest loss is at an end, so that a lower one may lie outside."""
+    """True if the lowest loss is at an end, so that a lower one may lie outside."""
 
 
 def plan_sweep(
@@ -53,15 +53,13 @@ def plan_sweep(
     may_shift: bool = True,
     refine: bool = False,
 ) -> Sweep:
-    """Return the window of one variant whose seeds all sweep, and its missing runs, by losses alone.
+    """Return the window of a variant if every seed sweeps, and its missing runs.
 
-    The first seed places the window, `grid` neighbours around k = 0: while its lowest loss is at an end, the window
-    moves by one that way, MOVES times at most. The other seeds run that window. To `refine`, a window in which the
-    first seed's loss rises by more than RISE beside its lowest becomes one of half steps around it. If the mean over
-    all seeds is lowest at an end, the window moves on for all seeds, SLIDES times at most.
-
-    A seed with a failed run in the window does not count; the next one places it then. The window stays after the
-    first seed unless it `may_shift`.
+    The first seed places the window of `grid` neighbours around k = 0. While its lowest loss is at an end, the window
+    moves one step that way, at most MOVES times. With `refine`, steps become half steps around the lowest loss if the
+    loss next to it rises by more than RISE. The remaining seeds run that window. If `may_shift` and the mean over all
+    seeds is lowest at an end, the window moves for all seeds, at most SLIDES times. A seed with a failed run in the
+    window does not count; the next seed then places the window.
     """
     window, missing = _final_window(losses, seeds, first_window(grid), refine)
     if missing:
@@ -78,41 +76,37 @@ def pooled_sweep(
     plateau: float = math.inf,
     start: Window | None = None,
 ) -> Sweep:
-    """Return the window in which seeds together tune one variant, and its missing runs.
+    """Return the window in which seeds together tune a variant, and its missing runs.
 
     The first seed places the window as in `plan_sweep`, around `start` if given. On a plateau (no loss below `plateau`,
-    and that of the lowest rate at most RISE above the best), it moves to lower rates. A window of half steps moves by
-    half a step once, then by whole steps. A window of whole steps becomes one of half steps if the loss rises by more
-    than FINER next to the lowest.
+    and the loss at the lowest rate at most RISE above the best), it moves to lower rates. A window of half steps moves
+    by half a step once, then by whole steps. Whole steps become half steps if the loss next to the lowest rises by
+    more than FINER.
 
-    After the first seed all others run its window, and the mean over seeds counts: one seed's bottom is not that of
-    all, and the spread of seeds is the error of the rate that is found (`placing_errors`). The window moves on while
-    the lowest mean is at an end, SLIDES times at most. A seed with a failed run does not count.
+    Then all seeds run this window, and their mean decides: the bottoms of seeds differ, and their spread is the error
+    of the tuned rate (`placing_errors`). The window moves while the lowest mean is at an end, at most SLIDES times. A
+    seed with a failed run does not count.
     """
     first = first_window(grid) if start is None else start
     window, missing = _final_window(losses, seeds, first, refine=False, plateau=plateau)
     if missing:
         return Sweep(window, missing, [], at_boundary=False)
     slides = SLIDES if may_shift else 0
-    # The seed that placed the window: those before it failed, and need not have all its runs.
-    placed = [s for s in seeds if not _missing(losses, [s], window)]
-    placed = [s for s in placed if not _failed(losses, s, window)][:1]
-    alone = _settled(losses, placed, window, slides)
-    if alone.wanted:
-        return alone
-    return _settled(losses, seeds, alone.window if alone.seeds else window, slides)
+    # The seed that placed the window. Earlier seeds failed and need not have all its runs.
+    placed = _settled(losses, _finished(losses, seeds, window)[:1], window, slides)
+    if placed.wanted:
+        return placed
+    return _settled(losses, seeds, placed.window if placed.seeds else window, slides)
 
 
 def _settled(
     losses: Losses, seeds: Sequence[int], window: Window, slides: int, finer: bool = True
 ) -> Sweep:
-    """Return the window of some seeds after it has slid, and become finer, by their mean."""
+    """Return the window of some seeds, moved and refined by their mean."""
     while True:
         slides_left = slides
         while True:
-            missing = _missing(losses, seeds, window)
-            finished = [s for s in seeds if all((s, k) in losses for k in window)]
-            finished = [s for s in finished if not _failed(losses, s, window)]
+            missing, finished = _missing(losses, seeds, window), _finished(losses, seeds, window)
             if missing or not finished:
                 return Sweep(window, missing, finished, at_boundary=False)
             means = pooled(losses, finished, window)
@@ -128,10 +122,9 @@ def _settled(
 
 
 def around_vertex(losses: Losses, sweep: Sweep) -> Window:
-    """Return a window like that of a sweep, around its vertex: where other variants start."""
-    step, grid = _step(sweep.window), len(sweep.window)
+    """Return the sweep's window, centred on its vertex: the start of other variants."""
     middle = round(START * vertex(losses, sweep)) / START
-    return tuple(middle + (i - grid // 2) * step for i in range(grid))
+    return _window(middle, len(sweep.window) // 2, _step(sweep.window), len(sweep.window))
 
 
 def pooled(losses: Losses, seeds: Sequence[int], window: Window) -> list[float]:
@@ -140,36 +133,36 @@ def pooled(losses: Losses, seeds: Sequence[int], window: Window) -> list[float]:
 
 
 def vertex(losses: Losses, sweep: Sweep) -> float:
-    """Return the power k of the ratio at which the parabola through the pooled losses is lowest, to a hundredth."""
+    """Return the power k at the vertex of the pooled losses, to a hundredth."""
     return round(math.log(lowest_point(losses, sweep).lr), 2)
 
 
 def lowest_point(losses: Losses, sweep: Sweep) -> Tuned:
-    """Return the vertex of the pooled losses, with exp(k) for the learning rate."""
+    """Return the vertex of the pooled losses, with exp(k) as learning rate."""
     return tuned(pooled(losses, sweep.seeds, sweep.window), [math.exp(k) for k in sweep.window])
 
 
 class Bottom(NamedTuple):
-    """The lowest pooled loss of a sweep, and how well it is known."""
+    """Lowest pooled loss of a sweep, with its error."""
 
     rise: float
-    """Mean rise of the pooled losses next to it, each at most RISE of it, in nats; 0 at an end of the window."""
+    """Mean rise of both neighbours in nats, each at most RISE of the loss; 0 at an end of the window."""
     step: float
     """Distance of the learning rates."""
     seeds: int
     excess: float
-    """Mean loss above the bottom, in nats, by the differences of its seeds; 0 of a single seed."""
+    """Mean loss above the bottom, in nats, from the spread of seeds; 0 for a single seed."""
 
     def above(self, steps: float) -> float:
-        """Return the height of the parabola so many steps from its vertex."""
+        """Return the height of the parabola `steps` from its vertex."""
         return self.rise * (steps / self.step) ** 2
 
 
 def bottom(losses: Losses, sweep: Sweep) -> Bottom:
     """Return the bottom of a finished sweep.
 
-    With the slopes d = y(+1) - y(-1) of each seed's losses next to the bottom, of variance v over n seeds, the vertex
-    of a parabola A u² lies off by -(mean d) / 4A, which costs v / 16 A n in the mean.
+    With the slope d = y(+1) - y(-1) of each seed's losses next to the bottom, and v its variance over n seeds, the
+    vertex of a parabola A u² is shifted by -(mean d) / 4A. The mean excess loss is v / 16 A n.
     """
     means, seeds = pooled(losses, sweep.seeds, sweep.window), len(sweep.seeds)
     best = lowest(means)
@@ -187,12 +180,11 @@ def bottom(losses: Losses, sweep: Sweep) -> Bottom:
 
 
 def placing_errors(bottoms: Mapping[str, Bottom]) -> dict[str, float]:
-    """Return by how much each variant's loss at its vertex may lie above its lowest one, in nats.
+    """Return the standard error of each variant's loss from tuning, in nats.
 
-    PLACING times the rise A, for the shape of the valley, and MISPLACED times the mean excess of the vertex, for the
-    noise and for bottoms that differ between seeds. Each variant has few seeds, so that the excess is a mean over all
-    variants and one value more, that of seeds whose bottoms deviate by USUAL_SPREAD steps. All pairs share the error,
-    which is therefore not visible in them. 0 at an end, where nothing is compared.
+    PLACING times the rise A, for the shape of the valley, plus MISPLACED times the mean excess of the vertex, for the
+    spread of seeds. The excess is a mean over all variants, as each has few seeds, and a prior value for a spread of
+    USUAL_SPREAD steps. All pairs share the error, so their scatter does not contain it. 0 at an end of the window.
     """
     known = [(b.seeds - 1, b.excess) for b in bottoms.values() if b.rise]
     freedom, total = sum(n for n, _ in known), math.fsum(n * excess for n, excess in known)
@@ -206,11 +198,10 @@ def placing_errors(bottoms: Mapping[str, Bottom]) -> dict[str, float]:
 def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
     """Return the vertex of the parabola in log(lr) through the lowest loss and its neighbours.
 
-    With neighbours at the distances u < 0 < v in log(lr) that lie a and b above the lowest loss y:
-    curvature c = (b / v - a / u) / (v - u), slope s = (-b u / v + a v / u) / (v - u), and the vertex
-    is at -s / 2c with the loss y - s² / 4c: within half the way to either neighbour, and not further
-    below y than an eighth of the larger rise. A rise above RISE y counts as that much. Where the
-    lowest loss is at an end, it is the answer itself.
+    With neighbours at the distances u < 0 < v in log(lr), a and b above the lowest loss y: curvature
+    c = (b / v - a / u) / (v - u), slope s = (-b u / v + a v / u) / (v - u), vertex at -s / 2c, at most half way to
+    either neighbour, and loss y - s² / 4c, at most an eighth of the larger rise below y. Rises are cut off at RISE y.
+    A lowest loss at an end is returned unchanged.
     """
     assert len(losses) == len(lrs)
     assert all(map(math.isfinite, losses))
@@ -229,25 +220,19 @@ def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
 
 
 def replicate(runs: Sequence[RunResult]) -> Replicate:
-    """Return the result of one seed: its sweep by `tuned`, or its only run on the half that judges."""
+    """Return the result of one seed: its tuned sweep, or the judged half of its only run."""
     runs = sorted(runs, key=lambda run: run.lr)
-    losses, lrs = [run.loss for run in runs], [run.lr for run in runs]
+    losses = [run.loss for run in runs]
     best = runs[lowest(losses)]
-    if len(runs) == 1 and best.halves:
-        losses = [best.halves.judged]
-    found = tuned(losses, lrs) if len(runs) > 1 else Tuned(losses[0], best.lr, at_boundary=False)
-    return Replicate(
-        variant=best.variant,
-        seed=best.seed,
-        loss=found.loss,
-        lr=found.lr,
-        best=best,
-        at_boundary=found.at_boundary,
-    )
+    if len(runs) > 1:
+        loss, lr, at_boundary = tuned(losses, [run.lr for run in runs])
+    else:
+        loss, lr, at_boundary = best.halves.judged if best.halves else best.loss, best.lr, False
+    return Replicate(best.variant, best.seed, loss, lr, best, at_boundary)
 
 
 def lowest(losses: Sequence[float]) -> int:
-    """Return the index of the lowest loss; of equal ones the nearest to the middle."""
+    """Return the index of the lowest loss; among equal losses, the nearest to the middle."""
     middle = (len(losses) - 1) / 2
     return min(range(len(losses)), key=lambda i: (losses[i], abs(i - middle), i))
 
@@ -255,7 +240,7 @@ def lowest(losses: Sequence[float]) -> int:
 def _final_window(
     losses: Losses, seeds: Sequence[int], first: Window, refine: bool, plateau: float = math.inf
 ) -> tuple[Window, list[tuple[int, float]]]:
-    """Return where the first seed puts the window, and the runs it needs before it can say."""
+    """Return the window placed by the first seed, and its missing runs."""
     for seed in seeds:
         window = first
         for moves_left in reversed(range(MOVES + 1)):
@@ -267,8 +252,8 @@ def _final_window(
             moved = _moved(window, swept)
             if moved != window and moves_left < MOVES and _step(window) < 1:
                 moved = _strode(window, swept)
-            # A plateau has no lowest point; rates that are too high are its usual cause. Where lower ones are clearly
-            # worse it is none: too little was trained.
+            # A plateau is usually caused by rates that are too high. If lower rates are clearly worse, there is no
+            # plateau: runs are too short.
             if min(swept) > plateau and swept[0] <= (1 + RISE) * min(swept):
                 moved = tuple(k - 1 for k in window)
             elif refine and _step(window) == 1 and is_sharp(swept):
@@ -280,33 +265,38 @@ def _final_window(
 
 
 def _rises(losses: Sequence[float], best: int) -> tuple[float, float]:
-    """Return how much higher the neighbours of the lowest loss are, to the left and to the right."""
+    """Return the rises from the lowest loss to its left and right neighbours."""
     most = RISE * abs(losses[best])
     left, right = (min(losses[best + side] - losses[best], most) for side in (-1, 1))
     return left, right
 
 
 def _halved(window: Window, losses: Sequence[float]) -> Window:
-    """Return a window of as many rates half as far apart, around the best."""
-    step = _step(window) / 2
-    first = window[lowest(losses)] - (len(window) // 2) * step
-    return tuple(first + i * step for i in range(len(window)))
+    """Return a window of half the step around the best rate."""
+    grid = len(window)
+    return _window(window[lowest(losses)], grid // 2, _step(window) / 2, grid)
 
 
 def is_sharp(losses: Sequence[float], rise: float = RISE) -> bool:
-    """Return whether the loss rises by more than a share to either side of the lowest, which is at no end."""
+    """True if a neighbour of an inner lowest loss is higher by more than a share."""
     best = lowest(losses)
-    beside = [losses[i] for i in (best - 1, best + 1) if 0 <= i < len(losses)]
-    return len(beside) == 2 and max(beside) > losses[best] + rise * abs(losses[best])
+    neighbours = losses[best - 1 : best + 2 : 2] if best else ()
+    return len(neighbours) == 2 and max(neighbours) > losses[best] + rise * abs(losses[best])
 
 
 def first_window(grid: int) -> Window:
-    """Return as many neighbours around k = 0."""
+    """Return a window of `grid` powers around k = 0."""
     return range(-(grid // 2), grid - grid // 2)
 
 
+def _window(power: float, before: int, step: float, grid: int) -> Window:
+    """Return a window with `before` powers below `power`."""
+    first = power - before * step
+    return tuple(first + i * step for i in range(grid))
+
+
 def _moved(window: Window, losses: Sequence[float]) -> Window:
-    """Return the window one further where the lowest loss is at an end, else as it is."""
+    """Return the window, moved by one step if the lowest loss is at an end."""
     best = lowest(losses)
     steps = (best == len(losses) - 1) - (best == 0)
     if isinstance(window, range):
@@ -315,11 +305,9 @@ def _moved(window: Window, losses: Sequence[float]) -> Window:
 
 
 def _strode(window: Window, losses: Sequence[float]) -> Window:
-    """Return a window of rates twice as far apart that reaches one of them beyond the end where the lowest loss is."""
-    step, grid = 2 * _step(window), len(window)
-    before = 1 if lowest(losses) == 0 else grid - 2
-    first = window[lowest(losses)] - before * step
-    return tuple(first + i * step for i in range(grid))
+    """Return a window of twice the step, one rate beyond the end with the lowest loss."""
+    best, grid = lowest(losses), len(window)
+    return _window(window[best], 1 if best == 0 else grid - 2, 2 * _step(window), grid)
 
 
 def _step(window: Window) -> float:
@@ -327,9 +315,14 @@ def _step(window: Window) -> float:
 
 
 def _missing(losses: Losses, seeds: Sequence[int], window: Window) -> list[tuple[int, float]]:
-    """Return the runs to do; a seed that has failed needs no more."""
+    """Return the missing runs of seeds without a failed run."""
     alive = (seed for seed in seeds if not _failed(losses, seed, window))
     return [(seed, k) for seed in alive for k in window if (seed, k) not in losses]
+
+
+def _finished(losses: Losses, seeds: Sequence[int], window: Window) -> list[int]:
+    """Return the seeds with a loss at every rate."""
+    return [s for s in seeds if not any(math.isnan(losses.get((s, k), math.nan)) for k in window)]
 
 
 def _failed(losses: Losses, seed: int, window: Window) -> bool:

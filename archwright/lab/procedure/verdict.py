@@ -1,4 +1,4 @@
-"""A study's verdict, in numbers and in a sentence: each variant against the baseline, over paired seeds."""
+"""Verdict of a study, in numbers and sentences: each variant against the baseline, over paired seeds."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -50,24 +50,22 @@ def effects(
     multiplier: Callable[[Effect], Multiplier | None] = lambda effect: None,
     advice: Callable[[Effect], str] = lambda effect: "",
 ) -> list[Effect]:
-    """Return each variant minus the baseline over their common seeds, in the study's order.
+    """Compare each variant with the baseline over common seeds, in the study's order.
 
-    Outcomes, the first that holds:
+    Outcomes, by precedence:
         identical: both are the same runs.
-        inconclusive: there are caveats: fewer than two pairs, whose interval is endless; a best learning rate at an
-            end of its grid (`edges`); as many pairs lost to failed `runs` as are left; a loss above `learnt`, that of
-            bigrams, or of a task both losses above that of guessing; pairs after the decision that turn the sign.
-        better, worse, equivalent: as the looks decided.
+        inconclusive: undecided, or with caveats: fewer than two pairs, a learning rate at an end of its grid (`edges`),
+            at least as many pairs lost to failed `runs` as left, a loss above `learnt` (for a task, both losses), or
+            pairs after the decision that change the sign.
+        better, worse, equivalent: the decision of the looks.
 
     Args:
-        decisions: Outcomes of the looks, by variant.
         looks: All looks, at which intervals hold together.
-        learnt: Loss below which a variant has learnt. Default: all have.
-        unlearnt: Lowest loss of variants that tuning found above that, which were trained no further.
-        unit: Unit of all losses.
-        placing: Standard error of each variant's loss from the tuning of its learning rate, in nats.
+        learnt: Loss of bigrams or guessing, below which a variant has learnt. Default: all have.
+        unlearnt: Lowest tuning loss of variants above `learnt`, which were not trained further.
+        placing: Standard error of each variant's loss from tuning, in nats.
         slope: Fall of the baseline's loss per e-fold of compute.
-        multiplier: Returns the compute that a difference is worth.
+        multiplier: Returns the compute equivalent of a difference.
         advice: Returns the next step for an inconclusive variant.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
@@ -105,14 +103,14 @@ def effects(
 
 
 def margin_of(study: StudySpec, baseline_loss: float, slope: float | None) -> float:
-    """Return a study's margin in the unit of the loss; NaN while that of compute has no slope."""
+    """Return a study's margin in the unit of the loss; NaN for compute without a slope."""
     if compute := study.margin_of_compute:
         return math.nan if slope is None else slope * math.log1p(compute)
     return (study.margin_of_loss or 0.0) * abs(baseline_loss)
 
 
 def verdict(effects: Sequence[Effect], baseline: str, spikes: Sequence[str] = ()) -> str:
-    """Return outcomes and `spikes` in sentences; of many variants, outcomes in groups."""
+    """Return the sentences of effects and `spikes`, or of groups if there are many."""
     said = [effect.sentence for effect in effects] or [f"{baseline} was compared with nothing."]
     if len(effects) > FEW:
         groups = []
@@ -124,14 +122,14 @@ def verdict(effects: Sequence[Effect], baseline: str, spikes: Sequence[str] = ()
 
 
 def scope(parameters: float, tokens: float, device: str, text: str = "") -> str:
-    """Return the scale at which a verdict holds."""
+    """Return the scale of a verdict in a sentence."""
     source = f" of {text}" if text else ""
     scale = f"{count(parameters)} non-embedding parameters and {count(tokens)} tokens{source}"
     return f"Measured at {scale} on {device}, and for this size and token budget only."
 
 
 def spike_words(name: str, spiked: int, compared: int, lr: float, again: float | None) -> str:
-    """Return a finding of runs that spiked; `again`: the learning rate at which all were trained again."""
+    """Describe the spikes of a variant; `again` is the learning rate after halving."""
     runs = f"{spiked} of {compared} runs of {name} spiked at lr {lr:.2g}"
     return runs if again is None else f"{runs}; all were run again at {again:.2g}"
 
@@ -139,37 +137,30 @@ def spike_words(name: str, spiked: int, compared: int, lr: float, again: float |
 def spikes_in_words(
     spikes: Mapping[str, Sequence[Spikes]], rates: Callable[[str], Sequence[float]]
 ) -> Iterator[str]:
-    """Yield a finding for each learning rate at which runs spiked.
+    """Describe the spikes at each learning rate.
 
     Args:
-        spikes: by variant.
-        rates: (variant) -> learning rates of its compared runs, the first one first.
+        spikes: Spikes by variant.
+        rates: (variant) -> learning rates of its compared runs, in the order of training.
     """
-    for name, found in spikes.items():
-        own = [*rates(name), math.nan]
-        for one, lr, lower in zip(found, own, own[1:], strict=False):
-            again = lower if one.halved and math.isfinite(lower) else None
-            yield spike_words(name, len(one.seeds), one.compared, lr, again)
+    for name, by_rate in spikes.items():
+        lrs = [*rates(name), math.nan]
+        for at_rate, lr, lower in zip(by_rate, lrs, lrs[1:], strict=False):
+            again = lower if at_rate.halved and math.isfinite(lower) else None
+            yield spike_words(name, len(at_rate.seeds), at_rate.compared, lr, again)
 
 
 VISIBLE = 0.1
-"""Share of the interval's half width by which naive mean and estimate differ in words."""
+"""Least distance of naive mean and estimate, in half widths, for both to be named."""
 FEW = 3
-"""Variants up to which the verdict has the sentence of each."""
+"""Most variants with one sentence each in the verdict."""
 
-GROUPS = (
-    "better",
-    f"better {SMALL}",
-    "worse",
-    f"worse {SMALL}",
-    "equivalent",
-    "inconclusive",
-    "identical",
-)
+BETTER, WORSE = (f"{outcome} {SMALL}" for outcome in ("better", "worse"))
+GROUPS = ("better", BETTER, "worse", WORSE, "equivalent", "inconclusive", "identical")
 
 
 def group_of(effect: Effect) -> str:
-    """Return one of GROUPS."""
+    """Return the effect's group, one of GROUPS."""
     small = effect.outcome in ("better", "worse") and effect.within_margin
     return f"{effect.outcome} {SMALL}" if small else effect.outcome
 
@@ -181,7 +172,7 @@ def _measured(
     looks: Looks,
     placing_error: float,
 ) -> Effect:
-    """Return the numbers of one pair."""
+    """Return the difference of a variant from the baseline, with intervals."""
     seeds = sorted(variant_by_seed.keys() & baseline_by_seed.keys())
     pairs = [(variant_by_seed[seed], baseline_by_seed[seed]) for seed in seeds]
     differences = [variant.loss - baseline.loss for variant, baseline in pairs]
@@ -211,12 +202,9 @@ def _measured(
     )
 
 
-def _are_one(
-    variant_by_seed: Mapping[int, Replicate], baseline_by_seed: Mapping[int, Replicate]
-) -> bool:
-    """Return whether two variants are the same runs."""
-    seeds = variant_by_seed.keys() & baseline_by_seed.keys()
-    keys = [(variant_by_seed[seed].best.key, baseline_by_seed[seed].best.key) for seed in seeds]
+def _are_one(variant: Mapping[int, Replicate], baseline: Mapping[int, Replicate]) -> bool:
+    """True if both have the same runs at their common seeds."""
+    keys = [(variant[s].best.key, baseline[s].best.key) for s in variant.keys() & baseline.keys()]
     return bool(keys) and all(one == other != "" for one, other in keys)
 
 
@@ -229,14 +217,14 @@ def _outcome(effect: Effect, decision: Decision | None) -> Outcome:
 
 
 def excludes(interval: Interval, value: float = 0.0) -> bool:
-    """Return whether an interval leaves out a value."""
+    """True if a value lies outside an interval."""
     return not interval.low <= value <= interval.high
 
 
 def _failures(
     effect: Effect, runs: Sequence[RunResult], pair: Sequence[str], study: StudySpec
 ) -> Iterator[str]:
-    """Yield a caveat for each variant that lost as many pairs to failed runs as are left."""
+    """Yield caveats if failed runs cost at least as many pairs as are left."""
     failed = [run for run in runs if run.failed and run.variant in pair]
     if effect.seeds:
         failed = [r for r in failed if r.seed in study.seed_numbers and r.seed not in effect.seeds]
@@ -248,14 +236,12 @@ def _failures(
 
 
 def _turned(effect: Effect, decision: Decision | None) -> Iterator[str]:
-    """Pairs after the look that decided do not turn what it found."""
+    """Yield a caveat if pairs after the deciding look change the sign of the mean."""
     if decision is None or decision.outcome != "superior":
         return
-    then = _mean(effect.differences[: decision.look])
-    if then * effect.mean < 0:
-        yield (
-            f"the first {decision.look} pairs, which decided, say the opposite of all {len(effect.differences)}"
-        )
+    first, pairs = decision.look, effect.differences
+    if _mean(pairs[:first]) * effect.mean < 0:
+        yield f"the first {first} pairs, which decided, say the opposite of all {len(pairs)}"
 
 
 def _unlearnt(
@@ -264,14 +250,14 @@ def _unlearnt(
     unit: Unit,
     tuned: Mapping[str, float],
 ) -> Iterator[str]:
-    best = {
-        n: min((r.loss for r in found.values()), default=tuned.get(n, -math.inf))
-        for n, found in pair.items()
-    }
-    unlearnt = [name for name, loss in best.items() if loss > learnt.get(name, math.inf)]
-    diverged = [
-        n for n in unlearnt if pair[n] and all(found.best.diverged for found in pair[n].values())
+    """Yield caveats if variant or baseline learnt no more than bigrams or guessing."""
+    unlearnt = [
+        name
+        for name, by_seed in pair.items()
+        if min((r.loss for r in by_seed.values()), default=tuned.get(name, -math.inf))
+        > learnt.get(name, math.inf)
     ]
+    diverged = [n for n in unlearnt if pair[n] and all(r.best.diverged for r in pair[n].values())]
     yield from (f"{name} {DIVERGED}" for name in diverged)
     asks = unit == "nats per answer"
     if asks and len(unlearnt) < len(pair):
@@ -289,35 +275,33 @@ def _unlearnt(
 def _diverged_alone(
     pair: Mapping[str, Mapping[int, Replicate]], learnt: Mapping[str, float], study: StudySpec
 ) -> str:
-    """Return the variant that diverged in all runs while the other learnt in all; else nothing.
+    """Return the name of the only arm that diverged in all runs, if the opposite arm learnt; else "".
 
-    Only at given rates: tuning may have left out a lower one.
+    Empty if learning rates were tuned, as a lower one might not have diverged.
     """
     if study.tune_lr:
         return ""
-    diverged = {n: [r.best.diverged for r in found.values()] for n, found in pair.items()}
+    diverged = {n: [r.best.diverged for r in by_seed.values()] for n, by_seed in pair.items()}
     lost = [n for n, ends in diverged.items() if ends and all(ends)]
-    best = {n: min((r.loss for r in found.values()), default=math.inf) for n, found in pair.items()}
+    best = {n: min((r.loss for r in runs.values()), default=math.inf) for n, runs in pair.items()}
     learns = [n for n in pair if not any(diverged[n]) and best[n] <= learnt.get(n, math.inf)]
     return lost[0] if len(lost) == len(learns) == 1 else ""
 
 
 def is_at_odds(effect: Effect) -> bool:
-    """Return whether a variant is better at equal tokens and needs more compute for the same loss, or the reverse."""
-    found, known = effect.multiplier, effect.outcome in ("better", "worse")
-    return known and found is not None and (found.compute > 1) != (effect.mean < 0)
+    """True if the outcome at equal tokens is reversed at equal compute."""
+    multiplier = effect.multiplier if effect.outcome in ("better", "worse") else None
+    return multiplier is not None and (multiplier.compute > 1) != (effect.mean < 0)
 
 
 def is_unlearnt(effect: Effect) -> bool:
-    """Return whether a variant or the baseline learnt too little for their difference to say anything."""
-    words = (BIGRAMS, GUESSING, DIVERGED)
-    return bool(effect.diverged) or any(
-        word in caveat for caveat in effect.caveats for word in words
-    )
+    """True if variant or baseline learnt too little for a comparison."""
+    caveats = "; ".join(effect.caveats)
+    return bool(effect.diverged) or any(w in caveats for w in (BIGRAMS, GUESSING, DIVERGED))
 
 
 def claim_words(effect: Effect, name: str, baseline: str) -> str:
-    """Return an outcome in words, without numbers."""
+    """Describe an outcome without numbers."""
     if effect.outcome == "inconclusive":
         return f"The comparison of {name} with {baseline} is inconclusive"
     if effect.outcome not in ("better", "worse"):
@@ -326,7 +310,7 @@ def claim_words(effect: Effect, name: str, baseline: str) -> str:
 
 
 def _claim(effect: Effect, baseline: str) -> str:
-    """Return outcome and numbers, without the full stop."""
+    """Describe outcome and numbers, without the full stop."""
     words = claim_words(effect, effect.variant, baseline)
     if effect.outcome == "identical":
         return f"{words}, one model trained alike: nothing was compared"
@@ -334,19 +318,19 @@ def _claim(effect: Effect, baseline: str) -> str:
         words += f" because {listed([*effect.caveats])}"
     if effect.diverged and effect.outcome != "inconclusive":
         return f"{words}: {diverged_words(effect)}"
-    # What is inconclusive has no number to be remembered by.
+    # The number of an inconclusive comparison would be remembered as an effect.
     silent = math.isnan(effect.mean) or not effect.has_numbers
     return words if silent else f"{words}: {_numbers(effect, baseline)}"
 
 
 def diverged_words(effect: Effect) -> str:
-    """Say which of two diverged."""
+    """Describe the divergence of one arm."""
     other = "and the other in none"
     return f"{effect.diverged} diverged in all {len(effect.seeds)} runs at the learning rate that was given, {other}"
 
 
 def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -> str:
-    """Return a remark on the outcome where it needs one; `several`: whether several variants were compared."""
+    """Return a remark on the outcome, if any; `several` means more than one variant."""
     if effect.outcome in ("better", "worse"):
         alone = f"; {effect.outcome}{AT_EQUAL_TOKENS}" * is_at_odds(effect)
         small = f"; the margin is {margin_words(effect)}" * effect.within_margin
@@ -356,25 +340,23 @@ def _remark(effect: Effect, advice: Callable[[Effect], str], *, several: bool) -
         if max(-low, high) < effect.margin:
             return f"; the 90 % interval lies within the margin of {margin_words(effect)}"
         return f"; the 90 % interval lay within the margin of {margin_words(effect)}, when this was decided; {LATER}"
-    why = ""
-    if effect.outcome == "inconclusive" and not effect.caveats:
-        corrected = several and excludes(effect.interval)
-        why = "; the interval leaves out 0, but not with Holm's correction for several variants"
-        why *= corrected
-    then = advice(effect) if effect.outcome == "inconclusive" else ""
-    return why + (f"; {then}" if then else "")
+    if effect.outcome == "identical":
+        return ""
+    corrected = several and not effect.caveats and excludes(effect.interval)
+    why = "; the interval leaves out 0, but not with Holm's correction for several variants"
+    then = advice(effect)
+    return why * corrected + (f"; {then}" if then else "")
 
 
 def margin_words(effect: Effect) -> str:
     """Return the margin as `±0.0350 nats per token (1 % of the loss, 5.1 % of compute)`."""
     shares = ((effect.margin_share, "the loss"), (effect.margin_compute, "compute"))
-    known = [f"{100 * share:.2g} % of {what}" for share, what in shares if math.isfinite(share)]
-    size = f"±{effect.margin:.2g} {effect.unit}"
-    return f"{size} ({listed(known)})" if known else size
+    finite = [f"{100 * share:.2g} % of {what}" for share, what in shares if math.isfinite(share)]
+    return f"±{effect.margin:.2g} {effect.unit}{_beside(listed(finite) if finite else '')}"
 
 
 def _numbers(effect: Effect, baseline: str) -> str:
-    """Return a difference in compute, in the unit of the loss, and as a share of it, with intervals."""
+    """Describe a difference in compute, in loss and as a share of the loss, with intervals."""
     low, high, several = effect.interval.low, effect.interval.high, len(effect.seeds) > 1
     half = (high - low) / 2
     digits = _decimals(half)
@@ -402,29 +384,33 @@ def _beside(words: str) -> str:
 
 
 def by_loss(effect: Effect, baseline: str) -> tuple[str, str]:
-    """Return variant and baseline, the lower loss at equal tokens first."""
+    """Return variant and baseline, ordered by loss at equal tokens."""
     return (effect.variant, baseline) if effect.mean < 0 else (baseline, effect.variant)
 
 
-def compute_words(effect: Effect, found: Multiplier) -> tuple[str, str]:
-    """Return the compute with which the lower loss reached the higher final one, as a share of what the higher took,
-    and its 95 % interval; no interval of a bound."""
-    ends = [_share(tokens, found, effect.mean < 0) for tokens in (found.low, found.high)]
-    interval = " to ".join(reversed(ends) if effect.mean < 0 else ends)
-    return _share(found.tokens, found, effect.mean < 0), interval * (not found.is_bound)
+def compute_words(effect: Effect, multiplier: Multiplier) -> tuple[str, str]:
+    """Return the better arm's compute for the other's final loss, and the 95 % interval.
+
+    Both are shares of the other arm's compute. A bound has no interval.
+    """
+    wins, ends = effect.mean < 0, (multiplier.low, multiplier.high)
+    shares = [_share(tokens, multiplier, wins) for tokens in (ends[::-1] if wins else ends)]
+    interval = "" if multiplier.is_bound else " to ".join(shares)
+    return _share(multiplier.tokens, multiplier, wins), interval
 
 
-def _share(tokens: float, found: Multiplier, wins: bool) -> str:
-    """Return a share of the compute; beyond the trained horizons it is a bound."""
-    within = min(max(tokens, 1 / found.most), found.most) * found.flops
+def _share(tokens: float, multiplier: Multiplier, wins: bool) -> str:
+    """Return a share of the compute, as a bound beyond the trained horizons."""
+    most = multiplier.most
+    within = min(max(tokens, 1 / most), most) * multiplier.flops
     value = f"{1 / within if wins else within:.2f}"
-    if (1 + NEAR) / found.most < tokens < found.most * (1 - NEAR):
+    if (1 + NEAR) / most < tokens < most * (1 - NEAR):
         return value
     return f"{'less' if wins == (tokens > 1) else 'more'} than {value}"
 
 
 def _range(low: float, high: float, digits: int, unit: str = "") -> str:
-    """Return an interval without signs: in the direction of the mean if it has only one."""
+    """Return an interval without signs, with directions if it contains 0."""
     if low < 0 < high:
         return f"{-low:.{digits}f}{unit} lower to {high:.{digits}f}{unit} higher"
     near, far = sorted((abs(low), abs(high)))
@@ -432,7 +418,7 @@ def _range(low: float, high: float, digits: int, unit: str = "") -> str:
 
 
 def share_words(effect: Effect) -> str:
-    """Return estimate and interval as shares, such as `0.6 % of the loss (0.3 to 1.2 %)`; nothing of a loss near 0."""
+    """Return the estimate as `0.6 % of the loss (0.3 to 1.2 %)`; "" for a loss near 0."""
     size, low, high = (
         100 * effect.as_share(x)
         for x in (effect.estimate, effect.interval.low, effect.interval.high)
@@ -445,20 +431,19 @@ def share_words(effect: Effect) -> str:
 
 
 def _member(effect: Effect) -> str:
-    """Return a variant's name, and its estimate if it is better or worse."""
+    """Return a variant's name, with its estimate if it is better or worse."""
     if effect.outcome not in ("better", "worse"):
         return effect.variant
-    size = f"{effect.diverged} diverged"
-    if not effect.diverged:
-        half = (effect.interval.high - effect.interval.low) / 2
-        size = signed(effect.estimate, _decimals(half))
-    return f"{effect.variant} ({size})"
+    if effect.diverged:
+        return f"{effect.variant} ({effect.diverged} diverged)"
+    half = (effect.interval.high - effect.interval.low) / 2
+    return f"{effect.variant} ({signed(effect.estimate, _decimals(half))})"
 
 
 def _decimals(half: float, least: int = 2, shown: int = 2) -> int:
-    """Return decimals that show so many digits of an interval's half width."""
-    known = 0 < half < math.inf
-    return max(least, min(6, shown - 1 - math.floor(math.log10(half)))) if known else 3
+    """Return the decimals for `shown` digits of an interval's half width."""
+    finite = 0 < half < math.inf
+    return max(least, min(6, shown - 1 - math.floor(math.log10(half)))) if finite else 3
 
 
 def _mean(values: Sequence[float]) -> float:
