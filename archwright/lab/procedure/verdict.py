@@ -54,7 +54,7 @@ def effects(
 
     Outcomes, by precedence:
         identical: both are the same runs.
-        inconclusive: undecided, or with caveats: fewer than two pairs, a learning rate at an end of its grid (`edges`),
+        inconclusive: no decision, or caveats: fewer than two pairs, a learning rate at an end of its grid (`edges`),
             at least as many pairs lost to failed `runs` as left, a loss above `learnt` (for a task, both losses), or
             pairs after the decision that change the sign.
         better, worse, equivalent: the decision of the looks.
