@@ -81,11 +81,12 @@ def _parabola(powers: Sequence[float], losses: Sequence[float]) -> tuple[Valley,
         loss > min(losses) + ABOVE and k > powers[np.argmin(losses)]
         for k, loss in zip(powers, losses, strict=True)
     ]
-    kept = fallen.index(True) if any(fallen) else len(losses)
-    best = min(max(int(np.argmin(losses)), 1), kept - 2)
+    kept = fallen.index(True) if any(fallen) else len(powers)
+    losses = np.minimum(losses, min(losses) + ABOVE)  # a wall may stand beside the lowest one
+    best = max(min(int(np.argmin(losses)), kept - 2), 1)
     c, b, a = np.polyfit(powers[best - 1 : best + 2], losses[best - 1 : best + 2], 2)
     bottom, lowest = -b / (2 * c), a - b**2 / (4 * c)
-    wall = powers[kept] - bottom if kept < len(losses) else math.inf
+    wall = powers[kept] - bottom if kept < len(powers) else math.inf
     return Valley(c / lowest, c / lowest, wall=wall, above=INITIAL), bottom
 
 

@@ -14,6 +14,7 @@ from archwright.lab.design.scaling import SIZES
 from archwright.lab.design.variants import arms
 from archwright.lab.procedure.constants import ALPHA
 from archwright.lab.procedure.looks import Looks, decide
+from archwright.lab.procedure.spikes import Spikes
 from archwright.lab.procedure.standing import Standing
 from archwright.lab.procedure.sweep import Sweep
 from archwright.lab.procedure.verdict import DIVERGED, UNLEARNT, effects
@@ -157,3 +158,18 @@ def test_advice_is_a_command_that_can_be_pasted(
     given, place = "--evaluation-tokens 1024 --parts 'my parts.py'", "--out 'my studies/x"
     line = command.format(*([given, place] if command.count("{}") == 2 else [place]))
     assert said.endswith(f": archwright compare {line}")
+
+
+@pytest.mark.parametrize("spiked", ["modern", "dim=8"])
+def test_a_halved_rate_is_named_where_seeds_cannot_tell_its_cost(spiked: str) -> None:
+    study, looks = study_of("modern", ":dim=8"), Looks(10, 10, early=False)
+    effect = replace(
+        effect_of(pairs(10, 0.03, 0.05), looks), variant="dim=8", caveats=(), placing_error=1.0
+    )
+    spikes = {spiked: [Spikes(0.0, (1,), 10, halved=True)]}
+    execution = SimpleNamespace(
+        plan=SimpleNamespace(study=study, arms={"modern": None, "dim=8": None}, steps=600),
+        standing=lambda: Standing({}, [], {}, looks=looks, spikes=spikes),
+    )
+    said = advice(effect, execution, Command(study, Path("x")))  # type: ignore[arg-type]
+    assert said.startswith(f"the learning rate of {spiked} was halved after spikes")

@@ -17,7 +17,7 @@ SPENDING = 2.5
 """Power of the error-spending function (Kim and DeMets, 1987)."""
 EARLY_MARGIN = 0.5
 """Share of the margin used for equivalence before the last look. With the full margin, half of the gains of 0.5 %
-ended as equivalent at the noise of docs/ten-choices. Simulated."""
+ended as equivalent where pairs deviate by 0.2 % of the loss. Simulated."""
 COMPANION = 0.9
 """Level of the interval of signed ranks, which must exclude 0 for a variant to be better or worse."""
 

@@ -99,7 +99,11 @@ def _enough(effect: Effect, superior: float, equivalent: float) -> int:
 
 
 def _beyond_seeds(effect: Effect, execution: Execution, command: Command) -> str:
-    """Advise more held-out text if its sampling error dominates."""
+    """Name a halved learning rate, or advise more held-out text if its sampling error dominates."""
+    for name in (effect.variant, next(iter(execution.plan.arms))):
+        if any(spikes.halved for spikes in execution.standing().spikes.get(name, ())):
+            cost = f"at a cost that {MANY} more seeds would not tell"
+            return f"the learning rate of {name} was halved after spikes, {cost}"
     least = float(np.std(effect.differences)) / math.sqrt(len(effect.differences) + MANY)
     if effect.text_error <= max(least, effect.placing_error):
         return f"too close to call, {MANY} more seeds would not tell either"
