@@ -1,4 +1,4 @@
-"""The verb of the lab: from the names of architectures to a verdict on which is better."""
+"""Comparison of architectures: the verbs `compare` and `plan`."""
 
 import shlex
 import time
@@ -34,19 +34,19 @@ from archwright.spec.study_spec import StudySpec
 from archwright.training.interrupt import Interrupt, interruptions
 
 STUDIES = Path("studies")
-"""Where studies are kept when the user names no folder."""
+"""Default folder of studies."""
 
 LOCKS = ("lock", "lock.json")
 
 LARGER = ("budget", "size", "evaluation_tokens")
-"""Options with which a study goes on in its own folder."""
+"""Options for a repetition of a study in a subfolder."""
 
 FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN, "jobs")
-"""Files of a study's folder until it is planned, beside locks and a tokenizer."""
+"""Files of an unplanned study's folder, except locks and a tokenizer."""
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A study was interrupted; what it has trained is kept, and the same command goes on."""
+    """Interruption of a study; its runs are saved, and the same command continues it."""
 
     def __init__(self, interrupt: Interrupt, results: StudyResults) -> None:
         assert interrupt.signal is not None
@@ -67,29 +67,29 @@ def compare(
     slurm: str = "",
     **options: Any,
 ) -> StudyResults:
-    """Train variants as often as their difference needs to be known, and return what follows.
+    """Train variants and return their differences from the baseline, with a verdict.
 
         results = archwright.compare("textbook", "modern", budget="10m", seeds=5)
         print(results.verdict)
 
     Args:
-        words: a baseline and variants, each the name of a model with dotted keys after colons
-            (`"modern:norm.kind=layer"`), and dotted keys that all share (`"data.text=notes.txt"`, or a dict);
+        words: A baseline and variants, each the name of a model with dotted keys after colons
+            (`"modern:norm.kind=layer"`), and common dotted keys (`"data.text=notes.txt"`, or a dict);
             or the name or file of a study; or a StudySpec.
-        out: the study's folder; by default studies/NAME.
-        runs: where single runs are kept; studies share them.
-        parts: files of choices from outside the package.
-        quiet: show no progress.
-        add_seeds: pairs to add to an inconclusive study; each time, they spend half of the error that is left.
-        waited: seconds since the user asked, which a budget in time counts.
-        on: "ray" or "slurm": train the runs on other machines, which share the file system.
-        workers: runs under way at once on them; 0: as many as a Ray cluster has CPUs or GPUs for, or 16 jobs of SLURM.
-        slurm: what sbatch is asked for, such as "partition=gpu,time=60".
-        options: any field of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.
+        out: Folder of the study. Default: studies/NAME.
+        runs: Folder of single runs, shared by studies.
+        parts: Files of plugins.
+        quiet: Show no progress.
+        add_seeds: Pairs to add to an inconclusive study; each addition spends half of the remaining error.
+        waited: Seconds since the start of the command, which count towards a time budget.
+        on: "ray" or "slurm": train on other machines with the same file system.
+        workers: Concurrent runs there. Default 0: all CPUs or GPUs of a Ray cluster, or 16 jobs of SLURM.
+        slurm: Options of sbatch, such as "partition=gpu,time=60".
+        options: Fields of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.
 
     Raises:
-        UserError: what is wrong with variants, text, budget, folder or machines, one line each.
-        Interrupted: Ctrl-C or SIGTERM; the same call goes on.
+        UserError: Invalid variants, text, budget, folder or machines.
+        Interrupted: Ctrl-C or SIGTERM; the same call continues the study.
     """
     started, where = time.monotonic() - waited, Where(on, workers, slurm)
     files = [*map(absolute, parts)]
@@ -105,7 +105,7 @@ def compare(
                 plans.save(plan, folder)
                 StartRecord(path).finish()
             else:
-                # It may have been made for other machines.
+                # The plan may be for other machines.
                 now = pool.prepare(plan.decisions.machine) or min(plan.workers, usable_cores())
                 plan = replace(plan, workers=now)
             typed = [str(file) for file in parts]
@@ -141,12 +141,9 @@ def plan(
     slurm: str = "",
     **options: Any,
 ) -> Plan:
-    """Return what `compare` would run, and how long that would take, without training.
+    """Return the plan of `compare`, with estimated times, without training or writing.
 
-    Args: as of `compare`. With `add_seeds`, the plan is that of the study with its new pairs; nothing is written.
-
-    Raises:
-        UserError: as `compare` does.
+    Args and UserError: see `compare`. With `add_seeds`, the plan includes the new pairs.
     """
     import tempfile
 
@@ -156,12 +153,12 @@ def plan(
     study, path = command.study, command.folder
     _check_place(path, study)
     if _is_planned(path):
-        found = plans.saved(study, RunFolder(path))
-        assert found
+        saved = plans.saved(study, RunFolder(path))
+        assert saved
         if not add_seeds:
-            return found
-        return _extended(Execution(found, path, Path(runs), counted=counted(found)), add_seeds).plan
-    # Other machines see what is here, and no machine's own place for what is temporary.
+            return saved
+        return _extended(Execution(saved, path, Path(runs), counted=counted(saved)), add_seeds).plan
+    # Other machines share this folder, but not the machine's temporary folder.
     with tempfile.TemporaryDirectory(dir=Path.cwd() if on else None) as scratch:
         folder, log = RunFolder(scratch), Path(scratch) / "log.txt"
         with folder.lock(), where.start(usable_cores(), log, files) as pool:
@@ -170,13 +167,12 @@ def plan(
 
 @contextmanager
 def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
-    """Yield the folder of a study, made if it is not there, and keep other processes off it.
+    """Create, lock and yield the folder of a study.
 
-    If the block fails before the study is planned, all that was made goes again, so that a mistake leaves nothing
-    behind.
+    If the block fails before the study is planned, its new files are removed.
 
     Raises:
-        UserError: it holds another study, or anything else; it is then left as it was.
+        UserError: The folder contains other files; they are not changed.
     """
     _check_place(path, study)
     record, folder = StartRecord(path), RunFolder(path)
@@ -186,7 +182,7 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
             record.add(*LOCKS)
         with folder.lock():
             try:
-                # First the file of a study that is not planned yet; what a killed process left is cleared away.
+                # Remove the files of a killed process before the first file of an unplanned study.
                 if _is_planned(path):
                     record.finish()
                 else:
@@ -224,7 +220,7 @@ def _asked(
     runs: str | Path,
     seeds: int | None,
 ) -> Command:
-    """Return the study that is asked for, with its folder."""
+    """Return the command's study and folder, after checks of its options."""
     study = study_of(*words, **options, parts=load(files))
     study.check_margin()
     where.check(study)
@@ -242,7 +238,7 @@ def _asked(
 
 
 def _place(path: Path, study: StudySpec) -> Path:
-    """Return the folder of a study, inside that of the same study with another budget if there is one."""
+    """Return the folder of a study: a subfolder if it repeats another with LARGER options."""
     if not _is_planned(path):
         return path
     there = _there(path)
@@ -255,14 +251,14 @@ def _place(path: Path, study: StudySpec) -> Path:
 
 
 def _extended(execution: Execution, seeds: int) -> Execution:
-    """Return a study with more pairs; a study that still lacks added pairs stays as it is."""
+    """Return a study with more pairs, or unchanged if added pairs are missing."""
     execution.take_finished()
     study, now = execution.plan.study, execution.standing()
     if study.widths:
         raise UserError(
             f"--add-seeds: found a study of widths; give it a new folder and --seeds {study.seeds + seeds}"
         )
-    if now.wanted and len(study.ends) > 1:  # of the pairs that were added last
+    if now.wanted and len(study.ends) > 1:  # runs of the pairs added last
         return execution
     if now.wanted:
         raise UserError(
@@ -282,7 +278,7 @@ def _extended(execution: Execution, seeds: int) -> Execution:
 
 
 def _check_place(path: Path, study: StudySpec) -> None:
-    """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
+    """Refuse a folder with another study or with unknown files."""
     check_folders(path.absolute(), "variants", "timing", "tokenizer", "tokenizers", "jobs")
     if _is_planned(path):
         there = _there(path)
@@ -308,7 +304,7 @@ def _check_place(path: Path, study: StudySpec) -> None:
 
 
 def _there(path: Path) -> StudySpec:
-    """Return the study of a folder; a plan of another version is reported before its study."""
+    """Return the study of a folder, or report its plan's version before an invalid study."""
     try:
         return read_study(path / STUDY)
     except UserError:

@@ -45,9 +45,9 @@ class Halves:
     """Losses of a run on both halves of the held-out text, at most the initial loss."""
 
     tuning: float
-    """Loss on even windows, for tuning."""
+    """Loss on every other window, for tuning."""
     judged: float
-    """Loss on odd windows, for verdicts."""
+    """Loss on the remaining windows, for verdicts."""
     sizes: Sequence[float]
     """Targets (bytes, for bits per byte) of the judged half, by document or by section of a text with few."""
     sums: Sequence[float]

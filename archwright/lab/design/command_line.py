@@ -1,4 +1,4 @@
-"""From words to a study, and back to the command line that asks for it."""
+"""Studies from command-line words, and command lines from studies."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ from archwright.spec.study_spec import OPTIONS, StudySpec
 Words = tuple[str, ...]
 
 OTHERS = ("add_seeds", "on", "out", "runs", "slurm", "workers")
-"""Options of the command that are no fields of a study."""
+"""Options of the command outside the fields of a study."""
 
 SIZE_OF_WIDTHS = "0.2M"
-"""Default size of a study of widths: its texts, batches, layers and 4 heads are used at each width."""
+"""Default size of a study of widths; its context, batch size, depth and 4 heads are used at each width."""
 
 
 def study_of(
     *words: str | StudySpec | Mapping[str, Any], parts: tuple[PartsFile, ...] = (), **options: Any
 ) -> StudySpec:
-    """Return the study that words ask for; see `compare`."""
+    """Return the study for words and options of `compare`."""
     studies = [word for word in words if isinstance(word, StudySpec)]
     texts = assignments_of(*(word for word in words if not isinstance(word, StudySpec)))
     names: list[str | StudySpec] = [*studies, *filter(is_variant, texts)]
     common = [word for word in texts if not is_variant(word)]
-    for word in common:  # an option that is written like a key of a run: seeds=5
+    for word in common:  # an option written as a key of a run: seeds=5
         key, _, value = word.partition("=")
         name = "first_seed" if key == "seed" else key.replace("-", "_")
         if name in OPTIONS or name in OTHERS:
@@ -57,7 +57,7 @@ def study_of(
 
 
 def _with_widths(study: StudySpec) -> StudySpec:
-    """Return a study of widths: each seed sweeps, nothing is matched, and the size sets no width."""
+    """Return a study with the settings of a study of widths, if it has any."""
     if not study.widths:
         return study
     if not study.tune_lr:
@@ -73,7 +73,7 @@ def _with_widths(study: StudySpec) -> StudySpec:
 
 @dataclass(frozen=True)
 class Command:
-    """The command line of a study, and those of studies that follow from it."""
+    """Command line of a study and of its modifications."""
 
     study: StudySpec
     folder: Path
@@ -82,17 +82,13 @@ class Command:
     where: Sequence[str] = ()
     runs: str | Path = POOL
     file: str = ""
-    """The user's own file of the study, if there is one."""
+    """User's file of the study, if any."""
 
     def __str__(self) -> str:
         return self.again()
 
     def again(self, *, elsewhere: bool = False, **changes: Any) -> str:
-        """Return the command with fields of the study changed.
-
-        Args:
-            elsewhere: Name a new folder, as this one would refuse the study.
-        """
+        """Return the command with `changes` of the study's fields, `elsewhere` in a new folder."""
         study = self.study.model_copy(update=changes)
         default, words = StudySpec(), [label(study.baseline)]
         if study.name in study_names() and _goes_on_from(study, load_study(study.name)):
@@ -100,10 +96,8 @@ class Command:
         elif self.file:
             default, words = load_study(self.file), [self.file]
         elif all(name == label(given) for name, given in study.variants.items()):
-            words += [
-                (f":{label(given)}" if "=" in given[0] else label(given))
-                for given in study.variants.values()
-            ]
+            variants = study.variants.values()
+            words += [":" * ("=" in variant[0]) + label(variant) for variant in variants]
         else:
             default, words = self.study, [str(self.folder / STUDY)]
         words += [word for word in study.common if word not in default.common]
@@ -114,11 +108,10 @@ class Command:
                 flag = name.replace("_", "-")
                 if isinstance(value, bool):
                     words.append(f"--{flag}" if value else f"--no-{flag}")
+                elif isinstance(value, tuple):
+                    words += [f"--{flag}", ",".join(map(str, value)) or "none"]
                 else:
-                    listed = (
-                        ",".join(map(str, value)) or "none" if isinstance(value, tuple) else value
-                    )
-                    words += [f"--{flag}", str(listed)]
+                    words += [f"--{flag}", str(value)]
         for file in self.parts:
             words += ["--parts", str(file)]
         out = free_name(Path(self.out or self.folder)) if elsewhere else self.out
@@ -129,7 +122,7 @@ class Command:
         return shlex.join(["archwright", "compare", *words, *self.where])
 
     def again_from(self, name: str, key: str) -> str:
-        """Return the command with a key of one variant set; of all without `name`, or if variants have names."""
+        """Return the command with a key set for variant `name`, or for all if that is impossible."""
         study, changed = self.study, run_key(key).partition("=")[0]
 
         def with_key(words: Words) -> Words:
@@ -146,21 +139,23 @@ class Command:
 
 
 def _goes_on_from(study: StudySpec, shipped: StudySpec) -> bool:
-    """Tell whether a study is one that comes along, with options and keys of its own: no copy that was edited."""
+    """True if only options and common keys differ from the shipped study."""
     free = {*OPTIONS, "common", "parts", "ends"}
-    own = {run_key(word).partition("=")[0] for word in study.common}
-    kept = {run_key(word).partition("=")[0] for word in shipped.common} <= own
-    return kept and study.model_dump(exclude=free) == shipped.model_dump(exclude=free)
+    keys, required = (
+        {run_key(word).partition("=")[0] for word in s.common} for s in (study, shipped)
+    )
+    same = study.model_dump(exclude=free) == shipped.model_dump(exclude=free)
+    return required <= keys and same
 
 
 def absolute(part: str | Path) -> Path:
-    """Return the absolute path of a file or folder of choices; the name of an installed module as it is."""
+    """Return the absolute path of a plugin's file or folder; a module's name is unchanged."""
     path = Path(part)
     return path.resolve() if path.exists() or path.suffix == ".py" else path
 
 
 def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:
-    """Let choices in files join the package's; return what a study records of the files."""
+    """Register the choices in files; return the study's record of the files."""
     if not files:
         return ()
     from archwright.plugins import load_parts_file
@@ -200,9 +195,8 @@ def _named_study(names: Sequence[str | StudySpec], common: Sequence[str]) -> Stu
         raise UserError(
             f'"{studies[0]}" is a study, which names its variants itself; leave out the others'
         )
-    found = [tuple(split(str(name))) for name in rest]
-    for i, variant in enumerate(found):
-        if variant in found[:i] or variant == tuple(split(str(first))):
+    baseline, *variants = (tuple(split(str(name))) for name in names)
+    for i, variant in enumerate(variants):
+        if variant in (*variants[:i], baseline):
             raise UserError(f'"{rest[i]}" is named twice; there is nothing to compare')
-    named = {label(words): words for words in found}
-    return StudySpec(baseline=tuple(split(str(first))), variants=named)
+    return StudySpec(baseline=baseline, variants={label(words): words for words in variants})

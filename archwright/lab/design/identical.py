@@ -106,7 +106,7 @@ def _or_another_size(study: StudySpec, name: str, other: str) -> str:
 
 
 def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str]:
-    """Describe masks of a model alone that hide nothing, each with a remedy."""
+    """Describe masks, absent from the other model, that hide nothing, each with a remedy."""
     known = [getattr(layer.attention, "mask", None) for layer in other.layers_by_kind.values()]
     for name, layer in model.layers_by_kind.items():
         if not isinstance(layer.attention, MaskedAttention):

@@ -53,7 +53,6 @@ def _counted(plan: Plan, material: Material) -> Counted:
         scale = bits_per_byte(len(text) - text.num_documents, text.num_bytes)
     return Counted(
         scale * bigram_loss(material, plan.tokens_per_run),
-        # The loss of a model that learnt how often each token occurs.
         scale * (1 - PLATEAU) * _entropy(np.bincount(_read(material.held_out, MOST))),
     )
 

@@ -1,7 +1,7 @@
-"""A study that is decided: what runs, with what, for how long; and how that is written down."""
+"""Plan of a study: its runs and their costs, with the files of the study's folder."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,22 +22,22 @@ from archwright.training.data import Material, reload_data
 from archwright.training.resolve import EVALUATIONS, with_steps
 
 STUDY = "study.toml"
-"""The study as it was asked for, in its folder."""
+"""File of the study in its folder."""
 
 LEAST_STEPS = 500
-"""Steps of a run below which a study cannot answer: post-norm models are then on the plateau on which they know how
-often tokens occur, and the order of others still changes. A budget in time that pays for fewer is refused."""
+"""Fewest steps of a run for a time budget. With fewer, post-norm models have learnt only token frequencies, and the
+order of models still changes."""
 
 EXTRA_LRS = 1.5
-"""Runs of each variant beside its grid, about, to find where the grid belongs."""
+"""Mean number of runs of each variant in addition to its grid, in a study of widths."""
 FINER_LRS = 2.0
-"""Runs of the seed that tunes a baseline beside its grid, about: where it moves, or becomes finer."""
+"""Mean number of the baseline's tuning runs in addition to its grid, to move or refine it."""
 MOVED_LRS = 0.5
-"""The same of a variant, which starts around the baseline's best rate."""
+"""Mean number of a variant's tuning runs in addition to its grid around the baseline's best rate."""
 
 
 class Cell(NamedTuple):
-    """One run of a study: the learning rate is the k-th of the variant's lattice."""
+    """Run of a study, at the k-th learning rate of the variant's lattice."""
 
     variant: str
     seed: int
@@ -48,19 +48,19 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Arm:
-    """A variant as it is trained: all is decided but seed and learning rate."""
+    """Trained variant, complete except for seed and learning rate."""
 
     name: str
     words: tuple[str, ...]
     run: RunSpec
     counts: Counts
     material: Material
-    """Its tokens; those of all variants unless they differ in the tokenizer."""
+    """Tokens, shared by variants with the same tokenizer."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study that is decided."""
+    """Complete plan of a study."""
 
     study: StudySpec
     arms: Mapping[str, Arm]
@@ -70,27 +70,24 @@ class Plan:
     evaluation_tokens: int
     costs: Mapping[str, Cost]
     shorter_pairs: int = PAIRS
-    """Pairs that are trained again for shares of the steps, at most."""
+    """Most pairs that are also trained for shares of the steps."""
 
     @property
     def baseline(self) -> Arm:
-        """The first variant."""
         return next(iter(self.arms.values()))
 
     @property
     def own_starts(self) -> set[str]:
-        """Variants whose best learning rate does not follow from the baseline's."""
-        own = self.baseline.run.optimizer
-        found = {name: arm.run.optimizer for name, arm in self.arms.items()}
-        return {
-            name
-            for name, optimizer in found.items()
-            if (optimizer.kind, optimizer.peak_lr) != (own.kind, own.peak_lr)
+        """Variants with another optimizer or peak learning rate than the baseline."""
+        starts = {
+            name: (arm.run.optimizer.kind, arm.run.optimizer.peak_lr)
+            for name, arm in self.arms.items()
         }
+        return {name for name, start in starts.items() if start != starts[self.baseline.name]}
 
     @property
     def unit(self) -> Unit:
-        """Of losses: bits per byte, where the tokens of variants are not the same ones."""
+        """Unit of losses: bits per byte if tokenizers differ."""
         if isinstance(self.baseline.material.held_out, TaskText):
             return "nats per answer"
         objective = self.baseline.run.objective
@@ -98,22 +95,22 @@ class Plan:
 
     @property
     def tokens_per_run(self) -> int:
-        """Tokens that each run trains on."""
+        """Training tokens of a run."""
         return self.steps * self.baseline.run.tokens_per_step
 
     @property
     def num_runs(self) -> int:
-        """Runs of the whole study, about."""
+        """Mean number of runs of the study."""
         return runs_of(self.study, len(self.arms), self.shorter_pairs)
 
     def run_seconds(self, name: str, share: float = 1.0, *, tunes: bool = False) -> float:
-        """Return the seconds that a run of a variant takes, one of a share of its steps, or one that tunes."""
+        """Return the seconds of a variant's run, of a share of the steps, or for tuning."""
         has_curve = not (tunes or share < 1)
         tokens = evaluated(self.baseline.run, self.evaluation_tokens, has_curve=has_curve)
         return self.costs[name].run(self.steps_of(share), tokens)
 
     def tunes(self, seed: int) -> bool:
-        """Tell whether the runs of a seed place learning rates and are not compared."""
+        """True if a seed tunes learning rates and is not compared."""
         return seed in self.study.tuning_seed_numbers
 
     @property
@@ -134,44 +131,39 @@ class Plan:
         return float(f"{self.arms[name].run.optimizer.peak_lr * self.study.lr_ratio**k:.4g}")
 
     def run(self, name: str, seed: int, k: float, share: float = 1.0) -> RunSpec:
-        """Return one run of the study, of all its steps or of a share of them, which the warm-up has, too."""
+        """Return a run of the study, or its version of a share of the steps."""
         run = with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
         if share < 1:
             run = of_steps(run, self.steps_of(share), share)
-        if share < 1 or self.tunes(seed):  # only the loss at its end counts
+        if share < 1 or self.tunes(seed):  # only the final loss is used
             at_the_end = run.evaluate.model_copy(update={"every": run.machine.num_steps})
             run = run.model_copy(update={"evaluate": at_the_end})
         return run
 
     def steps_of(self, share: float) -> int:
-        """Return the steps of runs that have a share of them."""
+        """Return a share of the steps, at least 1."""
         return max(1, round(share * self.steps))
 
     def variants(self) -> list[Variant]:
-        """Return what the variants are, for the reader."""
-        found = []
-        for arm in self.arms.values():
-            model = arm.run.model
-            layers = [layer.feedforward.hidden_layer for layer in model.layers_by_kind.values()]
-            found.append(
-                Variant(
-                    name=arm.name,
-                    words=arm.words,
-                    changes=[] if arm is self.baseline else diff(self.baseline.run, arm.run),
-                    parameters=arm.counts.parameters,
-                    non_embedding=arm.counts.non_embedding,
-                    flops_per_token=arm.counts.flops_per_token,
-                    cache_bytes=arm.counts.cache_bytes,
-                    dim=model.dim,
-                    num_layers=model.num_layers,
-                    hidden_dims=[int(layer.hidden_dim) for layer in layers if layer],
-                )
-            )
-        return found
+        """Return a description of each variant."""
+        return [self._variant(arm) for arm in self.arms.values()]
+
+    def _variant(self, arm: Arm) -> Variant:
+        model = arm.run.model
+        layers = [layer.feedforward.hidden_layer for layer in model.layers_by_kind.values()]
+        return Variant(
+            name=arm.name,
+            words=arm.words,
+            changes=[] if arm is self.baseline else diff(self.baseline.run, arm.run),
+            **asdict(arm.counts),
+            dim=model.dim,
+            num_layers=model.num_layers,
+            hidden_dims=[int(layer.hidden_dim) for layer in layers if layer],
+        )
 
 
 def of_steps(run: RunSpec, steps: int, share: float) -> RunSpec:
-    """Return a run of other steps, a `share` of its own, as large for the warm-up and between evaluations."""
+    """Return a run of `steps`, with a `share` of its warm-up and evaluation interval."""
     assert isinstance(run.schedule.warmup, int)
     warmup = max(1, round(share * run.schedule.warmup)) if run.schedule.warmup else 0
     every = max(1, round(share * run.evaluate.every))
@@ -183,24 +175,24 @@ def of_steps(run: RunSpec, steps: int, share: float) -> RunSpec:
 
 
 def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
-    """Return the material of each tokenizer that variants have, the baseline's first."""
-    found = {arm.material.tokenizer.fingerprint: arm.material for arm in arms.values()}
-    return [*found.values()]
+    """Return the material of each tokenizer, the baseline's first."""
+    materials = {arm.material.tokenizer.fingerprint: arm.material for arm in arms.values()}
+    return [*materials.values()]
 
 
 def runs_of(study: StudySpec, variants: int, pairs: int = PAIRS) -> int:
-    """Return the mean number of runs of a study of so many variants, the baseline among them."""
+    """Return the mean number of runs of a study, the baseline included in `variants`."""
     shorter = min(pairs, study.seeds) * len(horizons(study))
     return round((runs_each(study) + shorter) * variants)
 
 
 def runs_each(study: StudySpec) -> float:
-    """Return the mean number of runs of each variant if nothing is decided early."""
+    """Return the mean number of full runs of each variant without early decisions."""
     return tuning_runs_each(study) + compared_runs_each(study)
 
 
 def tuning_runs_each(study: StudySpec) -> float:
-    """Return how many of them place learning rates and are not compared."""
+    """Return the mean number of tuning runs of each variant that are not compared."""
     if not study.tuning_seed_numbers:
         return 0.0
     variants = len(study.variants)
@@ -209,25 +201,25 @@ def tuning_runs_each(study: StudySpec) -> float:
 
 
 def compared_runs_each(study: StudySpec) -> float:
-    """Return how many of them are compared; where each seed sweeps, all."""
+    """Return the mean number of compared runs of each variant."""
     if study.widths:
         return study.seeds * study.lr_grid_size + EXTRA_LRS
     return len(study.seed_numbers)
 
 
 def horizons(study: StudySpec) -> tuple[float, ...]:
-    """Return the shares of the steps for which a study trains its first pairs again."""
+    """Return the shorter horizons of a study, as shares of the steps."""
     return () if study.widths else study.horizons
 
 
 def evaluated(run: RunSpec, final: int, *, has_curve: bool = True) -> int:
-    """Return the tokens that a run evaluates on: the sample of its curve, else once at its end, and all of them."""
+    """Return the tokens of a run's evaluations: of its curve, if any, and at its end."""
     points = EVALUATIONS if has_curve else 1
     return points * run.evaluate.max_tokens + final * (1 + len(run.evaluate.lengths))
 
 
 def save(plan: Plan, folder: RunFolder) -> None:
-    """Write a plan into the folder of its study; plan.json last, as it makes the others binding."""
+    """Write a plan into the folder of its study, with plan.json as the last file."""
     files = [variant_file(plan.arms, arm.name) for arm in plan.arms.values()]
     for file, arm in zip(files, plan.arms.values(), strict=True):
         (folder.path / file).parent.mkdir(exist_ok=True)
@@ -235,8 +227,8 @@ def save(plan: Plan, folder: RunFolder) -> None:
     materials = tokenizers(plan.arms)
     places = [tokenizer_folder(folder.path, number) for number in range(len(materials))]
     for place, material in zip(places, materials, strict=True):
-        known = environment(plan.decisions) if place == folder.path else {}
-        RunFolder(place).write_environment(known | {"data": material.record()})
+        machine = environment(plan.decisions) if place == folder.path else {}
+        RunFolder(place).write_environment(machine | {"data": material.record()})
     numbers = {material.tokenizer.fingerprint: i for i, material in enumerate(materials)}
     record = PlanRecord(
         workers=plan.workers,
@@ -247,13 +239,13 @@ def save(plan: Plan, folder: RunFolder) -> None:
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
-                name=arm.name,
+                name=name,
                 words=arm.words,
                 tokenizer=numbers[arm.material.tokenizer.fingerprint],
                 counts=arm.counts,
-                cost=plan.costs[arm.name],
+                cost=plan.costs[name],
             )
-            for arm in plan.arms.values()
+            for name, arm in plan.arms.items()
         ),
     )
     name = folder.environment_file.name
@@ -263,7 +255,7 @@ def save(plan: Plan, folder: RunFolder) -> None:
 
 
 def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
-    """Return the plan in a study's folder, or None if there is none."""
+    """Return the plan in a study's folder, if any."""
     if not (folder.path / PLAN).exists():
         return None
     record = plan_file.read(folder.path)
@@ -290,16 +282,16 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
 
 
 def variant_file(names: Iterable[str], name: str) -> Path:
-    """Return the path of a variant's run in the study's folder."""
+    """Return the path of a variant's run, relative to the study's folder."""
     return Path("variants") / f"{list(names).index(name)}-{slug(name)}.toml"
 
 
 def tokenizer_folder(folder: Path, number: int) -> Path:
-    """Return the folder of a tokenizer and of the record of its tokens; the first is the study's."""
+    """Return the folder of a tokenizer: for number 0, the study's folder."""
     return folder / "tokenizers" / str(number) if number else folder
 
 
 def slug(name: str) -> str:
-    """Return a name as files may have it."""
-    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
-    return kept.strip("-.")[:60] or "study"
+    """Return a name with characters for file names only."""
+    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
+    return safe.strip("-.")[:60] or "study"

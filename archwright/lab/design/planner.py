@@ -1,4 +1,4 @@
-"""Deciding a study: sizes, the machine's choices, how long runs take, how many steps the budget pays for."""
+"""Planning of a study: sizes, settings of the machine, timing of runs, and steps within the budget."""
 
 import math
 import shutil
@@ -52,22 +52,22 @@ LEAST_TOKENS_PER_PARAMETER = 5.0
 """Tokens per parameter that the largest size within a budget gets."""
 
 LEAST_EVALUATION = 8192
-"""Fewest held-out tokens that judge a model."""
+"""Fewest held-out tokens."""
 
 USED = 0.97
-"""Planned share of the budget. If runs take longer, seeds are left out; if they take less, more seeds are trained."""
+"""Planned share of the budget. Slower runs reduce the number of seeds; faster runs increase it."""
 
 TIMED_SECONDS = (0.3, 4.0)
-"""Limits of the time for which steps are timed, about a hundredth of the budget."""
+"""Limits of the timing of steps, about a hundredth of the budget."""
 
 COUNTED_FROM = 10.0
-"""Seconds of a step by its FLOPs from which steps are not timed."""
+"""Seconds of a step, by FLOPs, above which steps are not timed."""
 
 MFU = 0.4
-"""Utilisation that is assumed for such a step, as by `archwright plan`."""
+"""Assumed utilisation for such steps, as in `archwright plan`."""
 
 SLACK = 1.2
-"""Factor on the time of the fewest steps in advice, as timings vary with the load of the machine."""
+"""Factor on the least budget in advice, because timings vary with the load of the machine."""
 
 WARMUP = 0.1
 """Default warm-up as a share of the steps."""
@@ -75,7 +75,7 @@ WARMUP = 0.1
 
 @dataclass
 class Planner:
-    """Makes the plan of a study in its folder."""
+    """Planner of a study."""
 
     study: StudySpec
     folder: RunFolder
@@ -85,13 +85,13 @@ class Planner:
     started: float = field(default_factory=time.monotonic)
     decisions: Decisions = field(init=False)
     evaluation_tokens: int = field(init=False)
-    """Held-out tokens that every run is judged on."""
+    """Held-out tokens for every run."""
 
     def plan(self) -> Plan:
-        """Decide everything.
+        """Return the plan of the study.
 
         Raises:
-            UserError: what is wrong with variants, text or budget, one line each.
+            UserError: Invalid variants, text or budget.
         """
         size = self._first_size()
         asked = arms(self.study, size)
@@ -111,17 +111,12 @@ class Planner:
             try:
                 steps = self._steps(found, costs, workers)
                 break
-            except UserError:  # it takes longer than its FLOPs let expect
+            except UserError:  # slower than its FLOPs predict
                 if size == sizes[-1]:
                     raise
         done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
         decided = (workers, steps, self.evaluation_tokens, costs)
         return Plan(self.study, done, self.decisions, *decided)
-
-    @property
-    def _spent(self) -> float:
-        """Wall time since the user asked."""
-        return time.monotonic() - self.started
 
     def _first_size(self) -> float | None:
         if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
@@ -135,7 +130,7 @@ class Planner:
         return size
 
     def _settled(self, asked: Arms) -> dict[str, Arm]:
-        """Return variants of equal size, with the machine's decisions, which the baseline is asked for."""
+        """Return variants of equal size, with the baseline's decisions for the machine."""
         first, *_ = asked
         asked = {name: self._judged(run) for name, run in asked.items()}
         materials = self._materials(asked)
@@ -180,7 +175,7 @@ class Planner:
         return found
 
     def _materials(self, asked: Arms) -> dict[str, Material]:
-        """Return the tokens of each variant. Variants share those of the baseline unless their tokenizers differ."""
+        """Return the tokens of each variant; variants with equal tokenizers share them."""
         known: list[tuple[TokenizerSpec, str, Material]] = []
         found = {}
         for name, run in asked.items():
@@ -201,7 +196,7 @@ class Planner:
         return found
 
     def _material(self, run: RunSpec, number: int) -> Material:
-        """Return the tokens of a tokenizer; the study's folder keeps those of the first."""
+        """Return the tokens of a tokenizer, saved in its folder."""
         if number == 0:
             return prepare_data(run, self.folder)
         if not run.objective.defines_bits_per_byte:
@@ -211,12 +206,12 @@ class Planner:
             )
         place = tokenizer_folder(self.folder.path, number)
         StartRecord(self.folder.path).add(place.parent.name)
-        shutil.rmtree(place, ignore_errors=True)  # of a model of another size
+        shutil.rmtree(place, ignore_errors=True)  # from a model of another size
         place.mkdir(parents=True)
         return prepare_data(run, RunFolder(place))
 
     def _judged(self, run: RunSpec) -> RunSpec:
-        """Let all runs be judged on the same tokens, in windows that do not overlap."""
+        """Return a run with final evaluation on the study's tokens in disjoint windows."""
         length = run.model.context_length
         tokens, lengths = self.study.evaluation_tokens, [length * n for n in self.study.lengths]
         update = {"stride": length, "final_max_tokens": tokens, "lengths": tuple(lengths)}
@@ -242,7 +237,7 @@ class Planner:
         return windows
 
     def _decide(self, run: RunSpec, vocab_size: int) -> Decisions:
-        """Let the machine decide for the baseline what then holds for all."""
+        """Return the machine's decisions for the baseline, used by all variants."""
         asked = run.machine
         if asked.threads == "auto" and asked.device != "cuda":
             asked = asked.model_copy(update={"threads": 1})
@@ -256,10 +251,10 @@ class Planner:
         return decisions
 
     def _workers(self, found: dict[str, Arm]) -> int:
-        """Return the number of runs at a time.
+        """Return the number of concurrent runs.
 
-        Other machines run as many as they have room for. This machine runs one per CPU core, or one in all with a GPU
-        or `parallelism = "none"`, which gives each run all cores.
+        Other machines report their capacity. This machine runs one per CPU core, or a single run with a GPU or
+        `parallelism = "none"`, which gives each run all cores.
         """
         if (places := self.workers.prepare(self.decisions.machine)) is not None:
             return places
@@ -275,7 +270,7 @@ class Planner:
     def _sizes_for_budget(
         self, found: Mapping[str, Arm], workers: int, seconds: float
     ) -> list[float | None]:
-        """Return the largest size with enough tokens and steps by the FLOP/s of the smallest, then smaller ones."""
+        """Return sizes with enough tokens and steps, the largest first, by measured FLOP/s."""
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
@@ -291,13 +286,13 @@ class Planner:
 
         possible: dict[float, RunSpec] = {}
         for size in SIZES:
-            with suppress(UserError):  # words that no model of this size has, such as more heads
+            with suppress(UserError):  # words impossible at this size, such as more heads
                 possible[size] = next(iter(arms(self.study, size).values()))
         most = max((n for n, run in possible.items() if fits(run)), default=min(possible))
         return [size for size in reversed(possible) if size <= most]
 
     def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:
-        """Return the steps of each run that the budget pays for."""
+        """Return the number of steps of each run within the budget."""
         run = next(iter(found.values())).run
         seconds = self.study.wall_seconds
         if seconds is None:
@@ -312,7 +307,7 @@ class Planner:
         )
         step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
         fixed, step = fixed / workers, step / workers
-        planning = self._spent + ENDING
+        planning = time.monotonic() - self.started + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = SLACK * (planning + fixed + LEAST_STEPS * step) / USED
@@ -325,17 +320,17 @@ class Planner:
         return steps
 
     def _counted(self, arm: Arm) -> Cost:
-        """Return the cost of a run by its FLOPs, at a usual share of the machine's peak."""
+        """Return the cost of a run by its FLOPs, at a utilisation of MFU."""
         token = self.decisions.least_seconds(arm.counts.flops_per_token) / MFU
         return Cost(0.0, arm.run.tokens_per_step * token, token / 3, counted=True)
 
     def _time(self, timed: Mapping[str, Arm], workers: int) -> dict[str, Cost]:
-        """Time runs in processes as they will run, as many at once."""
+        """Return the measured costs of runs in concurrent processes."""
         counted = {name: self._counted(arm) for name, arm in timed.items()}
         if max(cost.step for cost in counted.values()) > COUNTED_FROM:
             return counted
         scratch = self.folder.path / "timing"
-        # Less where the estimate is only shown than where the number of steps follows from it.
+        # The minimum unless the number of steps depends on the timing.
         least, most = TIMED_SECONDS
         seconds = min(most, max(least, (self.study.wall_seconds or 0.0) / 100))
         found: dict[str, Cost] = {}
@@ -362,12 +357,12 @@ class Planner:
 
 
 def time_budget(seconds: float) -> str:
-    """Return a budget in whole minutes, or in hours from ten on."""
+    """Return a budget in whole minutes, or hours from ten hours."""
     return f"{math.ceil(seconds / 60)}m" if seconds < 36_000 else f"{math.ceil(seconds / 3600)}h"
 
 
 def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:
-    """Return a run judged on as much text as windows of the baseline, whatever its tokens."""
+    """Return a run with evaluations of as many bytes as the baseline's windows."""
     share = run.evaluate.max_tokens / windows.num_tokens
     update = {
         "max_bytes": max(1, round(windows.num_bytes * min(1.0, share))),
@@ -377,7 +372,7 @@ def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:
-    """Return a run of so many steps. Short runs get a longer warm-up, for post-norm models."""
+    """Return a run of `steps`, with an automatic warm-up long enough for post-norm models."""
     if run.schedule.warmup == "auto":
         schedule = run.schedule.model_copy(update={"warmup": max(1, round(WARMUP * steps))})
         run = run.model_copy(update={"schedule": schedule})
@@ -385,5 +380,5 @@ def _with_steps(run: RunSpec, steps: int) -> RunSpec:
 
 
 def _wholes(study: StudySpec) -> float:
-    """Return how many runs of all steps a variant's runs are worth."""
+    """Return the cost of a variant's runs in full runs."""
     return runs_each(study) + min(PAIRS, study.seeds) * sum(horizons(study))

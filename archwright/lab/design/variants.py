@@ -1,4 +1,4 @@
-"""From a study's words to the runs that are compared: one per variant, equal but for what is varied."""
+"""Runs of a study's variants, from its words."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 
 Arms = dict[str, RunSpec]
-"""The run of each variant by its name, the baseline first."""
+"""Run of each variant by name, the baseline first."""
 
 VARIED = (
     "model",
@@ -37,7 +37,7 @@ VARIED = (
     "machine",
     "parts",
 )
-"""Keys in which variants may differ, beside the tokenizer's; machine only as one of them may name a recipe."""
+"""Keys that may differ between variants, with the tokenizer's; the machine's because of recipes."""
 
 DECIDED = {
     "budget": "--budget VALUE",
@@ -48,26 +48,26 @@ DECIDED = {
     "machine.num_steps": "--budget Nsteps",
     "name": "",
 }
-"""Keys of a run that a study decides for all its runs, each with the option that says it."""
+"""Keys of a run that a study decides, each with the option of the study."""
 
 SIZES = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim", "hidden_dim")
-"""Options of a branch that say how large it is."""
+"""Options for the size of a branch."""
 
 SHAPE = ("model.dim", "model.num_layers")
-"""Keys by which a user says the size."""
+"""Keys for the size of a model."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """Words as they are asked for: a model's or recipe's name, and dotted keys of a run."""
+    """Name of a model or recipe, with dotted keys of a run."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
-    """Keys that are set together; a later group wins over earlier ones."""
+    """Groups of keys to set together; later groups override earlier ones."""
 
     @classmethod
     def of(cls, words: Sequence[str], default: "Named | None" = None) -> "Named":
-        """Read words; without a name they go on from those of `default`."""
+        """Parse words; without a name, they extend `default`."""
         names = [word for word in words if "=" not in word]
         keys = tuple(run_key(word) for word in words if "=" in word)
         if len(names) > 1 or (names and names[0] != words[0]):
@@ -80,38 +80,38 @@ class Named:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys, however they are grouped."""
+        """Keys of all groups."""
         return tuple(key for group in self.groups for key in group)
 
 
 def split(word: str) -> list[str]:
-    """Split `modern:norm.kind=layer,dim=64` into the name and the keys after it; inside brackets nothing is split."""
-    found, depth, start = list[str](), 0, 0
+    """Split `modern:norm.kind=layer,dim=64` into name and keys, except inside brackets."""
+    words, depth, start = list[str](), 0, 0
     for match in re.finditer(r"[{\[]|[}\]]|[:,](?=[\w.]+\s*=)", word):
         if match[0] in "{[":
             depth += 1
         elif match[0] in "}]":
             depth -= 1
         elif depth == 0:
-            found.append(word[start : match.start()])
+            words.append(word[start : match.start()])
             start = match.end()
-    head, *rest = [*found, word[start:]]
-    return [*([head] if head else []), *rest]
+    words.append(word[start:])
+    return words if words[0] else words[1:]
 
 
 def is_variant(word: str) -> bool:
-    """Tell whether a word names a variant: a model, or what changes the baseline after a colon."""
+    """True for a model's name or, after a colon, changes of the baseline."""
     return word.startswith(":") or "=" not in split(word)[0]
 
 
 def run_key(assignment: str) -> str:
-    """Return a dotted key of a model or a run as one of a run: `norm.kind=layer` -> `model.norm.kind=layer`."""
+    """Return an assignment with the run's full key: `norm.kind=layer` -> `model.norm.kind=layer`."""
     key, equals, value = assignment.partition("=")
     return ".".join(full_path(RunSpec, key.strip())) + equals + value
 
 
 def arms(study: StudySpec, size: float | None) -> Arms:
-    """Return the run of every variant, scaled to about `size` non-embedding parameters unless None."""
+    """Return all variants, scaled to about `size` non-embedding parameters unless None."""
     baseline = Named.of(study.baseline)
     wanted = {
         name: baseline if words == study.baseline else Named.of(words, baseline)
@@ -140,7 +140,7 @@ def arms(study: StudySpec, size: float | None) -> Arms:
 
 
 def words_of(study: StudySpec) -> dict[str, tuple[str, ...]]:
-    """Return the words of all that is trained by its name, the baseline's first; where a study has widths, at each."""
+    """Return the words of each variant and width by name, the baseline's first."""
     named = {label(study.baseline): study.baseline, **study.variants}
     if not study.widths:
         return named
@@ -152,23 +152,23 @@ def words_of(study: StudySpec) -> dict[str, tuple[str, ...]]:
 
 
 def at_width(name: str, width: int) -> str:
-    """Return what a variant is called at one of a study's widths."""
+    """Return the name of a variant at one width."""
     return f"{name}, dim {width}"
 
 
 def label(words: Sequence[str]) -> str:
-    """Return what a variant is called where it is not named."""
+    """Return the default name of a variant."""
     return ":".join(words)
 
 
 def set_by(words: Sequence[str]) -> dict[str, Any]:
-    """Return the values that a variant's words set, by dotted path, those aside that are left to the model."""
-    given = assigned(RunSpec, (run_key(word) for word in words if "=" in word))
-    return {path: value for path, value in given.items() if value not in ("auto", "none")}
+    """Return the values set by a variant's words, by dotted path, without automatic ones."""
+    values = assigned(RunSpec, (run_key(word) for word in words if "=" in word))
+    return {path: value for path, value in values.items() if value not in ("auto", "none")}
 
 
 def sized_by_user(study: StudySpec) -> bool:
-    """Tell whether the study's words say how large models are, or name a recipe, which does."""
+    """True if the study's words set the size of models or name a recipe."""
     baseline = Named.of(study.baseline)
     keys = [run_key(word).partition("=")[0] for word in (*study.common, *baseline.keys)]
     return any(key in SHAPE for key in keys) or _is_recipe(baseline.name)
@@ -200,7 +200,7 @@ def _run(named: Named, study: StudySpec, size: float | None, baseline: RunSpec |
 
 
 def _scaled_hint(line: str, size: float | None) -> str:
-    """Return what to do about a value that a model of this size cannot have."""
+    """Return the remedy for a value impossible at this size."""
     if size is None:
         return ""
     dim, num_layers = shape(size)
@@ -210,8 +210,11 @@ def _scaled_hint(line: str, size: float | None) -> str:
 
 
 def _with_sizes_of(baseline: RunSpec, run: RunSpec, given: Mapping[str, Any]) -> RunSpec:
-    """Return a run whose branches of another kind are as large as the baseline's, as far as `given` paths leave it
-    open and rules allow it: else a choice from outside would have its default of heads at every size."""
+    """Return a run with the baseline's sizes in branches of another kind.
+
+    Sizes in `given` paths and sizes against the rules are not changed. Otherwise, choices of plugins would have their
+    default number of heads at every size.
+    """
     base = baseline.model.resolved().layers_by_kind
     for kind_path, kind in given.items():
         at, _, leaf = kind_path.rpartition(".")
@@ -226,7 +229,7 @@ def _with_sizes_of(baseline: RunSpec, run: RunSpec, given: Mapping[str, Any]) ->
             ratio = [f"{at}.ratio=none"] * (field == "hidden_dim" and f"{at}.ratio" not in given)
             if value is None or path in given:
                 continue
-            with suppress(UserError):  # what it was may break a rule
+            with suppress(UserError):  # the previous value may break a rule
                 sizes = flatten(run.model.resolved().model_dump())
                 if sizes.get(path.removeprefix("model."), value) == value:
                     continue
@@ -238,7 +241,7 @@ def _with_sizes_of(baseline: RunSpec, run: RunSpec, given: Mapping[str, Any]) ->
 
 
 def _named(complaints: Mapping[str, Sequence[str]], number: int) -> Iterator[str]:
-    """Say whose each complaint is, unless it is that of all variants, or says so itself."""
+    """Prefix complaints with the names of variants, unless they concern all."""
     for line, names in complaints.items():
         if len(names) == number:
             yield line
@@ -247,7 +250,7 @@ def _named(complaints: Mapping[str, Sequence[str]], number: int) -> Iterator[str
 
 
 def _decided_otherwise(study: StudySpec) -> Iterator[str]:
-    """Refuse keys that would count for nothing: of what the study decides, and of one variant's machine."""
+    """Refuse ineffective keys: those decided by the study, and one variant's machine."""
     words = [*study.common, *study.baseline, *(w for v in study.variants.values() for w in v)]
     for key in (run_key(word).partition("=")[0] for word in words if "=" in word):
         if key in DECIDED:
@@ -263,7 +266,7 @@ def _decided_otherwise(study: StudySpec) -> Iterator[str]:
 
 
 def _ended_early(found: Mapping[str, RunSpec]) -> Iterator[str]:
-    """Refuse runs that may end early: variants are compared at equal tokens."""
+    """Refuse early stopping: variants are compared at equal tokens."""
     patience = {run.early_stop.patience for run in found.values() if run.early_stop.patience}
     if patience:
         yield (
@@ -273,7 +276,7 @@ def _ended_early(found: Mapping[str, RunSpec]) -> Iterator[str]:
 
 
 def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
-    """Refuse variants that differ in what must be equal for losses to be compared."""
+    """Refuse differences between variants that make losses incomparable."""
     (_, baseline), *others = found.items()
     wanted = baseline.objective.kind
     for name, run in others:
@@ -296,5 +299,5 @@ def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
 
 
 def with_lr(run: RunSpec, lr: float) -> RunSpec:
-    """Return a run with another peak learning rate, to which a second one keeps its ratio."""
+    """Return a run with another peak learning rate; a second one keeps its ratio."""
     return run.model_copy(update={"optimizer": run.optimizer.with_peak_lr(lr)})

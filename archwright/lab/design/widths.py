@@ -37,7 +37,8 @@ def drifts(
         steps: d by arm.
         plateau: Loss by arm above which its best rate is meaningless: only token frequencies were learnt.
     """
-    logs = {arm: [math.log(r.lr) for r in replicates if r.variant == arm] for arm in steps}
+    by_arm = {arm: [r for r in replicates if r.variant == arm] for arm in steps}
+    logs = {arm: [math.log(r.lr) for r in by_arm[arm]] for arm in steps}
     degrees = sum(max(0, len(xs) - 1) for xs in logs.values())
     noise = math.inf
     if degrees:
@@ -52,12 +53,7 @@ def drifts(
             if logs.get(arm)
         }
         rates = [
-            _best_rate(
-                width,
-                [r for r in replicates if r.variant == arms[width]],
-                error,
-                plateau.get(arms[width], math.inf),
-            )
+            _best_rate(width, by_arm[arms[width]], error, plateau.get(arms[width], math.inf))
             for width, error in errors.items()
         ]
         if rates:

@@ -17,8 +17,8 @@ def shrunken(differences: Sequence[float], decision: Decision, shared: SharedErr
     A look decides if its mean passes a bound, so decided means are too large (the winner's curse). With D normal
     around t, the conditional estimate is the t for which the expected mean of all pairs, given that |D| passed the
     bound of the deciding look, equals the observed mean: t + r (E[D | |D| > bound] - t), with r the variance of the
-    mean of all pairs over that of the look's pairs. The conditional estimate over-corrects large differences, and the
-    naive mean overstates small ones. In simulation, their mean has the least error of the three.
+    mean of all pairs over the variance for the look's pairs. The conditional estimate over-corrects large differences,
+    and the naive mean overstates small ones. In simulation, their mean has the least error of the three.
 
     Source: Zhong and Prentice, 2008, Bias-reduced estimators and confidence intervals for odds ratios in genome-wide
     association studies (conditional likelihood).

@@ -40,10 +40,26 @@ def interactions(
         if not by_seed.keys() >= {*names} or {*unfit} & {*names}:
             continue
         seeds = sorted(set.intersection(*(set(by_seed[name]) for name in names)))
-        if len(seeds) >= 2:
-            placed = math.hypot(*((placing or {}).get(name, 0.0) for name in names))
-            level = 1 - looks.level(ALPHA, len(seeds)) if looks else 1 - ALPHA
-            results.append(_interaction(names, by_seed, seeds, placed, unit, level))
+        if len(seeds) < 2:
+            continue
+        base, one, other, together = ([by_seed[name][seed] for seed in seeds] for name in names)
+        differences = [
+            (d.loss - b.loss) - (c.loss - a.loss)
+            for a, b, c, d in zip(base, one, other, together, strict=True)
+        ]
+        # Both differences share the documents: at most the sum of both errors.
+        documents = sum(
+            text_error([(v.best.halves, w.best.halves) for v, w in zip(vs, ws, strict=True)])
+            for vs, ws in ((together, one), (other, base))
+        )
+        placed = math.hypot(*((placing or {}).get(name, 0.0) for name in names))
+        level = 1 - looks.level(ALPHA, len(seeds)) if looks else 1 - ALPHA
+        interval = t_interval(differences, level, SharedError(documents, placed))
+        interval = replace(interval, level=1 - ALPHA)
+        interaction = Interaction(
+            *names[1:], fmean(differences), interval, (*seeds,), (*differences,), sentence=""
+        )
+        results.append(replace(interaction, sentence=_sentence(interaction, unit)))
     return results
 
 
@@ -56,31 +72,6 @@ def _squares(study: StudySpec) -> list[tuple[str, str, str]]:
         for both in words
         if not words[first] & words[second] and words[both] == words[first] | words[second]
     ]
-
-
-def _interaction(
-    names: tuple[str, str, str, str],
-    by_seed: Mapping[str, Mapping[int, Replicate]],
-    seeds: Sequence[int],
-    placing_error: float,
-    unit: Unit,
-    level: float,
-) -> Interaction:
-    base, one, other, both = ([by_seed[name][seed] for seed in seeds] for name in names)
-    differences = [
-        (d.loss - b.loss) - (c.loss - a.loss)
-        for a, b, c, d in zip(base, one, other, both, strict=True)
-    ]
-    # Both differences share the documents: at most the sum of both errors.
-    documents = sum(
-        text_error([(v.best.halves, w.best.halves) for v, w in zip(vs, ws, strict=True)])
-        for vs, ws in ((both, one), (other, base))
-    )
-    shared = SharedError(documents, placing_error)
-    mean = fmean(differences)
-    interval = replace(t_interval(differences, level, shared), level=1 - ALPHA)
-    interaction = Interaction(*names[1:], mean, interval, (*seeds,), (*differences,), sentence="")
-    return replace(interaction, sentence=_sentence(interaction, unit))
 
 
 def _sentence(interaction: Interaction, unit: Unit) -> str:

@@ -40,7 +40,7 @@ class Decision:
     level: float
     """Two-sided nominal level of the look for this variant."""
     outcome: Literal["superior", "equivalent", ""]
-    """Empty if remaining."""
+    """Empty without a decision."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def decide(
     """
     known, new = decided or {}, dict[str, Decision]()
     look, most = judged.numbers.index(pairs), len(differences)
-    remaining = {
+    pending = {
         name: _Pairs(pair[:pairs], shared_errors(name, pairs))
         for name, pair in differences.items()
         if name not in known
@@ -182,7 +182,7 @@ def decide(
         before = sum(decision.outcome == outcome for decision in known.values())
         while before < most:
             level = judged.levels(share / (most - before))[look]
-            passed = [n for n, pair in remaining.items() if n not in new and holds(pair, level)]
+            passed = [n for n, pair in pending.items() if n not in new and holds(pair, level)]
             if not passed:
                 break
             new |= {name: Decision(pairs, level, outcome) for name in passed}

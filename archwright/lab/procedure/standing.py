@@ -43,7 +43,7 @@ class Standing:
     """Powers k of the compared runs, by variant and finished seed: one, or the whole sweep in a study of widths. Runs
     at a learning rate that was halved later are left out."""
     decisions: Mapping[str, Decision] = field(default_factory=dict)
-    """Decisions by variant; open variants are left out."""
+    """Decisions by variant."""
     looks: Looks | None = None
     """None in a study of widths, where each seed sweeps."""
     placing: Mapping[str, float] = field(default_factory=dict)

@@ -33,6 +33,10 @@ AT_BOUNDARY = "the best learning rate of {} is at the edge of its grid"
 LATER = "pairs that were trained after the decision have moved the interval"
 
 
+BySeed = Mapping[int, Replicate]
+"""Replicates of a variant by seed."""
+
+
 def effects(
     replicates: Sequence[Replicate],
     study: StudySpec,
@@ -54,9 +58,9 @@ def effects(
 
     Outcomes, by precedence:
         identical: both are the same runs.
-        inconclusive: no decision, or caveats: fewer than two pairs, a learning rate at an end of its grid (`edges`),
-            at least as many pairs lost to failed `runs` as left, a loss above `learnt` (for a task, both losses), or
-            pairs after the decision that change the sign.
+        inconclusive: without a decision, or with caveats: fewer than two pairs, a learning rate at an end of its grid
+            (`edges`), at least as many pairs lost to failed `runs` as left, a loss above `learnt` (for a task, both
+            losses), or pairs after the decision that change the sign.
         better, worse, equivalent: the decision of the looks.
 
     Args:
@@ -166,20 +170,16 @@ def group_of(effect: Effect) -> str:
 
 
 def _measured(
-    name: str,
-    variant_by_seed: Mapping[int, Replicate],
-    baseline_by_seed: Mapping[int, Replicate],
-    looks: Looks,
-    placing_error: float,
+    name: str, variant: BySeed, baseline: BySeed, looks: Looks, placing_error: float
 ) -> Effect:
     """Return the difference of a variant from the baseline, with intervals."""
-    seeds = sorted(variant_by_seed.keys() & baseline_by_seed.keys())
-    pairs = [(variant_by_seed[seed], baseline_by_seed[seed]) for seed in seeds]
-    differences = [variant.loss - baseline.loss for variant, baseline in pairs]
+    seeds = sorted(variant.keys() & baseline.keys())
+    pairs = [(variant[seed], baseline[seed]) for seed in seeds]
+    differences = [v.loss - b.loss for v, b in pairs]
     intervals = [Interval(-math.inf, math.inf, 1 - alpha) for alpha in (ALPHA, 2 * ALPHA)]
     shared = SharedError(placing=placing_error)
     if len(pairs) >= 2:
-        beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
+        beside = text_error([(v.best.halves, b.best.halves) for v, b in pairs])
         shared = SharedError(beside, placing_error)
         intervals = [
             replace(looks.interval(differences, alpha, shared), level=1 - alpha)
@@ -198,11 +198,11 @@ def _measured(
         differences=tuple(differences),
         seeds=tuple(seeds),
         loss_per_bit_per_byte=_mean([b.best.loss / b.best.bits_per_byte for _, b in pairs]),
-        baseline_loss=_mean([baseline.loss for _, baseline in pairs]),
+        baseline_loss=_mean([b.loss for _, b in pairs]),
     )
 
 
-def _are_one(variant: Mapping[int, Replicate], baseline: Mapping[int, Replicate]) -> bool:
+def _are_one(variant: BySeed, baseline: BySeed) -> bool:
     """True if both have the same runs at their common seeds."""
     keys = [(variant[s].best.key, baseline[s].best.key) for s in variant.keys() & baseline.keys()]
     return bool(keys) and all(one == other != "" for one, other in keys)
@@ -245,10 +245,7 @@ def _turned(effect: Effect, decision: Decision | None) -> Iterator[str]:
 
 
 def _unlearnt(
-    pair: Mapping[str, Mapping[int, Replicate]],
-    learnt: Mapping[str, float],
-    unit: Unit,
-    tuned: Mapping[str, float],
+    pair: Mapping[str, BySeed], learnt: Mapping[str, float], unit: Unit, tuned: Mapping[str, float]
 ) -> Iterator[str]:
     """Yield caveats if variant or baseline learnt no more than bigrams or guessing."""
     unlearnt = [
@@ -273,7 +270,7 @@ def _unlearnt(
 
 
 def _diverged_alone(
-    pair: Mapping[str, Mapping[int, Replicate]], learnt: Mapping[str, float], study: StudySpec
+    pair: Mapping[str, BySeed], learnt: Mapping[str, float], study: StudySpec
 ) -> str:
     """Return the name of the only arm that diverged in all runs, if the opposite arm learnt; else "".
 
