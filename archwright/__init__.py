@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from archwright.lab.external.study import compare_runs as compare_runs
     from archwright.model.build import build as build
     from archwright.model.build import build_layer as build_layer
-    from archwright.model.decoder import Decoder as Decoder
+    from archwright.model.model import Decoder as Decoder
     from archwright.plugins import register as register
     from archwright.reporting.page import write_report as write_report
     from archwright.runs.load import OpenRun as OpenRun
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from archwright.training.train import train as train
 
 _HOMES = {
-    "Decoder": "archwright.model.decoder",
+    "Decoder": "archwright.model.model",
     "Interrupted": "archwright.lab.compare",
     "ModelSpec": "archwright.spec.model_spec",
     "OpenRun": "archwright.runs.load",

@@ -41,8 +41,6 @@ class Loss:
     """z-loss term of `total`."""
     num_targets: Int[Tensor, ""]
     """Number of valid targets in the batch."""
-    further_nll: Float[Tensor, ""] | None = None
-    """`nll_sum` of further predicting streams, averaged over them; None without such streams."""
 
 
 def cross_entropy(
@@ -118,26 +116,6 @@ def linear_cross_entropy(
         *parameters,
     )
     return Loss(total, nll_sum, z_term, num_targets)
-
-
-def of_streams(losses: Sequence[Loss], decay: float = 1.0) -> Loss:
-    """Combine the losses of several predicting streams.
-
-    total = sum of a_i L_i, a_i = decay^i / sum of decay^j, i and j from 0. `nll_sum` is the first, next-token stream's.
-
-    Source: Qi et al., 2020, ProphetNet: future n-gram prediction.
-    """
-    first, *further = losses
-    if not further:
-        return first
-    weights = [decay**i for i in range(len(losses))]
-    shares = [weight / sum(weights) for weight in weights]
-    total, z_term = (
-        torch.stack([share * term for share, term in zip(shares, terms, strict=True)]).sum()
-        for terms in ([loss.total for loss in losses], [loss.z_term for loss in losses])
-    )
-    mean = torch.stack([loss.nll_sum for loss in further]).mean()
-    return Loss(total, first.nll_sum, z_term, first.num_targets, mean)
 
 
 def pop_aux_losses(

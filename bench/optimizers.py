@@ -13,7 +13,7 @@ import torch
 
 from archwright.losses import cross_entropy
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.optim import Muon, clip_gradients, roles
 from archwright.spec.read import load
 

@@ -8,11 +8,11 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from archwright.spec.attention import Attention, NoAttention, NoValueEmbedding
+from archwright.spec.attention import Attention
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
 from archwright.spec.embeddings import NoSequenceHead
-from archwright.spec.masks import Longformer, Mask
+from archwright.spec.masks import Longformer
 from archwright.spec.mixers import NoRecurrence, Recurrence
 from archwright.spec.model_spec import (
     Arrangement,
@@ -24,7 +24,7 @@ from archwright.spec.model_spec import (
     NoGenerator,
     StackSpec,
 )
-from archwright.spec.positions import Axial, NoPosition, NoScaling, Position, TransformerXL
+from archwright.spec.positions import NoPosition, NoScaling
 from archwright.spec.recurrences import LinearRecurrence
 from archwright.spec.run_spec import RunSpec
 
@@ -40,9 +40,6 @@ SMALL: Ranges = {
     ),
     "dim": st.sampled_from([8, 16, 16, 24, 32, 32, 48, 64]),
     "num_layers": st.integers(1, 3),
-    "global_tokens": st.sampled_from([0] * 7 + [1, 3]),
-    "predicting_streams": st.just(0),  # which few choices stand beside: see `stream_specs`
-    "global_norm": st.sampled_from([False] * 7 + [True]),
     "vocab_size": st.sampled_from([16, 33, 64]),
     "context_length": st.sampled_from([1, 2, 3, 5, 8, 12, 12, 16, 24]),
     "num_heads": st.sampled_from(["auto", 1, 2, 3, 4]),
@@ -216,48 +213,7 @@ def model_specs() -> st.SearchStrategy[ModelSpec]:
 def one_stack_specs() -> st.SearchStrategy[ModelSpec]:
     """Draw small models without an encoder, which needs a decoder that reads it: over half break no rule."""
     alone = {"encoder": st.just(NoEncoder())}
-    return _seldom_with_streams(SMALL | alone)
-
-
-def _seldom_with_streams(ranges: dict[str, Any]) -> st.SearchStrategy[ModelSpec]:
-    """Draw small models, one in six with predicting streams, and then of what stands beside these."""
-    plain = specs(ModelSpec, ranges)
-    beside = specs(ModelSpec, ranges | BESIDE_STREAMS)
-    return st.sampled_from([False] * 5 + [True]).flatmap(lambda some: beside if some else plain)
-
-
-def _attentions_with_streams() -> st.SearchStrategy[Any]:
-    masks = [cls for cls in Mask.choices().values() if cls.causal and not cls.shows_future]
-    ranges = {
-        **SMALL,
-        "mask": st.one_of([specs(cls, SMALL) for cls in masks]),
-        "value_embedding": st.just(NoValueEmbedding()),
-    }
-    kinds = [cls for name, cls in Attention.choices().items() if cls.has_streams and name != "none"]
-    return st.sampled_from([*kinds * 4, NoAttention]).flatmap(lambda cls: specs(cls, ranges))
-
-
-def _positions_with_streams() -> st.SearchStrategy[Any]:
-    left_out = (Axial, TransformerXL)
-    kinds = [cls for cls in Position.choices().values() if cls not in left_out]
-    return st.one_of([specs(cls, SMALL) for cls in kinds])
-
-
-BESIDE_STREAMS: Ranges = {
-    "predicting_streams": st.integers(1, 3),
-    "global_tokens": st.just(0),
-    "sequence_head": st.just(NoSequenceHead()),
-    **{
-        f"{cls}.{name}": drawn
-        for cls in ("LayerSpec", "ModelSpec")
-        for name, drawn in (
-            ("attention", st.deferred(_attentions_with_streams)),
-            ("position", st.deferred(_positions_with_streams)),
-            ("recurrence", st.just(NoRecurrence())),
-        )
-    },
-}
-"""Values that stand beside predicting streams, and how many of these."""
+    return specs(ModelSpec, SMALL | alone)
 
 
 def two_stack_specs() -> st.SearchStrategy[ModelSpec]:
@@ -271,7 +227,7 @@ def two_stack_specs() -> st.SearchStrategy[ModelSpec]:
         "sequence_head": st.just(NoSequenceHead()),  # which judges the rows of an encoder alone
     }
     drawn = (
-        _seldom_with_streams(ranges),
+        specs(ModelSpec, ranges),
         specs(SoftmaxCrossAttention, SMALL),
         st.booleans(),
         st.booleans(),

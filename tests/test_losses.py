@@ -370,17 +370,3 @@ def test_linear_never_holds_all_logits():
     with Watch():
         linear_cross_entropy(hidden, head, targets).total.backward()
     assert largest <= losses.LINEAR_CHUNK / 4 < hidden.shape[0] * 20_000 / 2
-
-
-@pytest.mark.parametrize(("decay", "shares"), [(1.0, [1, 1, 1]), (0.5, [4, 2, 1])])
-def test_streams_are_weighed_and_the_first_is_reported(decay, shares):
-    logits, targets = batch()
-    streams = [cross_entropy(logits * factor, targets, z_loss=0.01) for factor in (1, 0.5, 2)]
-    found = losses.of_streams(streams, decay)
-    parts = torch.stack([torch.stack([loss.total, loss.z_term]) for loss in streams])
-    weights = torch.tensor(shares) / sum(shares)
-    mean = (weights[:, None] * parts).sum(0)
-    torch.testing.assert_close(torch.stack([found.total, found.z_term]), mean)
-    assert (found.nll_sum, found.num_targets) == (streams[0].nll_sum, streams[0].num_targets)
-    torch.testing.assert_close(found.further_nll, (streams[1].nll_sum + streams[2].nll_sum) / 2)
-    assert losses.of_streams(streams[:1]) is streams[0]

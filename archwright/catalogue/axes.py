@@ -41,7 +41,6 @@ ORDER = (
     "model.attention.mask",
     "model.attention.scale",
     "model.attention.query_temperature",
-    "model.attention.distance_scores",
     "model.attention.value_embedding",
     "model.recurrence",
     "model.recurrence.decay",

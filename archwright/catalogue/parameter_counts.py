@@ -64,10 +64,8 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
     dim, vocab_size, kinds = spec.dim, int(spec.vocab_size), spec.layers.names(spec.num_layers)
     layers, sum_width = [spec.layers_by_kind[name] for name in kinds], spec.embedding.sum_width(dim)
     parts = {
-        "position": spec.position.num_absolute_parameters(sum_width, spec.num_positions),
+        "position": spec.position.num_absolute_parameters(sum_width, spec.context_length),
         "embedding_norm": spec.embedding.norm.num_parameters(sum_width),
-        "global_tokens": spec.global_tokens * dim,
-        "predicting_streams": spec.predicting_streams * sum_width,
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
@@ -86,8 +84,6 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         layer = spec.layers_by_kind[name]
         attention, feedforward = layer.attention, layer.feedforward
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
-        if spec.global_tokens and dict(layer.residual).get("global_norm") and not attention.is_none:
-            norms += layer.norm.num_parameters(dim)
         if (width := layer.residual.layer_embedding) != "none":
             norms += layer.norm.num_parameters(dim)
             parts["layer embeddings"] += number * width * (vocab_size + 3 * dim)

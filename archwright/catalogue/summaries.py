@@ -153,8 +153,6 @@ def phrases(spec: Spec) -> dict[str, str]:
 def model_words(spec: ModelSpec) -> dict[str, Any]:
     """Return the choices outside the layers: numbers, specs, summaries of stacks."""
     fields = (
-        *(["global_tokens"] * (spec.global_tokens > 0)),
-        *(["predicting_streams"] * (spec.predicting_streams > 0)),
         "num_layers",
         "dim",
         "vocab_size",
@@ -179,7 +177,6 @@ def stack_words(spec: ModelSpec, stack: ModelSpec | None) -> str:
     parts = [f"{stack.num_layers} layer{'s' * (stack.num_layers != 1)}"]
     parts += [f"{name_of(field)} {_value(getattr(stack, field))}" for field in differing]
     parts += [] if spec.encoder.shares_embedding else ["separate embedding"]
-    parts += [f"{stack.global_tokens} global tokens"] if stack.global_tokens else []
     parts += [] if spec.generator.is_none else [f"head {brief(stack.head)}"]
     return ", ".join(parts)
 
@@ -351,8 +348,5 @@ def _stack_line(spec: ModelSpec) -> str:
         parts += [layer.feedforward.one_line] * (not layer.feedforward.is_none)
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
     shared = " that share their parameters" if spec.layers.shared else ""
-    extras = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
-    if number := spec.predicting_streams:
-        extras += f", {number} predicting stream{'s' * (number > 1)}"
     layer_count = f"{spec.num_layers} layer{'s' * (spec.num_layers != 1)}"
-    return f"{layer_count}{shared} of {'; '.join(layers)}{extras}"
+    return f"{layer_count}{shared} of {'; '.join(layers)}"

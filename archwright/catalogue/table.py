@@ -11,7 +11,7 @@ from typing import Any
 
 from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.catalogue.summaries import word
-from archwright.spec.attention import Attention, DistanceScores
+from archwright.spec.attention import Attention
 from archwright.spec.choice import Spec
 from archwright.spec.feedforward import FeedForward
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -94,8 +94,7 @@ def _position(layer: LayerSpec) -> str:
         return word(layer.attention.kind) if layer.attention.knows_distances else "NoPE"
     fraction = _option(position, "fraction", 1.0)
     part = f" {Fraction(fraction).limit_denominator(99)}" if fraction < 1 else ""
-    scores = _option(layer.attention, "distance_scores", DistanceScores.none())
-    return word(position.kind) + part + ("" if scores.is_none else f" + {word(scores.kind)}")
+    return word(position.kind) + part
 
 
 def _heads(attention: Attention) -> str:
@@ -143,11 +142,7 @@ def _masks(spec: ModelSpec) -> str:
 
 def _stacks(spec: ModelSpec) -> str:
     if spec.encoder_model is not None:
-        number = spec.predicting_streams
-        streams = f", {number} predicting stream{'s' * (number > 1)}" if number else ""
-        return (
-            f"{spec.encoder_model.num_layers} encoder + {spec.num_layers} decoder layers{streams}"
-        )
+        return f"{spec.encoder_model.num_layers} encoder + {spec.num_layers} decoder layers"
     return "encoder" if spec.is_bidirectional else "decoder"
 
 

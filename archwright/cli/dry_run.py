@@ -6,7 +6,7 @@ from typing import Any
 from archwright import format as fmt
 from archwright.cli.this_machine import rows, say
 from archwright.model.build import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import cache_bytes_per_token, least_memory, writes
 from archwright.planning.training_memory import split_one
@@ -97,7 +97,7 @@ def _pairs(run: RunSpec) -> Iterator[tuple[str, object]]:
 
 
 def _cost(
-    run: RunSpec, model: LanguageModel, num_steps: int | None, text: str
+    run: RunSpec, model: Decoder, num_steps: int | None, text: str
 ) -> Iterator[tuple[str, str]]:
     flops = run_flops_per_token(run, model)
     bound = ", an upper bound" if run.flops_evidence != "counted" else ""
@@ -119,7 +119,7 @@ def _cost(
         yield "the run", f"about as many steps as fit into {run.budget}"
 
 
-def _training_memory(run: RunSpec, model: LanguageModel) -> Iterator[tuple[str, str]]:
+def _training_memory(run: RunSpec, model: Decoder) -> Iterator[tuple[str, str]]:
     rows, whole_logits = -(-run.batch_size // run.grad_accum_steps), run.machine.loss == "whole"
     one, most = (
         split_one(run, model, again, rows, whole_logits=whole_logits) for again in ("full", "none")
@@ -143,7 +143,7 @@ def _measured(run: RunSpec, num_steps: int | None) -> Iterator[tuple[str, str]]:
         yield figure.label, ", ".join(filter(None, (figure.text, figure.remark)))
 
 
-def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
+def _num_steps(run: RunSpec, model: Decoder) -> int | None:
     """Return the number of steps; None for a budget in time."""
     if run.machine.num_steps != "auto":
         return run.machine.num_steps

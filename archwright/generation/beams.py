@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.generation.sampling import Reader, check_settings
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 
 EarlyStopping = bool | Literal["never"]
 
@@ -23,7 +23,7 @@ class Beam(NamedTuple):
 
 
 def beam_search(
-    model: LanguageModel,
+    model: Decoder,
     prompt: Int[Tensor, " length"],
     *,
     source: Int[Tensor, " source_length"] | None = None,
@@ -37,7 +37,7 @@ def beam_search(
 
 @torch.inference_mode()
 def beam_search_many(
-    model: LanguageModel,
+    model: Decoder,
     prompt: Int[Tensor, " length"],
     sources: Sequence[Int[Tensor, " _"]] | None,
     *,

@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.masks import prefix_size
 from archwright.spec.errors import UserError
 
 
 def sample(
-    model: LanguageModel,
+    model: Decoder,
     prompt: Int[Tensor, " length"],
     *,
     max_tokens: int,
@@ -85,7 +85,7 @@ class Reader:
         UserError: a source without an encoder, an encoder without a source, or a model that sees later tokens.
     """
 
-    def __init__(self, model: LanguageModel, sources: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, model: Decoder, sources: Sequence[Tensor] | None = None) -> None:
         if (sources is None) != model.spec.encoder.is_none:
             raise UserError(
                 "source: found none; expected a text for the model's encoder"
@@ -114,12 +114,12 @@ class Reader:
         fresh = self._cache is None or not self._cache.num_read
         if self._sources is not None:
             source, real = self._sources if fresh else (None, None)
-            hidden = self.model.hidden(source, tokens, padding_mask=real, cache=self._cache)
+            read: Callable[..., Tensor] = self.model.hidden  # an encoder reads the source first
+            hidden = read(source, tokens, padding_mask=real, cache=self._cache)
         else:
             prefix = self._prefix(tokens) if self._cache is not None and fresh else None
             hidden = self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
-        # Without a cache, hidden states of further predicting streams follow.
-        logits: Tensor = self.model.head(hidden[:, tokens.shape[1] - 1])
+        logits: Tensor = self.model.head(hidden[:, -1])
         return logits
 
     def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:

@@ -9,7 +9,7 @@ import torch
 from archwright.generation.beams import EarlyStopping, beam_search, beam_search_many
 from archwright.generation.defaults import DRAWING, Searching, sampling, searching
 from archwright.generation.sampling import sample
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.runs.load import Run, open_run
 from archwright.spec.errors import UserError, nearest
 from archwright.text.tokenizer import Tokenizer
@@ -90,7 +90,7 @@ def generate_many(
 
 
 def stream(
-    model: LanguageModel,
+    model: Decoder,
     tokenizer: Tokenizer,
     prompt: str = "",
     *,

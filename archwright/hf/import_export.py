@@ -10,7 +10,7 @@ from archwright import checkpoint
 from archwright.hf.families import FAMILIES
 from archwright.hf.loading import CAME_FROM, Origin, load
 from archwright.hf.saving import save
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.runs.folder import RunFolder
 from archwright.runs.load import open_model
 from archwright.spec.errors import UserError
@@ -25,7 +25,7 @@ OF_MODEL = (GENERATION, TOKEN_IDS)
 """Tokenizer files that are stored in the model file's metadata if there is no tokenizer."""
 
 
-def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, LanguageModel]:
+def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]:
     """Create a run folder from a Hugging Face folder; also return the model.
 
     Weights keep their stored dtype. An existing run folder with the same import stays unchanged.
@@ -81,7 +81,7 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
     )
 
 
-def _is_same(run: RunFolder, spec: ModelSpec, model: LanguageModel) -> bool:
+def _is_same(run: RunFolder, spec: ModelSpec, model: Decoder) -> bool:
     """True if a run is a finished import of the same spec and weights."""
     if not (run.finished and run.model_file.is_file() and run.spec.model.hash() == spec.hash()):
         return False

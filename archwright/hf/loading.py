@@ -22,7 +22,7 @@ from archwright.hf.tokenizers import read_files, read_tokenizer
 from archwright.hf.weight_map import Slot
 from archwright.hf.weights_reader import Store, opened
 from archwright.model.build import build_uninitialized
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.progress import Progress
 from archwright.spec.embeddings import NoSequenceHead, PooledHead
 from archwright.spec.errors import UserError
@@ -52,14 +52,14 @@ class Origin:
     """Text of the files next to the tokenizer, by name; see `archwright.text.companions`."""
 
 
-CAME_FROM: WeakKeyDictionary[LanguageModel, Origin] = WeakKeyDictionary()
+CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model loaded from a Hugging Face folder."""
 
-    model: LanguageModel
+    model: Decoder
     spec: ModelSpec
     tokenizer: Tokenizer | None
     """Tokenizer of the folder; None if it has no supported one."""
@@ -202,7 +202,7 @@ def _checked(
     return {name: (in_file[name], slot) for name, slot in slots.items() if name in in_file}
 
 
-def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
+def tensors_of(model: Decoder) -> dict[str, Tensor]:
     """Return the tensors of a model by name, without a tied head."""
     tensors = dict(model.state_dict())
     if model.spec.head.tied:
@@ -254,7 +254,7 @@ def _repeated(family: Family, spec: ModelSpec) -> set[str]:
     }
 
 
-def _fill(model: LanguageModel, slots: Mapping[str, tuple[str, Slot]], store: Store) -> None:
+def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -> None:
     tensors = tensors_of(model)
     total = sum(store.num_bytes(name) for name, _ in slots.values())
     with torch.no_grad(), Progress("Reading the weights", total) as progress:

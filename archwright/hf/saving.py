@@ -22,7 +22,7 @@ from archwright.hf.older_readers import difference
 from archwright.hf.weight_map import Slot
 from archwright.hf.weights_reader import INDEX
 from archwright.model.build import detector_of
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.model.replaced_tokens import ReplacedTokenDetector
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -34,7 +34,7 @@ SHARD = 5 * 10**9
 
 
 def save(
-    model: LanguageModel,
+    model: Decoder,
     folder: str | Path,
     tokenizer: Tokenizer | None = None,
     *,
@@ -84,7 +84,7 @@ def save(
 
 
 def _is_export(
-    folder: Path, model: LanguageModel, family: Family, tokenizer: Tokenizer | None, most: int
+    folder: Path, model: Decoder, family: Family, tokenizer: Tokenizer | None, most: int
 ) -> bool:
     """True if a folder contains exactly this export, compared value by value."""
     if not folder.is_dir():
@@ -133,7 +133,7 @@ def _has_tensors(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Te
 
 
 def _write_small_files(
-    model: LanguageModel,
+    model: Decoder,
     family: Family,
     split: StateDictSplit,
     folder: Path,
@@ -154,11 +154,11 @@ def _write_small_files(
         (folder / TOKEN_IDS).unlink(missing_ok=True)  # config.json contains these ids
 
 
-def _came_from(model: LanguageModel) -> Origin:
+def _came_from(model: Decoder) -> Origin:
     return CAME_FROM.get(model, Origin("", {}))
 
 
-def _split(model: LanguageModel, family: Family, most: int) -> StateDictSplit:
+def _split(model: Decoder, family: Family, most: int) -> StateDictSplit:
     """Distribute tensors among files by size."""
     tensors = tensors_of(model)
 
@@ -195,7 +195,7 @@ def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:
     return config
 
 
-def _exported(model: LanguageModel, tokenizer: Tokenizer) -> Tokenizer:
+def _exported(model: Decoder, tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer to write; warn about differences in other libraries."""
     rows, has_source = model.spec.vocab_size, model.spec.encoder_model is not None
     assert rows != "auto"

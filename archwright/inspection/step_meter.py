@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.parts.norms import NORMS
 from archwright.planning.counter import OTHER, PartStack
 

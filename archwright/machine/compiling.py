@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from archwright.cpu import transposed
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
 
 TRANSPOSED = "-fno-ipa-cp"
@@ -19,7 +19,7 @@ neither is right."""
 
 
 def compile_parts(
-    model: LanguageModel, wanted: str, *, whole_loss: bool, device: str = ""
+    model: Decoder, wanted: str, *, whole_loss: bool, device: str = ""
 ) -> tuple[str, str]:
     """Compile each layer, and the head where it gives all logits at once, if wanted and possible; return what was
     done, and why.
@@ -53,7 +53,7 @@ def has_compiler() -> bool:
     return bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
-def uncompile_parts(model: LanguageModel) -> None:
+def uncompile_parts(model: Decoder) -> None:
     """Take back what `compile_parts` did."""
     for part in (*model.all_layers, model.head):
         part._compiled_call_impl = None

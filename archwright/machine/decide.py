@@ -17,7 +17,7 @@ from archwright.machine.liger import check_liger
 from archwright.machine.peaks import peak_of
 from archwright.machine.precision import DTYPES
 from archwright.machine.rules import cpu_name
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.mixers.recurrent import RecurrentMixer, use_scan
 from archwright.parts.scans import SCANS
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
@@ -105,7 +105,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     return found
 
 
-def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> None:
+def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
     """Choose the attention kernel by `rules.KERNELS`."""
     machine = decisions.machine
     if machine.kernel == "auto" and not any(m.has_kernel for m in model.mixers()):
@@ -116,7 +116,7 @@ def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> N
     model.use_kernel(decisions.machine.kernel)
 
 
-def decide_scan(decisions: Decisions, model: LanguageModel) -> None:
+def decide_scan(decisions: Decisions, model: Decoder) -> None:
     """Choose the kernel of recurrences.
 
     Raises:
@@ -136,9 +136,7 @@ def decide_scan(decisions: Decisions, model: LanguageModel) -> None:
     use_scan(model, decisions.machine.scan)
 
 
-def decide_loss(
-    decisions: Decisions, model: LanguageModel, run: RunSpec, layout: Layout = ONE
-) -> None:
+def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec, layout: Layout = ONE) -> None:
     """Compute the loss in chunks where the logits that a process has of a part of a batch are many."""
     if decisions.machine.loss == "auto" and not run.model.generator.is_none:
         decisions.decide("loss", "whole", "tokens are drawn from the logits of a generator")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE
 from archwright.losses import Loss
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.embeddings import Head
 from archwright.parts.feedforward import Gated, GroupedExperts, Multiplied
 from archwright.parts.linear import to_autocast_dtype
@@ -49,7 +49,7 @@ def check_liger(machine: MachineSpec) -> None:
         raise UserError(f'machine.fused: found "liger"; expected "none", as it needs {missing}')
 
 
-def fuse(model: LanguageModel, machine: MachineSpec) -> tuple[str, str]:
+def fuse(model: Decoder, machine: MachineSpec) -> tuple[str, str]:
     """Let liger compute what it can; return what was done, and what that is.
 
     Compiled layers keep their own norms and gates, as the compiler fuses them. A loss of whole logits stays,
@@ -67,7 +67,7 @@ def fuse(model: LanguageModel, machine: MachineSpec) -> tuple[str, str]:
     return "liger", ", ".join(f"{number} {name}" for name, number in found.items())
 
 
-def unfuse(model: LanguageModel) -> None:
+def unfuse(model: Decoder) -> None:
     """Take back what `fuse` did."""
     for module in model.modules():
         if plain := PLAIN.get(type(module)):

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.spec.run_spec import RunSpec
 
 Facts = TypeVar("Facts")
@@ -149,7 +149,7 @@ def decision(rules: tuple[Rule[Facts], ...], facts: Facts) -> tuple[str, str]:
     return rule.choice, rule.reason
 
 
-def attention_of(model: LanguageModel, run: RunSpec, device: str, precision: str) -> Attention:
+def attention_of(model: Decoder, run: RunSpec, device: str, precision: str) -> Attention:
     """Return the facts about a model's attention."""
     layers = [model.spec.layer(index) for index in range(model.spec.num_layers)]
     options = [dict(layer.attention) for layer in layers]

@@ -7,23 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import archwright.cpu.blockwise  # noqa: F401  # registers the kernel
-from archwright.model.decoder import Decoder
+import archwright.cpu.blockwise  # registers the kernel
+import archwright.model.reversible  # noqa: F401  # registers the wiring
+from archwright.model.across_layers import check
 from archwright.model.encoder_decoder import Encoder, EncoderDecoder
-from archwright.model.language_model import LanguageModel
-from archwright.model.layer import Layer
+from archwright.model.model import Decoder, Layer
 from archwright.model.replaced_tokens import Generator, ReplacedTokenDetector
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
-from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.init import INITS, Init, draws, initialise, reset_buffers
 from archwright.parts.layer_ends import LayerEmbedding, LayerScalar
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
-from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.parts.weighted_sum import WeightedSum
@@ -71,7 +69,7 @@ def build(
 
 
 def initial_values(
-    model: LanguageModel,
+    model: Decoder,
     seed: int,
     *,
     device: torch.device | str,
@@ -89,7 +87,7 @@ def initial_values(
 
 
 def initial_draws(
-    model: LanguageModel, seed: int, *, device: torch.device | str
+    model: Decoder, seed: int, *, device: torch.device | str
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Yield name and drawing function of each parameter and buffer."""
     spec = model.spec
@@ -163,6 +161,8 @@ def _unset(
 ) -> Decoder:
     with torch.device("meta"):
         model = _assemble(spec, init)
+    for stack in model.stacks:
+        check(stack)
     for parameter in model.parameters():  # buffers stay in float32, which angles need
         parameter.data = parameter.data.to(dtype)
     if torch.device(device).type != "meta":
@@ -194,8 +194,6 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     memory_dim = None if encoder is None else encoder.output_dim
     decoder = _stack(spec, sharing, memory_dim)
     decoder |= {"embedding": embedding, "head": head, "sequence_head": None}
-    width, number = spec.embedding.sum_width(spec.dim), spec.predicting_streams
-    decoder["predicting_streams"] = PredictingStreams(number, width) if number else None
     if not spec.sequence_head.is_none:
         decoder["sequence_head"] = SEQUENCE_HEADS.make(spec.sequence_head, spec.output_dim)
     decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
@@ -236,7 +234,7 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
     layers = [_layer(spec, i, sharing, memory_dim) for i in first]
     position, sum_width = None, spec.embedding.sum_width(spec.dim)
     if spec.position.absolute:
-        position = POSITIONS.make(spec.position, sum_width, spec.num_positions)
+        position = POSITIONS.make(spec.position, sum_width, spec.context_length)
     project_in = None
     if sum_width != spec.dim:
         project_in = Linear(sum_width, spec.dim, bias=spec.embedding.project_bias)
@@ -245,7 +243,6 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
         "position": position,
         "embedding_norm": _norm(spec.embedding.norm, sum_width),
         "project_in": project_in,
-        "global_tokens": GlobalTokens(spec.global_tokens, spec.dim) if spec.global_tokens else None,
         "layers": layers,
         "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.output_dim),
         "rotaries": sharing.rotaries,
@@ -291,7 +288,6 @@ def _layer(
         memory_dim,
         spec.layer_order,
         layer.norm,
-        spec.global_tokens,
         spec.kv_sources,
     )
     branches: dict[str, Branch] = {}

@@ -1,18 +1,15 @@
 """Encoder-decoders: the encoder reads the source, the decoder continues the target and attends to the source."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
-from archwright.model.decoder import Decoder
-from archwright.model.language_model import Output
-from archwright.model.stack import Stack
+from archwright.model.model import Decoder, Output, Stack
 from archwright.parts.context import Context, Memory
 from archwright.parts.embeddings import TokenEmbedding
-from archwright.parts.linear import Linear
 from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -48,7 +45,8 @@ class Encoder(Stack):
         """
         layout = token_layout(tokens, position_ids, segment_ids, padding_mask)
         context = Context(layout, len(tokens), tokens=tokens)
-        return Memory(self.read((self.embedding or shared)(tokens), context), layout)
+        x = self.embed((self.embedding or shared)(tokens), context)
+        return Memory(self.read(x, context), layout)
 
 
 class EncoderDecoder(Decoder):
@@ -103,8 +101,7 @@ class EncoderDecoder(Decoder):
             decoder_padding_mask=decoder_padding_mask,
             cache=cache,
         )
-        assert decoder_tokens is not None  # or `hidden` would have refused
-        return self.output(hidden, decoder_tokens.shape[1])
+        return Output(self.head(hidden))
 
     def hidden(
         self,
@@ -115,7 +112,7 @@ class EncoderDecoder(Decoder):
         decoder_padding_mask: Bool[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
         **layout: Tensor | None,
-    ) -> Float[Tensor, "batch read dim"]:
+    ) -> Float[Tensor, "batch length dim"]:
         """Return the input of the head, as `Decoder.hidden`. Arguments: as in `forward`."""
         if decoder_tokens is None:
             raise UserError(
@@ -131,7 +128,8 @@ class EncoderDecoder(Decoder):
             decoder_tokens, segment_ids=decoder_segment_ids, padding_mask=decoder_padding_mask
         )
         context.memory = memory
-        return self.read(self.embedding(decoder_tokens), context, cache)
+        x = self.embed(self.embedding(decoder_tokens), context)
+        return self.read(x, context, cache)
 
     def encode(
         self, tokens: Int[Tensor, "batch source_length"] | None, **layout: Tensor | None
@@ -145,20 +143,6 @@ class EncoderDecoder(Decoder):
             raise UserError("tokens: found no source, and the cache has read none; expected one")
         memory: Memory = self.encoder(tokens, self.embedding, **layout)
         return memory
-
-    @property
-    def source_maps(self) -> Iterator[Linear]:
-        """Yield the maps of the source: the encoder's, and those of cross-attention's keys and values."""
-        yield from (module for module in self.encoder.modules() if isinstance(module, Linear))
-        for layer in self.stack:
-            for name in layer.branches:
-                yield from layer.branch(name).source_maps
-
-    @property
-    def shared_maps(self) -> Iterator[Linear]:
-        """Yield the maps of a shared embedding."""
-        if self.encoder.embedding is None:
-            yield from (m for m in self.embedding.modules() if isinstance(m, Linear))
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -13,9 +13,11 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from archwright.model.layer import Layer
 from archwright.parts.context import Context
 from archwright.spec.run_spec import ActivationCheckpointing
+
+if TYPE_CHECKING:
+    from archwright.model.model import Layer
 
 PRODUCTS = {
     torch.ops.aten.mm.default,
@@ -36,7 +38,7 @@ more memory than all other activations."""
 
 
 def recomputed(
-    layer: Layer,
+    layer: "Layer",
     x: Float[Tensor, "batch length dim"],
     context: Context,
     checkpointing: ActivationCheckpointing,
@@ -59,7 +61,7 @@ def recomputed(
 
 
 def _passes(
-    layer: Layer, checkpointing: ActivationCheckpointing
+    layer: "Layer", checkpointing: ActivationCheckpointing
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the context managers of the forward pass and of the recomputation."""
     if checkpointing == "full":
@@ -82,7 +84,7 @@ def _drops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 
 @contextmanager
-def _again(layer: Layer, inside: AbstractContextManager[Any]) -> Iterator[None]:
+def _again(layer: "Layer", inside: AbstractContextManager[Any]) -> Iterator[None]:
     """Mark the recomputation in all branches: they have counted this batch already."""
     branches = [layer.branch(name) for name in layer.branches]
     for branch in branches:

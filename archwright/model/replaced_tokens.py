@@ -6,12 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.model.decoder import Decoder
-from archwright.model.language_model import Output
-from archwright.model.stack import Stack
-from archwright.parts.context import Context
+from archwright.model.model import Decoder, Output, Stack
 from archwright.parts.embeddings import Head
-from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -79,9 +75,9 @@ class ReplacedTokenDetector(Decoder):
         **layout: Any,
     ) -> Float[Tensor, "batch length output_dim"]:
         """Return the output of a stack for tokens, by the shared embedding."""
-        context = Context(token_layout(tokens, **layout), len(tokens), tokens=tokens)
-        x = self.summed(self.embedding(tokens, token_type_ids), context)
-        return stack.through_layers(x, context)
+        context = self.new_context(tokens, **layout)
+        x = self.embed(self.embedding(tokens, token_type_ids), context)
+        return stack.read(x, context)
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

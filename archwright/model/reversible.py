@@ -1,18 +1,22 @@
 """Reversible layers: the backward pass recomputes activations from the output of the last layer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial, reduce
+from operator import add
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from archwright.model.layer import Layer
+from archwright.model.model import Layer
 from archwright.parts.context import Context, Memory
 from archwright.parts.replay import Replay
+from archwright.parts.residuals import RESIDUALS, Branches, Groups, Stream, Streams, Wiring
+from archwright.spec import residuals as spec
 
 Both = Float[Tensor, "batch length both"]
 """Two residual streams, concatenated in the last dimension."""
@@ -39,6 +43,55 @@ def read_reversibly(
     return out
 
 
+Step = Callable[[Stream], Stream]
+"""The sum that a group of branches adds to one stream, as a function of the other stream."""
+
+
+class Reversible(Wiring):
+    """x1, x2 = x2, x1 + f(norm(x2)) for each group f in turn, over streams side by side.
+
+    Shape of x, which is x1 next to x2: [batch, length, 2 dim].
+
+    With attention and a feed-forward: y1 = x1 + attention(x2), y2 = x2 + feedforward(y1).
+
+    Gomez et al., 2017, section 3.1; Kitaev et al., 2020, section 3.
+    """
+
+    @staticmethod
+    def whole_pass(
+        layers: Iterable[Layer], x: Both, context: Context, shared: Iterable[nn.Parameter]
+    ) -> Both:
+        return read_reversibly(layers, x, context, shared)
+
+    def narrow(self, x: Streams) -> Float[Tensor, "batch length output_dim"]:
+        # Both streams, or their mean: [batch, length, 2, dim] to [batch, length, dim]
+        return x if self.spec.join == "concat" else x.unflatten(-1, (2, -1)).mean(-2)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length both"],
+        groups: Groups,
+        context: Context | None = None,
+    ) -> Float[Tensor, "batch length both"]:
+        """Return both streams after the layer; `context.replay` records the random numbers of each group."""
+        replay = None if context is None else context.replay
+        first, second = x.chunk(2, -1)
+        for step in self.steps(groups):
+            with nullcontext() if replay is None else replay.next():
+                first, second = second, first + step(second)
+        return torch.cat((first, second), -1)
+
+    def steps(self, groups: Groups) -> list[Step]:
+        """Return the sum that each group adds to one stream, as a function of the other."""
+        return [partial(self._added, name, branches) for name, branches in groups.items()]
+
+    def _added(self, name: str, branches: Branches, x: Stream) -> Stream:
+        return reduce(add, self.terms(x.dtype, self.norms[name](x), branches))
+
+
+RESIDUALS.add(spec.Reversible, Reversible)
+
+
 @dataclass
 class _Pass:
     """Arguments of a pass through reversible layers."""
@@ -61,6 +114,11 @@ class _Pass:
             return nullcontext()
         # Weights cast without gradients must not be reused with gradients.
         return torch.autocast(self.device.type, self._dtype, cache_enabled=False)
+
+
+def _steps(layer: Layer, context: Context) -> list[Step]:
+    """Return, for each group of a layer, its sum as a function of the other stream."""
+    return cast(Reversible, layer.residual).steps(layer.wired(context))
 
 
 class _Reversed(torch.autograd.Function):
@@ -102,7 +160,7 @@ def _backward(
     grad_first, grad_second = grad.chunk(2, -1)
     sums: dict[Tensor, Tensor] = {}
     steps = [
-        (i, step) for i, layer in enumerate(record.layers) for step in layer.steps(record.context)
+        (i, step) for i, layer in enumerate(record.layers) for step in _steps(layer, record.context)
     ]
     for number, (record.context.layer_number, step) in reversed([*enumerate(steps)]):
         inner = {*record.layers[record.context.layer_number].parameters()}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.optim.eager import AdamW
 from archwright.optim.muon import Muon
 from archwright.parts import branch
@@ -49,7 +49,7 @@ def build_optimizers(
             by_role[role_of[name]].append((name, parameter))
     if not by_role:
         raise ValueError("the model has no trainable parameters: unfreeze some before training")
-    lr_scales = model.lr_scales if isinstance(model, LanguageModel) else {}
+    lr_scales = model.lr_scales if isinstance(model, Decoder) else {}
     optimizers: Optimizers = OPTIMIZERS.make(spec, by_role, precision, lr_scales)
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     moved = {id(parameter) for group in groups for parameter in group["params"]}
@@ -89,7 +89,7 @@ def roles(model: nn.Module) -> dict[str, Role]:
     for name, role in _usual_roles(model).items():
         matrix: Role = "head" if "head" in name.split(".")[-2:-1] else "matrix"
         by_name[name] = stated.get(name, matrix if role in (None, "matrix") else role)
-    if "head" not in by_name.values() and not isinstance(model, LanguageModel):
+    if "head" not in by_name.values() and not isinstance(model, Decoder):
         by_name.update(_head_by_shape(model, by_name))
     return by_name
 

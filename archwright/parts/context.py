@@ -202,8 +202,7 @@ class Context:
         """Return the cache slots of this pass for a cache of `max_length` tokens."""
         assert self._past is not None, "a pass without a cache has no slots"
         if max_length not in self._slots:
-            kept = self.layout.text or self.layout
-            self._slots[max_length] = self._past.slots(max_length, kept, self.batch)
+            self._slots[max_length] = self._past.slots(max_length, self.layout, self.batch)
         return self._slots[max_length]
 
     def _new_mask(self, pattern: MaskPattern, num_heads: int) -> AttentionMask:
@@ -219,6 +218,6 @@ class Context:
         return AttentionMask(
             pattern,
             self.layout,
-            None if seen is None else self.layout.behind(seen),
+            seen,
             is_full=alone and sees_all_kept(pattern),
         )

@@ -635,15 +635,14 @@ class AttentionMask:
         return made
 
     def _across_passes(self, name: str, make: "Callable[[AttentionMask], T]") -> T:
-        length, streams = (self.layout.text or self.layout).length, self.layout.num_predicting
-        key = (name, self.pattern, length, streams, self.layout.device)
+        length = self.layout.length
+        key = (name, self.pattern, length, self.layout.device)
         if key not in _ACROSS_PASSES:
             if torch._C._len_torch_dispatch_stack():
                 return make(self)  # for example fake tensors, which no later pass can use
             # Evaluation may come first, and training saves the result for its backward pass.
             with torch.inference_mode(False):
                 layout = TokenLayout(length, self.layout.device)
-                layout = layout.with_streams(streams // length) if streams else layout
                 _ACROSS_PASSES[key] = make(AttentionMask(self.pattern, layout))
             for oldest in [*_ACROSS_PASSES][:-CACHED]:
                 del _ACROSS_PASSES[oldest]
@@ -654,7 +653,7 @@ class AttentionMask:
     @property
     def is_plain(self) -> bool:
         """True if the mask depends only on the pattern, the length and the device."""
-        at = self.layout.text or self.layout
+        at = self.layout
         numbered = at.plain and at.index is None and at.position_ids is None and at.start == 0
         replaced = self.kept is not None or self.given is not None or self.whole is not None
         bare = type(self) is AttentionMask and not replaced
@@ -735,10 +734,6 @@ class AttentionMask:
             seen = seen & (at.segment_ids[row, query] == kept.segment_ids[row, key])
         if kept.padding_mask is not None:
             seen = seen & kept.padding_mask[row, key]
-        if kept.text is not None:
-            # Vectors of predicting streams are the last queries and the last keys. Each is visible only to itself.
-            itself = key - kept.length == query - at.length
-            seen = torch.where(key < kept.text.length, seen, itself)
         if at.padding_mask is not None:
             # Padding must see something: itself, or every filled slot of a cache.
             itself = query == key if self.kept is None else key >= 0
@@ -781,12 +776,9 @@ class AttentionMask:
         """Return a superset of the key columns of queries [first, stop), for each row with a different mask."""
         if self.whole is not None:
             return self.whole.ranges_of_rows(first + self.first_column, stop + self.first_column)
-        at, length = self.layout, self.keys_at.length
+        length = self.keys_at.length
         if self.kept is not None:
             return [[(0, length)]] * self.num_rows
-        if at.text is not None:
-            text = self.once("text", _of_text, shared=False)
-            return self._of_streams(text, first, stop)
         texts = self.once("texts", _texts, shared=False)
         if texts is None:
             return [[(0, stop if self.pattern.lookahead == 0 else length)]] * self.num_rows
@@ -806,29 +798,9 @@ class AttentionMask:
         # Padding sees itself.
         return united([*seen, (first, stop)] if padding else seen)
 
-    def _of_streams(self, text: "AttentionMask", first: int, stop: int) -> list[Ranges]:
-        """Return key columns of a text and the vectors of predicting streams after it."""
-        length = text.layout.length
-        rows: list[Ranges] = [[] for _ in range(self.num_rows)]
-        for stream in range(first // length, (stop - 1) // length + 1):
-            begin, end = stream * length, (stream + 1) * length
-            low, high = max(first, begin) - begin, min(stop, end) - begin
-            # A vector of stream i sees the keys of the token i - 1 positions earlier.
-            seen = text.ranges_of_rows(max(0, low - max(0, stream - 1)), high)
-            own = [(begin + low, begin + high)] if stream else []
-            for row, ranges in enumerate(rows):
-                ranges += [*seen[row if len(seen) > 1 else 0], *own]
-        return [united(ranges) for ranges in rows]
-
 
 def _dense(mask: AttentionMask) -> Tensor:
     return mask.block(0, mask.layout.length, 0, mask.keys_at.length)
-
-
-def _of_text(mask: AttentionMask) -> AttentionMask:
-    """Return the mask of the text without the vectors of predicting streams."""
-    assert mask.layout.text is not None
-    return AttentionMask(mask.pattern, mask.layout.text)
 
 
 def _texts(mask: AttentionMask) -> list[tuple[MaskPattern, Ranges]] | None:

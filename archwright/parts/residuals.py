@@ -4,17 +4,16 @@ The stream keeps its dtype, float32 under autocast. Narrower results of branches
 because torch adds two dtypes slowly.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial, reduce
-from operator import add
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.branch import Branch
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear, fused_linears, to_autocast_dtype
 from archwright.parts.registry import Registry
@@ -27,14 +26,21 @@ Streams = Float[Tensor, "batch length streams_dim"]
 """All streams of a wiring, next to each other."""
 
 
-@runtime_checkable
-class Wired(Protocol):
+class Wired:
     """A branch with its context and state bound: f(x), or f(x, results of its `inputs`)."""
 
-    @property
-    def inputs(self) -> Sequence[Linear]: ...
+    def __init__(self, branch: Branch, given: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.branch, self.given = branch, given
 
-    def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor: ...
+    @property
+    def inputs(self) -> Sequence[Linear]:
+        """Maps of x, which a wiring may compute together with other branches' maps."""
+        return self.branch.inputs
+
+    def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
+        given = self.given if projected is None else {**self.given, "projected": projected}
+        out: Tensor = self.branch(x, **given)
+        return out
 
 
 Branches = Mapping[str, Wired]
@@ -42,6 +48,8 @@ Branches = Mapping[str, Wired]
 Groups = Mapping[str, Branches]
 """Groups of branches, in order. The branches of a group read the same normed stream, and their results are added."""
 Norms = nn.ModuleDict | Mapping[str, nn.Module]
+WholePass = Callable[[Iterable[Any], Streams, Context, Iterable[nn.Parameter]], Streams]
+"""whole_pass(layers, x, context, shared): streams after all layers; `shared` are parameters outside of layers."""
 
 
 class Wiring(nn.Module):
@@ -62,6 +70,8 @@ class Wiring(nn.Module):
 
     provides: Mapping[str, int] = {}
     reads_from: Mapping[str, int] = {}
+    whole_pass: WholePass | None = None
+    """Runs all layers of a stack as one operation, which may recompute them; None: one after another."""
 
     def __init__(
         self, spec: spec.Residual, dim: int, layer: LayerInfo, groups: spec.Groups
@@ -132,26 +142,12 @@ class PostNorm(Wiring):
 class PreNorm(Wiring):
     """x = x + f(norm(x)) for each group f in turn (Xiong et al., 2020, figure 1b).
 
-    One group may have no norm. Global tokens may have a norm of their own before attention (Phang et al., 2022,
-    Pegasus-X).
+    One group may have no norm.
     """
-
-    def __init__(self, spec: spec.PreNorm, dim: int, layer: LayerInfo, groups: spec.Groups) -> None:
-        super().__init__(spec, dim, layer, groups)
-        self.num_global, has_norm = layer.global_tokens, spec.global_norm and "attention" in groups
-        self.global_norm = layer.new_norm(dim) if has_norm and self.num_global else None
-
-    @property
-    def is_per_token(self) -> bool:
-        return self.global_norm is None and super().is_per_token
 
     def forward(self, x: Stream, groups: Groups, context: Context | None = None) -> Stream:
         for name, branches in groups.items():
             h = self.norms[name](x) if name in self.norms else x
-            if self.global_norm is not None and context is not None and name == "attention":
-                is_global = context.layout.index_or_range() < self.num_global  # [rows, length]
-                # All of x is normed, though few tokens are global.
-                h = torch.where(is_global[..., None], self.global_norm(x), h)
             x = self.add(x, h, branches)
         return x
 
@@ -227,46 +223,6 @@ class DeepNorm(Wiring):
         return x
 
 
-Step = Callable[[Stream], Stream]
-"""The sum that a group of branches adds to one stream, as a function of the other stream."""
-
-
-class Reversible(Wiring):
-    """x1, x2 = x2, x1 + f(norm(x2)) for each group f in turn, over streams side by side.
-
-    Shape of x, which is x1 next to x2: [batch, length, 2 dim].
-
-    With attention and a feed-forward: y1 = x1 + attention(x2), y2 = x2 + feedforward(y1).
-
-    Gomez et al., 2017, section 3.1; Kitaev et al., 2020, section 3.
-    """
-
-    def narrow(self, x: Streams) -> Float[Tensor, "batch length output_dim"]:
-        # Both streams, or their mean: [batch, length, 2, dim] to [batch, length, dim]
-        return x if self.spec.join == "concat" else x.unflatten(-1, (2, -1)).mean(-2)
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch length both"],
-        groups: Groups,
-        context: Context | None = None,
-    ) -> Float[Tensor, "batch length both"]:
-        """Return both streams after the layer; `context.replay` records the random numbers of each group."""
-        replay = None if context is None else context.replay
-        first, second = x.chunk(2, -1)
-        for step in self.steps(groups):
-            with nullcontext() if replay is None else replay.next():
-                first, second = second, first + step(second)
-        return torch.cat((first, second), -1)
-
-    def steps(self, groups: Groups) -> list[Step]:
-        """Return the sum that each group adds to one stream, as a function of the other."""
-        return [partial(self._added, name, branches) for name, branches in groups.items()]
-
-    def _added(self, name: str, branches: Branches, x: Stream) -> Stream:
-        return reduce(add, self.terms(x.dtype, self.norms[name](x), branches))
-
-
 RESIDUALS = Registry(
     spec.Residual,
     "(spec, dim, layer, groups)",
@@ -279,7 +235,6 @@ RESIDUALS = Registry(
         spec.Parallel: Parallel,
         spec.NormedResidual: NormedResidual,
         spec.DeepNorm: DeepNorm,
-        spec.Reversible: Reversible,
     },
 )
 """Subclasses of `Wiring`, called as residual(x, groups, context). They are built from the names of the branches in

@@ -71,8 +71,6 @@ class LayerInfo:
     """Kind of every layer of the model, first to last; empty without a model."""
     norm: Norm = LayerSpec().norm
     """Norm of the layer's residual stream."""
-    global_tokens: int = 0
-    """Learned vectors in front of each text."""
     kv_sources: tuple[int, ...] = ()
     """Number of the layer whose keys and values each layer reads, often its own; empty without a model."""
 

@@ -4,7 +4,7 @@ A state has two operations. `update` extends keys and values, or replaces a recu
 restarts with each document, according to the layout of the pass. `reorder` selects sequences of the batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -116,17 +116,9 @@ class KVCache(LayerState):
 
         Args:
             slots: slot table from `Context.slots(max_length)`.
-            new: keys and values of the pass. Vectors of predicting streams may follow the tokens; they are not stored.
+            new: keys and values of the pass.
         """
         assert slots.slots is not None
-        number = slots.slots.shape[1]
-        streams = [x[:, number:] for x in new]
-        shown = self._update(slots, [x[:, :number] for x in new])
-        if not streams[0].shape[1]:
-            return shown
-        return [torch.cat(both, 1) for both in zip(shown, streams, strict=True)]
-
-    def _update(self, slots: "SlotTable", new: Sequence[Tensor]) -> list[Tensor]:
         if not self._held:
             self._held = [_empty(x, slots.capacity) for x in new]
         elif self._held[0].shape[1] <= slots.capacity:

@@ -31,70 +31,12 @@ class TokenLayout:
     """Length of each token's text including this pass; see `lengths_so_far_or_end`."""
     ends: Int[Tensor, "rows length"] | None = None
     """Length of each token's text, if the layout contains a part of it; see `text_lengths`."""
-    text: "TokenLayout | None" = None
-    """Layout of the text, if vectors of predicting streams follow it. Each vector is visible only to itself."""
 
     @property
     def plain(self) -> bool:
         """True if visibility depends only on the mask's pattern."""
-        narrowed = (self.segment_ids, self.padding_mask, self.prefix, self.text)
+        narrowed = (self.segment_ids, self.padding_mask, self.prefix)
         return all(tensor is None for tensor in narrowed)
-
-    @property
-    def num_predicting(self) -> int:
-        """Number of vectors of predicting streams, after the tokens of the text."""
-        return 0 if self.text is None else self.length - self.text.length
-
-    def with_streams(self, number: int) -> "TokenLayout":
-        """Return this layout followed by `number` predicting streams with one vector per token.
-
-        A vector has its token's position plus 1. In stream i, counted from 1, its index is its token's index minus
-        (i - 1), at least 0.
-        """
-        index, positions = self.index_or_range(), self.position_ids_or_range()
-
-        def repeated(tensor: Tensor | None) -> Tensor | None:
-            # [rows, (1 + number) * length]
-            return None if tensor is None else tensor.repeat(1, 1 + number)
-
-        return TokenLayout(
-            (1 + number) * self.length,
-            self.device,
-            position_ids=torch.cat((positions, *[positions + 1] * number), 1),
-            index=torch.cat((index, *((index - i).clamp(min=0) for i in range(number))), 1),
-            segment_ids=repeated(self.segment_ids),
-            padding_mask=repeated(self.padding_mask),
-            lengths_so_far=repeated(self.lengths_so_far_or_end().expand(-1, self.length)),
-            text=self,
-        )
-
-    def behind(self, cached: "TokenLayout") -> "TokenLayout":
-        """Return the layout of cached keys, followed by this pass's vectors of predicting streams."""
-        if self.text is None:
-            return cached
-        rows = max(len(cached.index_or_range()), len(self.index_or_range()))
-        number = self.text.length
-
-        def joined(name: str, before: Tensor | None) -> Tensor | None:
-            new = getattr(self, name)
-            if before is None and new is None:
-                return None
-            if before is None:  # caches store no padding
-                before = new.new_ones(rows, cached.length)
-            new = torch.ones_like(before[:, :1]).expand(-1, self.length) if new is None else new
-            # [rows, cached length + streams]
-            return torch.cat((before.expand(rows, -1), new[:, number:].expand(rows, -1)), 1)
-
-        return TokenLayout(
-            cached.length + self.num_predicting,
-            self.device,
-            position_ids=joined("position_ids", cached.position_ids_or_range()),
-            index=joined("index", cached.index_or_range()),
-            segment_ids=joined("segment_ids", cached.segment_ids),
-            padding_mask=joined("padding_mask", cached.padding_mask),
-            lengths_so_far=joined("lengths_so_far", cached.lengths_so_far),
-            text=cached,
-        )
 
     def columns(self, first: int, stop: int) -> "TokenLayout":
         """Return the layout of columns [first, stop), with the lengths of the complete texts."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, get_args
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.planning.counter import Held
 from archwright.planning.trace import Precision, Trace, trace
 from archwright.spec.run_spec import ActivationCheckpointing
@@ -40,7 +40,7 @@ class LayerActivations:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Decoder,
         length: int,
         target_length: int,
         precision: Precision = "autocast",

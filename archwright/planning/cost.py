@@ -5,7 +5,7 @@ import math
 from torch import nn
 
 from archwright.data.batches import TextLengths
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
 from archwright.planning.trace import Trace, trace
 from archwright.spec.run_spec import RunSpec
@@ -37,7 +37,7 @@ def active_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters()) - round(sum(unused))
 
 
-def flops_per_token(model: LanguageModel, length: int, target_length: int | None = None) -> float:
+def flops_per_token(model: Decoder, length: int, target_length: int | None = None) -> float:
     """Return the training FLOPs per token of a text of `length` tokens.
 
     3 * (2 * weights of all matrix products + 2 * num_heads * (key width + value width) * visible keys per query).
@@ -52,7 +52,7 @@ def flops_per_token(model: LanguageModel, length: int, target_length: int | None
 
 
 def forward_flops(
-    model: LanguageModel, length: int, target_length: int | None = None
+    model: Decoder, length: int, target_length: int | None = None
 ) -> dict[str, float]:
     """Return the forward FLOPs per token by part, summed over layers.
 
@@ -67,12 +67,12 @@ def forward_flops(
     return by_part
 
 
-def prefill_flops(model: LanguageModel, length: int) -> float:
+def prefill_flops(model: Decoder, length: int) -> float:
     """Return the FLOPs of reading a text or source, with one token's logits."""
     return _products(trace(model, "prefill", length=length, precision="bf16"))
 
 
-def next_token_flops(model: LanguageModel, length: int) -> float:
+def next_token_flops(model: Decoder, length: int) -> float:
     """Return the FLOPs of the last (decoder) token, with earlier tokens cached."""
     return _products(trace(model, "decode", length=length, precision="bf16"))
 
@@ -81,9 +81,7 @@ def _products(found: Trace) -> float:
     return found.total("product", "leaf")
 
 
-def run_flops_per_token(
-    run: RunSpec, model: LanguageModel, lengths: TextLengths | None = None
-) -> float:
+def run_flops_per_token(run: RunSpec, model: Decoder, lengths: TextLengths | None = None) -> float:
     """Return the training FLOPs per token for the objective of a run.
 
     With full attention, FLOPs per token are linear in the length of a text, so the mean length gives the mean FLOPs.

@@ -2,7 +2,7 @@
 
 from archwright.catalogue.parameter_counts import Counts
 from archwright.model.build import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.planning.cost import active_parameters, forward_flops, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
 
@@ -21,11 +21,11 @@ LAYER_PARTS = {
 def counts_of(spec: ModelSpec) -> Counts:
     """Return the parameter counts of a spec, from a model on the meta device."""
     model = build(spec, device="meta")
-    assert isinstance(model, LanguageModel)
+    assert isinstance(model, Decoder)
     return counted(model)
 
 
-def counted(model: LanguageModel) -> Counts:
+def counted(model: Decoder) -> Counts:
     """Return the parameter counts of a model by part."""
     parts: dict[str, int] = {}
     for name, number in parameters_by_part(model).items():
@@ -35,7 +35,7 @@ def counted(model: LanguageModel) -> Counts:
 
 
 def forward_flops_by_part(
-    model: LanguageModel, length: int, target_length: int | None = None
+    model: Decoder, length: int, target_length: int | None = None
 ) -> dict[str, float]:
     """Return the forward FLOPs per token of a sequence of `length` tokens, by part.
 

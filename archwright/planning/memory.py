@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.spec.objectives import Objective
 
 PER_PARAMETER = 16
@@ -39,13 +39,13 @@ class LeastMemory:
         return self.model + self.logits + self.activations
 
 
-def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) -> LeastMemory:
+def least_memory(model: Decoder, rows: int, *, whole_logits: bool = True) -> LeastMemory:
     """Return the minimum bytes of a step on `rows` full sequences. Meta models are allowed."""
     logits = logit_bytes(model, rows)
     # Streams that enter each layer, or those that leave the last of reversible ones.
     residual = model.spec.residual
     vectors = residual.streams * (1 if residual.is_reversible else model.spec.num_layers)
-    tokens = rows * model.spec.context_length * model.spec.vectors_per_token
+    tokens = rows * model.spec.context_length
     values = tokens * model.spec.dim * vectors
     return LeastMemory(
         model.num_parameters() * PER_PARAMETER,
@@ -54,31 +54,31 @@ def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) 
     )
 
 
-def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
+def cache_bytes(model: Decoder, length: int, itemsize: int = 2) -> int:
     """Return the bytes of a cache for `length` tokens, with numbers of `itemsize` bytes."""
     own = (mixer for mixer in model.mixers() if mixer.reads_state_of is None)
     return sum(mixer.state_bytes(length, itemsize) for mixer in own)
 
 
-def cache_bytes_per_token(model: LanguageModel) -> int:
+def cache_bytes_per_token(model: Decoder) -> int:
     """Return the bytes of a token in a 16-bit cache before any window is full."""
     return cache_bytes(model, 2) - cache_bytes(model, 1)
 
 
-def cache_bytes_per_later_token(model: LanguageModel) -> int:
+def cache_bytes_per_later_token(model: Decoder) -> int:
     """Return the bytes of a token in a 16-bit cache after all windows are full."""
     return (cache_bytes(model, 2 * BEYOND) - cache_bytes(model, BEYOND)) // BEYOND
 
 
-def writes(model: LanguageModel, objective: Objective) -> bool:
+def writes(model: Decoder, objective: Objective) -> bool:
     """True if the model supports a cache and the objective is causal."""
     return model.can_cache and objective.causal
 
 
-def logit_bytes(model: LanguageModel, rows: int) -> int:
-    """Return the bytes of float32 logits of `rows` full sequences, over all predicting streams."""
+def logit_bytes(model: Decoder, rows: int) -> int:
+    """Return the bytes of float32 logits of `rows` full sequences."""
     assert model.spec.vocab_size != "auto"
-    tokens = rows * model.spec.context_length * max(1, model.spec.predicting_streams)
+    tokens = rows * model.spec.context_length
     return tokens * model.spec.vocab_size * PER_LOGIT
 
 

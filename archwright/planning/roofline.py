@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.optim.groups import build_optimizers
 from archwright.optim.muon import Muon
 from archwright.planning.counter import OTHER, Key
@@ -68,7 +68,7 @@ class Operator:
 
 
 def operators(
-    model: LanguageModel,
+    model: Decoder,
     phase: Phase,
     *,
     texts: int,
@@ -152,7 +152,7 @@ def _title(key: Key, mixers: Collection[str]) -> str:
 
 
 def _loss_and_optimizer(
-    model: LanguageModel,
+    model: Decoder,
     texts: int,
     length: int,
     target_length: int | None,
@@ -163,14 +163,14 @@ def _loss_and_optimizer(
     """Yield the operators of the loss and of the optimizer's step."""
     spec = model.spec
     read = length if spec.encoder_model is None else target_length or length
-    logits = texts * read * max(1, spec.predicting_streams) * int(spec.vocab_size)
+    logits = texts * read * int(spec.vocab_size)
     forward, backward = (float(logits * flops) for flops in PER_LOGIT)
     yield Operator("loss", forward + backward, 3.0 * logits * itemsize, forward, "estimated")
     flops, moved = (updates * cost for cost in update_costs(model, run))
     yield Operator("optimizer", flops, moved, 0.0, "estimated")
 
 
-def update_costs(model: LanguageModel, run: RunSpec | None) -> tuple[float, float]:
+def update_costs(model: Decoder, run: RunSpec | None) -> tuple[float, float]:
     """Return the FLOPs and bytes of an optimizer's step in 32 bits.
 
     The step reads weights, gradients and state, and writes weights and state. FLOPs include the products of Muon's

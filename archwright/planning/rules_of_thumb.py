@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from archwright import format as fmt
 from archwright.model.build import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
 from archwright.planning.cost import active_parameters, parameters_by_part
@@ -26,7 +26,7 @@ class Subject:
     """A run to check and its model, which may be on the meta device."""
 
     run: RunSpec
-    model: LanguageModel
+    model: Decoder
     tokens: float | None = None
     """Training tokens; None if unknown."""
 
@@ -103,7 +103,7 @@ class Suspicion:
         }
 
 
-def suspicions(run: RunSpec, model: LanguageModel, tokens: float | None = None) -> list[Suspicion]:
+def suspicions(run: RunSpec, model: Decoder, tokens: float | None = None) -> list[Suspicion]:
     """Return the unusual numbers of a run and its model, strongest evidence first.
 
     A number is omitted if it is at least as unusual in the published model of the same name.
@@ -127,7 +127,7 @@ def _unusual(subject: Subject) -> Iterator[Suspicion]:
                 yield Suspicion(rule, path, number)
 
 
-def _published(run: RunSpec, model: LanguageModel) -> Subject | None:
+def _published(run: RunSpec, model: Decoder) -> Subject | None:
     """Return the preset of the same name. Reuse `model` if the specs are equal."""
     name = run.model.name
     if name not in preset_names("models"):
@@ -136,7 +136,7 @@ def _published(run: RunSpec, model: LanguageModel) -> Subject | None:
     if published.model == run.model:
         return Subject(published, model)
     built = build(published.model, device="meta")
-    assert isinstance(built, LanguageModel)
+    assert isinstance(built, Decoder)
     return Subject(published, built)
 
 

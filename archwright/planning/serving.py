@@ -1,10 +1,10 @@
 """Roofline bounds of prefill and decode speed: bytes over bandwidth and FLOPs over peak."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
 from archwright.planning.cost import next_token_flops, prefill_flops
 from archwright.planning.memory import cache_bytes
@@ -44,7 +44,7 @@ class Serving:
 
 
 def serving(
-    model: LanguageModel, hardware: Hardware, length: int, precision: str, most_devices: int
+    model: Decoder, hardware: Hardware, length: int, precision: str, most_devices: int
 ) -> Serving | None:
     """Return prefill and decode speeds at `length` tokens.
 
@@ -97,7 +97,7 @@ def serving(
     )
 
 
-def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: int) -> float:
+def cache_on_devices(model: Decoder, length: int, itemsize: int, devices: int) -> float:
     """Return the cache bytes of a sequence on all devices. Replicated heads and latents count on each."""
     tensor = min(devices, SERVER)
     return sum(
@@ -108,7 +108,7 @@ def cache_on_devices(model: LanguageModel, length: int, itemsize: int, devices: 
     )
 
 
-def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precision: str) -> float:
+def decode_seconds(model: Decoder, hardware: Hardware, length: int, precision: str) -> float:
     """Return the minimum seconds to decode one token after `length` tokens on one device."""
     read = BYTES[precision] * weights_read(weights_by_share(model, decodes=True), 1)
     read += cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
@@ -121,15 +121,24 @@ def weights_read(by_share: Mapping[float, int], tokens: int) -> float:
     return sum(number * (1 - (1 - share) ** tokens) for share, number in by_share.items())
 
 
-def weights_by_share(model: LanguageModel, *, decodes: bool = False) -> dict[float, int]:
+def weights_by_share(model: Decoder, *, decodes: bool = False) -> dict[float, int]:
     """Return the number of projection weights by share used per token, without embeddings.
 
     Args:
         decodes: omit weights that read the source, as in decoding with a cache.
     """
-    unread = {*model.source_maps} if decodes else set()
+    unread = {*_source_maps(model)} if decodes else set()
     weights: dict[float, int] = {}
     for m in model.modules():
         if isinstance(m, Linear) and m not in unread:
             weights[m.active_fraction] = weights.get(m.active_fraction, 0) + m.weight.numel()
     return weights
+
+
+def _source_maps(model: Decoder) -> Iterator[Linear]:
+    """Yield the maps of the source: an encoder's, and those of cross-attention's keys and values."""
+    for stack in model.stacks[:-1]:
+        yield from (module for module in stack.modules() if isinstance(module, Linear))
+    for layer in model.stack:
+        for name in layer.branches:
+            yield from layer.branch(name).source_maps

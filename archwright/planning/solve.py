@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import cache_bytes
 from archwright.planning.serving import decode_seconds

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.linear import GroupedLinear, Linear
 from archwright.planning.split import Split
 from archwright.spec.errors import UserError
@@ -15,7 +15,7 @@ SHORTEST = 8192
 """Minimum tokens per device with context parallelism."""
 
 
-def refuse_split(split: Split, model: LanguageModel, length: int) -> None:
+def refuse_split(split: Split, model: Decoder, length: int) -> None:
     """Check that a split divides a model and its sequences evenly.
 
     Raises:
@@ -25,7 +25,7 @@ def refuse_split(split: Split, model: LanguageModel, length: int) -> None:
         raise UserError(*lines)
 
 
-def problems(split: Split, model: LanguageModel, length: int) -> Iterator[str]:
+def problems(split: Split, model: Decoder, length: int) -> Iterator[str]:
     """Yield an error for each uneven part of a split."""
     layers = [*model.all_layers]
     if uneven := next(_uneven_blocks(split.tensor, model), ""):
@@ -54,7 +54,7 @@ def _uneven(axis: str, degree: int, what: str, number: int) -> str:
     return f"split: found {axis}={degree}; expected a number that goes into {what}, such as {near}"
 
 
-def _uneven_blocks(tensor: int, model: LanguageModel) -> Iterator[str]:
+def _uneven_blocks(tensor: int, model: Decoder) -> Iterator[str]:
     """Yield heads or columns not divisible by `tensor`, once per distinct number."""
     seen: set[int] = set()
     for layer in dict.fromkeys(model.all_layers):
@@ -68,7 +68,7 @@ def _uneven_blocks(tensor: int, model: LanguageModel) -> Iterator[str]:
                 yield f"the {blocks:,} {what} of {name}"
 
 
-def pipeline_problems(pipeline: int, model: LanguageModel) -> Iterator[str]:
+def pipeline_problems(pipeline: int, model: Decoder) -> Iterator[str]:
     """Yield an error for each reason against this number of pipeline stages."""
     layers = [*model.all_layers]
     if model.spec.encoder_model is not None:
@@ -99,7 +99,7 @@ class Degrees:
     experts: tuple[int, ...]
 
     @classmethod
-    def of(cls, model: LanguageModel, length: int) -> "Degrees":
+    def of(cls, model: Decoder, length: int) -> "Degrees":
         """Return degrees that divide a model: tensor within a server, others powers of two."""
         numbers = {len(m.weight) for m in model.modules() if isinstance(m, GroupedLinear)}
         common = math.gcd(*numbers) if numbers else 1

@@ -9,9 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from archwright.model.decoder import Decoder
-from archwright.model.language_model import LanguageModel
-from archwright.model.layer import Layer
+from archwright.model.model import Decoder, Layer
 from archwright.optim.groups import build_optimizers
 from archwright.optim.muon import Muon
 from archwright.parts.linear import Embedding, GroupedLinear, Linear
@@ -82,9 +80,7 @@ class Stage:
 class Needs:
     """Memory of a training run before sharding; accepts meta models."""
 
-    def __init__(
-        self, run: RunSpec, model: LanguageModel, length: int, *, narrow: bool = True
-    ) -> None:
+    def __init__(self, run: RunSpec, model: Decoder, length: int, *, narrow: bool = True) -> None:
         self.model, self.length = model, length
         self.degrees = Degrees.of(model, length)
         self._optimizer = optimizer_bytes_by_parameter(run, model)
@@ -127,7 +123,7 @@ class Needs:
         spec = self.model.spec
         return Stage(
             len(layers),
-            spec.dim * spec.residual.streams * spec.vectors_per_token,
+            spec.dim * spec.residual.streams,
             2 - is_first - is_last,
             _added_up(weights | around),
             max(
@@ -137,14 +133,9 @@ class Needs:
             _added_up(around),
             Counter(kind for *_, kind in layers),
             self.logits if is_last else 0.0,
-            float(
-                sum(
-                    spec.dim * spec.vectors_per_token * len(layer.branches)
-                    for layer, spec, _ in layers
-                )
-            ),
+            float(sum(spec.dim * len(layer.branches) for layer, spec, _ in layers)),
             [keys for layer, *_ in layers for keys in _keys(layer)],
-            sum(spec.vectors_per_token * _sent_to_experts(layer) for layer, spec, _ in layers),
+            sum(_sent_to_experts(layer) for layer, *_ in layers),
         )
 
     @cached_property
@@ -202,13 +193,13 @@ def layers_by_stage(num_layers: int, stages: int) -> list[int]:
     return found
 
 
-def optimizer_bytes(run: RunSpec, model: LanguageModel) -> int:
+def optimizer_bytes(run: RunSpec, model: Decoder) -> int:
     """Return the optimizer bytes: one (Muon) or two float32 moments per parameter."""
     kept = optimizer_bytes_by_parameter(run, model)
     return sum(kept.get(id(p), 0) * p.numel() for p in model.parameters())
 
 
-def optimizer_bytes_by_parameter(run: RunSpec, model: LanguageModel) -> dict[int, int]:
+def optimizer_bytes_by_parameter(run: RunSpec, model: Decoder) -> dict[int, int]:
     """Return the optimizer bytes per element of each parameter, by id."""
     optimizers = build_optimizers(model, run.optimizer, precision=torch.bfloat16)
     return {
@@ -235,7 +226,7 @@ def _blocks(m: nn.Module, name: str, *, in_layer: bool) -> int:
     return 1 if name == "bias" and m.is_residual_output else blocks_of(m)
 
 
-def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec, int]]:
+def layers_of(model: Decoder) -> Iterator[tuple[Layer, ModelSpec, int]]:
     """Yield each layer with its stack's spec and its kind's number."""
     number = 0
     assert isinstance(model, Decoder)

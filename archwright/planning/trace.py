@@ -16,13 +16,11 @@ from torch import Tensor, nn
 
 from archwright.data.inputs import Inputs
 from archwright.losses import pop_aux_losses
+from archwright.model.across_layers import provides, reads_from
 from archwright.model.build import build, layer_of_rank
 from archwright.model.cache import Cache
-from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import EncoderDecoder
-from archwright.model.language_model import LanguageModel, Output
-from archwright.model.layer import Layer
-from archwright.model.stack import Stack
+from archwright.model.model import Decoder, Layer, Output, Stack
 from archwright.parts.linear import Linear
 from archwright.parts.masks import prefix_size
 from archwright.parts.sharing import Sharing
@@ -78,7 +76,7 @@ def kinds_of(stack: Stack) -> list[list[int]]:
     for place, (name, layer) in enumerate(zip(names, stack.stack, strict=True)):
         sources = [m.reads_state_of for m in layer.mixers().values()]
         states = [None if source is None else kind_at[source - 1] for source in sources]
-        key = (stack.spec.layers_by_kind[name], {*layer.provides}, {*layer.reads_from}, states)
+        key = (stack.spec.layers_by_kind[name], {*provides(layer)}, {*reads_from(layer)}, states)
         if key not in keys:
             keys.append(key)
             kinds.append([])
@@ -88,7 +86,7 @@ def kinds_of(stack: Stack) -> list[list[int]]:
 
 
 def trace(
-    model: LanguageModel,
+    model: Decoder,
     phase: Phase,
     *,
     length: int,
@@ -127,8 +125,8 @@ def trace(
     return known[asked]
 
 
-_TRACES: WeakKeyDictionary[LanguageModel, dict[Any, Trace]] = WeakKeyDictionary()
-_ON_META: WeakKeyDictionary[LanguageModel, Decoder] = WeakKeyDictionary()
+_TRACES: WeakKeyDictionary[Decoder, dict[Any, Trace]] = WeakKeyDictionary()
+_ON_META: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()
 
 
 def _traced(
@@ -186,7 +184,7 @@ def _forward(model: Any, counter: Counter, tokens: Tensor, target_length: int | 
 
 def _training(model: Any, counter: Counter, tokens: Tensor, target_length: int | None) -> None:
     out = _forward(model, counter, tokens, target_length)
-    found = (out.logits, out.sequence_logits, out.further_logits, out.replaced_logits)
+    found = (out.logits, out.sequence_logits, out.replaced_logits)
     roots = [x for x in found if x is not None and x.requires_grad]
     counter.parts.follow_backward(*roots)
     counter.parts.phase = "backward"
@@ -257,7 +255,7 @@ _PASSES: dict[Phase, Any] = {
 }
 
 
-def _inputs(model: LanguageModel, tokens: Tensor, target_length: int) -> Inputs:
+def _inputs(model: Decoder, tokens: Tensor, target_length: int) -> Inputs:
     if model.spec.encoder_model is None:
         return Inputs(tokens)
     return Inputs(tokens, decoder_tokens=tokens.new_zeros(len(tokens), target_length))
@@ -350,7 +348,7 @@ def _entering(
     def enters(layer: nn.Module, args: tuple[Any, ...]) -> None:
         storage, number = args[0].untyped_storage(), layers[layer]
         found[number] = Held(number, "layers", storage.nbytes(), storage._cdata)
-        provided[number] = sum(cast(Layer, layer).provides.values()) * args[0].shape[:2].numel()
+        provided[number] = sum(provides(cast(Layer, layer)).values()) * args[0].shape[:2].numel()
         counter.claim(args[0], number)
 
     with ExitStack() as inside:

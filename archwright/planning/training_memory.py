@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.exchange import exchanged
 from archwright.planning.memory import PER_ACTIVATION, WHOLE_LOGITS
@@ -63,7 +63,7 @@ class Setup:
 
 def split_one(
     run: RunSpec,
-    model: LanguageModel,
+    model: Decoder,
     checkpointing: str,
     rows: int = 1,
     *,

@@ -122,7 +122,6 @@ def second_task(evaluation: Line, history: History) -> list[tuple[str, str, str]
     name, case = history.spec.second_task, history.spec.second_cases
     right, of = {
         "token": ("judged right", "of tokens, as replaced or not"),
-        "further token": ("right further ahead", "of tokens predicted by further streams"),
     }.get(case, ("rows right", f"{name}, half by guessing"))
     first, second = (
         fmt.accuracy(evaluation.get(f"{task}_accuracy", math.nan)) for task in ("token", "second")

@@ -14,7 +14,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
-    from archwright.model.language_model import LanguageModel
+    from archwright.model.model import Decoder
     from archwright.runs.columns import RunHistory
     from archwright.text.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ class OpenRun:
 
     folder: RunFolder
     spec: RunSpec
-    model: LanguageModel
+    model: Decoder
     tokenizer: Tokenizer
 
     def history(self) -> RunHistory:
@@ -88,7 +88,7 @@ def open_run(path: Run) -> OpenRun:
     return OpenRun(folder, folder.spec, _filled(folder, file, tokenizer.vocab_size), tokenizer)
 
 
-def open_model(path: str | Path) -> LanguageModel:
+def open_model(path: str | Path) -> Decoder:
     """Return the model of the run at `path`; no tokenizer is required.
 
     Raises:
@@ -108,7 +108,7 @@ def _weights(folder: RunFolder) -> Path:
     return saved / "model.safetensors"
 
 
-def _filled(folder: RunFolder, file: Path, vocab_size: int | None) -> LanguageModel:
+def _filled(folder: RunFolder, file: Path, vocab_size: int | None) -> Decoder:
     from archwright.model.build import build_uninitialized
 
     model = build_uninitialized(folder.spec.model.resolved(vocab_size))

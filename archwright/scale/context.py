@@ -15,8 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from archwright.model.decoder import Decoder
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.context import Context
 from archwright.parts.masks import AttentionMask, MaskPattern
 from archwright.parts.token_layout import TokenLayout, token_layout
@@ -24,7 +23,7 @@ from archwright.scale.exchange import exchanged, gathered
 from archwright.spec.model_spec import ModelSpec
 
 
-def share_texts(model: LanguageModel, group: dist.ProcessGroup) -> None:
+def share_texts(model: Decoder, group: dist.ProcessGroup) -> None:
     """Let passes of a model be over chunks of sequences of which the other processes of a group have the rest.
 
     Args:
@@ -77,7 +76,7 @@ class _SharedStretch(Context):
         return AttentionMask(pattern, self._whole).of_columns(*self._columns)
 
 
-def refusals(model: LanguageModel, context: int) -> Iterator[str]:
+def refusals(model: Decoder, context: int) -> Iterator[str]:
     """Yield a line for each choice of a model by which tokens depend on others in a way that processes do not share."""
     spec, lines = model.spec, dict[str, None]()
     if spec.context_length % context:
@@ -109,10 +108,6 @@ def _of_branch(path: str, value: object) -> str:
 
 def beside_the_stream(spec: ModelSpec) -> Iterator[tuple[str, object, str]]:
     """Yield what of a model hands on more than one stream: path, value, and what does not."""
-    if spec.global_tokens:
-        yield "model.global_tokens", spec.global_tokens, "0"
-    if spec.predicting_streams:
-        yield "model.predicting_streams", spec.predicting_streams, "0"
     if spec.is_reversible:
         yield "model.residual.kind", f'"{spec.residual.kind}"', "another"
 

@@ -8,15 +8,14 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from archwright.model.language_model import LanguageModel
-from archwright.model.layer import Layer
+from archwright.model.model import Decoder, Layer
 from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 
 
-def shared_branches(model: LanguageModel) -> dict[Branch, TensorParallel]:
+def shared_branches(model: Decoder) -> dict[Branch, TensorParallel]:
     """Return the branches of a model that processes may share, with what each says of itself."""
     branches = [layer.branch(name) for layer in distinct_layers(model) for name in layer.branches]
     found = {
@@ -82,6 +81,6 @@ def _with_share_of_bias(m: Linear, size: int, x: Tensor) -> Tensor:
     return m.product(x, m.weight, m.bias / size)
 
 
-def distinct_layers(model: LanguageModel) -> list[Layer]:
+def distinct_layers(model: Decoder) -> list[Layer]:
     """Return the layers of a model, each once."""
     return [*dict.fromkeys(model.all_layers)]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.linear import GroupedLinear, to_autocast_dtype
 from archwright.scale.exchange import gathered, sent_rows
 from archwright.scale.tensor import stacks
@@ -37,7 +37,7 @@ class ExpertShards:
         names: the parameters of which this process has those of its experts, along the first axis.
     """
 
-    def __init__(self, model: LanguageModel, mesh: DeviceMesh | None) -> None:
+    def __init__(self, model: Decoder, mesh: DeviceMesh | None) -> None:
         self.group = self.mesh = None
         self.units: list[list[GroupedLinear]] = []
         self.names: frozenset[str] = frozenset()
@@ -47,7 +47,7 @@ class ExpertShards:
             self.group, self.mesh = mesh.get_group("expert"), mesh[others]
             self._cut(model, self.group)
 
-    def _cut(self, model: LanguageModel, group: dist.ProcessGroup) -> None:
+    def _cut(self, model: Decoder, group: dist.ProcessGroup) -> None:
         cut: set[Tensor] = set()
         for module in shared_experts(model):
             self.units.append(maps := _maps(module))
@@ -76,14 +76,14 @@ class ExpertShards:
         return whole.chunk(self.group.size())[self.group.rank()]
 
 
-def shared_experts(model: LanguageModel) -> list[nn.Module]:
+def shared_experts(model: Decoder) -> list[nn.Module]:
     """Return what of a model computes rows that are sorted by experts, of which processes may have some each."""
     layers = dict.fromkeys(model.all_layers)
     branches = [layer.branch(name) for layer in layers for name in layer.branches]
     return [module for b in branches if (module := b.expert_parallel) is not None]
 
 
-def refusals(model: LanguageModel, expert: int) -> Iterator[str]:
+def refusals(model: Decoder, expert: int) -> Iterator[str]:
     """Yield a line for each mixture of a model whose experts so many processes cannot share out."""
     shared, lines = shared_experts(model), dict[str, None]()
     if not shared:

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from archwright.data.batches import share_of
 from archwright.data.inputs import Batch
 from archwright.format import duration
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
 from archwright.scale import connections
@@ -278,7 +278,7 @@ class Group(Processes):
         axes = {name: n for name, n in sizes.items() if n > 1 or name == "shard"}
         return connections.new_mesh(self.device.type, axes)
 
-    def cut(self, model: LanguageModel) -> None:
+    def cut(self, model: Decoder) -> None:
         layout = self.layout
         if layout.context > 1:
             rows = layout.pipeline * layout.num_readers
@@ -313,7 +313,7 @@ class Group(Processes):
             self._pipeline = Pipeline(model, self._shards.stages, self._shards.add_up_gradients)
 
     def drawn(
-        self, model: LanguageModel, draws: Iterable[tuple[str, Callable[[], Tensor]]]
+        self, model: Decoder, draws: Iterable[tuple[str, Callable[[], Tensor]]]
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors of a model by name, in the memory of the CPU, which all processes have then. Each draws one of
         those that come next, while the others draw theirs."""

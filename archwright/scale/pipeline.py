@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from archwright.data.inputs import Batch
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.scale.processes import Passes
 from archwright.scale.stages import StageShards
 
@@ -35,7 +35,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, model: LanguageModel, stages: StageShards, before_backward: Callable[[bool], None]
+        self, model: Decoder, stages: StageShards, before_backward: Callable[[bool], None]
     ) -> None:
         assert stages.group is not None, "a process alone has no stages"
         self.model, self.stages, self.group = model, stages, stages.group

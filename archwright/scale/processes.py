@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from archwright.data.batches import share_of
 from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.optim import Optimizers
 from archwright.parts.branch import Branch
 from archwright.scale.layout import ONE, Layout
@@ -47,7 +47,7 @@ class Processes:
         """How many have rows of their own."""
         return self.layout.num_readers
 
-    def cut(self, model: LanguageModel) -> None:
+    def cut(self, model: Decoder) -> None:
         """Let this process hold its part of a model that is whole, and the same in all."""
 
     def rows(self, part: Batch) -> Batch:

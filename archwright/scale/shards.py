@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as calls_forward
 from torch.distributed.tensor import DTensor
 
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.optim import Optimizers
 from archwright.optim.shards import Shards, WholeMatrices
 from archwright.scale.experts import ExpertShards
@@ -58,7 +58,7 @@ class ModelShards(Shards):
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Decoder,
         mesh: DeviceMesh,
         *,
         sequence: bool = True,
@@ -362,7 +362,7 @@ def _take_memory(model: nn.Module, device: str) -> None:
             setattr(module, name, getattr(first, first_name))
 
 
-def units(model: LanguageModel) -> list[nn.Module]:
+def units(model: Decoder) -> list[nn.Module]:
     """Return the layers of a model that can be gathered one by one: those that are gone through once, by a call, and
     whose parameters nothing else has."""
     if model.spec.is_reversible:

@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from archwright.model.across_layers import reads_from
 from archwright.model.cache import Cache
-from archwright.model.decoder import Decoder
-from archwright.model.language_model import LanguageModel
-from archwright.model.layer import Layer
+from archwright.model.model import Decoder, Layer
 from archwright.scale.connections import new_groups
 from archwright.scale.context import beside_the_stream
 from archwright.scale.exchange import add_up
@@ -40,7 +39,7 @@ class StageShards:
     """
 
     def __init__(
-        self, model: LanguageModel, group: dist.ProcessGroup | None, num_stages: int = 1
+        self, model: Decoder, group: dist.ProcessGroup | None, num_stages: int = 1
     ) -> None:
         self.model, self.group = model, group
         self.size = 1 if group is None else group.size()
@@ -55,7 +54,7 @@ class StageShards:
         if group is not None:
             self._plan(model, group, num_stages)
 
-    def _plan(self, model: LanguageModel, group: dist.ProcessGroup, num_stages: int) -> None:
+    def _plan(self, model: Decoder, group: dist.ProcessGroup, num_stages: int) -> None:
         self.own = [*range(self.rank, num_stages, self.size)]
         self.runs = stage_runs(model, num_stages)
         users: dict[Tensor, set[int]] = {}
@@ -142,13 +141,13 @@ class StageShards:
         assert isinstance(model, Decoder), "others are refused"
         context, x = model.new_context(tokens, **layout), self.stream
         if x is None:
-            x = model.summed(model.embedding(tokens, token_type_ids), context)
-            x = model.begin(model.projected(x), context)
+            x = model.embed(model.embedding(tokens, token_type_ids), context)
+            x = model.begin(x, context)
         x = model.through(self.runs[self.now], x, context)
         return model.end(x) if self.is_last else x
 
 
-def stage_runs(model: LanguageModel, num_stages: int) -> list[list[Layer]]:
+def stage_runs(model: Decoder, num_stages: int) -> list[list[Layer]]:
     """Return the layers of each stage: runs of which the largest has as few parameters as can be, those of the head
     counted with the last; an embedding multiplies nothing."""
     layers = [*model.stack]
@@ -170,7 +169,7 @@ def stage_runs(model: LanguageModel, num_stages: int) -> list[list[Layer]]:
     return [layers[start:end] for start, end in zip((0, *ends), ends, strict=False)]
 
 
-def refusals(model: LanguageModel, layout: Layout) -> Iterator[str]:
+def refusals(model: Decoder, layout: Layout) -> Iterator[str]:
     """Yield a line for each choice of a model by which its layers are no pipeline, or too few."""
     spec, otherwise = model.spec, "or scale.pipeline = 1"
     if type(model) is not Decoder:
@@ -195,7 +194,7 @@ def refusals(model: LanguageModel, layout: Layout) -> Iterator[str]:
             lines[
                 f"{path}.residual.embedding_skip: found true, which layers read beside the stream"
             ] = None
-        for name, source in layer.reads_from.items():
+        for name, source in reads_from(layer).items():
             if stages[number] != stages[source] and layer.embedding_skip is None:
                 lines[f'{path}: reads "{name}" of layer {source}, in another stage'] = None
         for name in layer.branches:
@@ -208,7 +207,7 @@ def refusals(model: LanguageModel, layout: Layout) -> Iterator[str]:
     yield from (f"{line}; expected another, {otherwise}" for line in lines)
 
 
-def _ends(model: LanguageModel, stage: int, num_stages: int) -> Iterator[nn.Module]:
+def _ends(model: Decoder, stage: int, num_stages: int) -> Iterator[nn.Module]:
     """Yield what a stage has beside its layers."""
     assert isinstance(model, Decoder), "others are refused"
     first = (model.embedding, model.position, model.embedding_norm, model.project_in)

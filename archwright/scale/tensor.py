@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from archwright.losses import AUXILIARY
-from archwright.model.language_model import LanguageModel
-from archwright.model.layer import Layer
-from archwright.model.stack import Stack
+from archwright.model.across_layers import reads_embedding
+from archwright.model.model import Decoder, Layer, Stack
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import RouterAuxLoss
@@ -52,7 +51,7 @@ class TensorShards:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Decoder,
         group: dist.ProcessGroup | None,
         *,
         sequence: bool = True,
@@ -68,7 +67,7 @@ class TensorShards:
 
     def _cut(
         self,
-        model: LanguageModel,
+        model: Decoder,
         group: dist.ProcessGroup,
         sequence: bool,
         stages: Sequence[Sequence[Layer]],
@@ -124,7 +123,7 @@ class TensorShards:
             add_up(gradients, self.group)
 
 
-def shared_tables(model: LanguageModel, size: int) -> list[TokenEmbedding | Head]:
+def shared_tables(model: Decoder, size: int) -> list[TokenEmbedding | Head]:
     """Return the embeddings and heads of a model whose rows, one for each token, so many processes may share."""
     tables = [m for m in model.modules() if isinstance(m, TokenEmbedding | Head)]
     # What a head shares with an embedding is whole for both where it is for one.
@@ -132,7 +131,7 @@ def shared_tables(model: LanguageModel, size: int) -> list[TokenEmbedding | Head
     return [m for m in tables if m.weight not in whole]
 
 
-def computed_alike(model: LanguageModel, size: int) -> list[str]:
+def computed_alike(model: Decoder, size: int) -> list[str]:
     """Return what of a model each of so many processes computes in full, by name."""
     shared, tables = shared_branches(model), shared_tables(model, size)
     named = (
@@ -143,7 +142,7 @@ def computed_alike(model: LanguageModel, size: int) -> list[str]:
     return [*found, *(name for name, end in ends.items() if end not in tables)]
 
 
-def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
+def refusals(model: Decoder, tensor: int) -> Iterator[str]:
     """Yield a line for each number of a model that so many processes cannot share out."""
     shared, lines = shared_branches(model), dict[str, None]()
     if not shared:
@@ -168,7 +167,7 @@ def refusals(model: LanguageModel, tensor: int) -> Iterator[str]:
 def shares_tokens(stack: Stack) -> bool:
     """Tell whether all that stands between the branches of a stack looks at each token by itself."""
     layers = [*stack.stack]
-    plain = all(layer.residual.is_per_token and not layer.reads_embedding for layer in layers)
+    plain = all(layer.residual.is_per_token and not reads_embedding(layer) for layer in layers)
     return plain and len({*layers}) == len(layers) and not stack.spec.residual.is_reversible
 
 

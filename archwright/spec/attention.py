@@ -181,42 +181,10 @@ class GatedValueEmbedding(ValueEmbedding):
         return int(self.channels) * num_kv_heads
 
 
-class DistanceScores(Choice):
-    """The axis of scores computed from a query token's vector x and the distance to a key. They are added to the
-    attention scores, in addition to the layer's position encoding."""
-
-    axis: ClassVar[str] = "distance_scores"
-
-    def num_parameters(self, dim: int, num_heads: int) -> int:
-        """Return the number of parameters in a layer of width `dim`, of resolved values."""
-        return 0
-
-
-class NoDistanceScores(DistanceScores):
-    """No distance scores."""
-
-    kind: Literal["none"] = "none"
-
-
-class BucketScores(DistanceScores):
-    """A score per bucket of distances and head, W x + b (Qi et al., 2020, ProphetNet, published code)."""
-
-    kind: Literal["buckets"] = "buckets"
-    num_buckets: int = Field(32, ge=4, le=2**12)
-    """Buckets per head; short distances have one each, long distances share buckets on a log scale."""
-    max_distance: int = Field(128, ge=2, le=2**30)
-    """Distances from this one on share the last bucket."""
-
-    def num_parameters(self, dim: int, num_heads: int) -> int:
-        return (dim + 1) * self.num_buckets * num_heads
-
-
 class Attention(Mixer):
     """The axis of attention branches, which exchange information between tokens."""
 
     axis: ClassVar[str] = "attention"
-    has_streams: ClassVar[bool] = False
-    """True if `predicting_streams` can run through it: tokens interact only through cached keys under the mask."""
     knows_distances: ClassVar[bool] = False
     """True if scores depend on distances without a position encoding."""
 
@@ -230,7 +198,6 @@ class NoAttention(Attention):
 
     kind: Literal["none"] = "none"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
-    has_streams: ClassVar[bool] = True
 
 
 class MaskedAttention(Attention):
@@ -278,7 +245,6 @@ class SoftmaxAttention(MaskedAttention):
 
     kind: Literal["softmax"] = "softmax"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
-    has_streams: ClassVar[bool] = True
     num_heads: AutoCount = Field("auto", examples=[8])
     """Query heads; auto: dim / head_dim. If both are auto, heads are at least 64 wide."""
     num_kv_heads: AutoCount = Field("auto", examples=[1])
@@ -293,8 +259,6 @@ class SoftmaxAttention(MaskedAttention):
     """Factor of q k^T."""
     query_temperature: QueryTemperature = NoQueryTemperature()
     """Position-dependent factor of queries."""
-    distance_scores: DistanceScores = NoDistanceScores()
-    """Scores computed from x and the distance to a key."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm of queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "per_head", "projection"] = "head"
@@ -381,7 +345,6 @@ class SoftmaxAttention(MaskedAttention):
         norms += 0 if self.shares_kv else self.v_norm.num_parameters(value)
         norms += self.out_norm.num_parameters(mixed)
         further = self.value_embedding.num_parameters(kv_heads)
-        further += self.distance_scores.num_parameters(dim, heads)
         return maps + biases + gate + norms + self.sinks * heads + further
 
     def num_table_parameters(self, vocab_size: int) -> int:
@@ -409,7 +372,6 @@ class LatentAttention(MaskedAttention):
 
     kind: Literal["latent"] = "latent"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
-    has_streams: ClassVar[bool] = True
     num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / nope_head_dim. If both are auto, heads are at least 64 wide."""
     query_rank: Width | Literal["none"] = Field("none", examples=[128])

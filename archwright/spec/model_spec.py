@@ -102,10 +102,6 @@ class StackSpec(LayerSpec):
     """Layers that differ from the default: name -> the values that differ."""
     layers: Arrangement = Arrangement()
     """Order of the kinds of layers."""
-    global_tokens: int = Field(0, ge=0, le=2**16, examples=[32])
-    """Learned vectors that precede each text in the layers and are dropped after the last layer (Phang et al., 2022,
-    Pegasus-X, section 3.1). Masks count positions from the first of them. Positions, norm and dropout of the embedding
-    apply only to the text."""
 
     def layer(self, index: int) -> LayerSpec:
         """Return the full spec of layer `index`."""
@@ -294,10 +290,6 @@ class ModelSpec(StackSpec, Shown):
     """Rows of the embedding; auto: the tokenizer's size rounded up to a multiple of 64."""
     context_length: Tokens = 256
     """Longest sequence in training, in tokens."""
-    predicting_streams: int = Field(0, ge=0, le=2**4, examples=[2])
-    """Number n of further streams through the layers, each with a vector per position (Qi et al., 2020, ProphetNet:
-    n-stream self-attention). The logits of the next token come from the first stream. Stream i sees i - 1 tokens less,
-    so it predicts i tokens ahead. 0: the text's stream predicts."""
     embedding: Embedding = Embedding()
     head: Head = Head()
     sequence_head: SequenceHead = NoSequenceHead()
@@ -359,16 +351,6 @@ class ModelSpec(StackSpec, Shown):
         """True if tokens of some layer see later tokens, as in BERT."""
         masks = (getattr(kind.attention, "mask", None) for kind in self.layers_by_kind.values())
         return any(isinstance(mask, Mask) and not mask.causal for mask in masks)
-
-    @property
-    def num_positions(self) -> int:
-        """Number of positions of a text, and one after it with predicting streams."""
-        return self.context_length + (self.predicting_streams > 0)
-
-    @property
-    def vectors_per_token(self) -> int:
-        """Vectors per token in the layers: the text's stream and the predicting streams."""
-        return 1 + self.predicting_streams
 
     @property
     def embedding_dim(self) -> int:

@@ -150,9 +150,6 @@ class PreNorm(Residual):
     flow: ClassVar[str] = "< norm f +"
     skip_norm: Literal["none", "attention", "cross_attention", "feedforward"] = "none"
     """Branch without a norm: the first attention of ModernBERT, because its embedding is normed already."""
-    global_norm: bool = False
-    """Norm the stack's `global_tokens` before attention by a separate norm (Phang et al., 2022, Pegasus-X's published
-    code)."""
 
     def norm_names(self, groups: Groups) -> list[str]:
         return [name for name in groups if name != self.skip_norm]

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from archwright.spec.attention import (
-    Attention,
-    BucketScores,
     InverseScale,
     LatentAttention,
     MaskedAttention,
@@ -29,7 +27,6 @@ from archwright.spec.positions import (
     LongRoPE,
     RoPE,
     T5Bias,
-    TransformerXL,
     rotary_dim,
 )
 
@@ -178,23 +175,6 @@ def options_fit(spec: "ModelSpec") -> Iterator[str]:
         yield from (f"layer_kinds.{name}.{line}" for line in layer.contradicted(spec.sizes))
 
 
-@_rule("Vectors beside a text, such as global tokens, are none of the vocabulary.")
-def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _choices(spec, SoftmaxAttention):
-        if spec.global_tokens and not attention.value_embedding.is_none:
-            yield (
-                f'{at}value_embedding.kind: found "{attention.value_embedding.kind}" beside global_tokens = '
-                f'{spec.global_tokens}, which have no row in its table; expected "none"'
-            )
-    number = max(spec.global_tokens, spec.predicting_streams)
-    for at, layer in _layers(spec):
-        if number and (width := layer.residual.layer_embedding) != "none":
-            yield (
-                f"{at}residual.layer_embedding: found {width} beside {number} vectors that are no tokens and "
-                'have no row in its table; expected "none"'
-            )
-
-
 @_rule("A layer that shares keys and values follows one that has them.")
 def keys_are_shared(spec: "ModelSpec") -> Iterator[str]:
     for number, (name, source) in enumerate(zip(spec.layer_order, spec.kv_sources, strict=True), 1):
@@ -209,58 +189,6 @@ def keys_are_shared(spec: "ModelSpec") -> Iterator[str]:
                 f"{at}attention.shares_kv: found true with layers.shared = true, whose layers have the same maps; "
                 "expected false"
             )
-
-
-@_rule("Predicting streams read what the text has read, and nothing beside it.")
-def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
-    if not (number := spec.predicting_streams):
-        return
-    beside = f"predicting_streams = {number}"
-    yield from _without(spec, ("sequence_head", "generator"), beside)
-    beside = f"beside {beside}"
-    for at, layer in _layers(spec):
-        attention, mask = layer.attention, getattr(layer.attention, "mask", None)
-        if not attention.has_streams:
-            choices = {n: cast(type[Attention], c) for n, c in Attention.choices().items()}
-            kinds = sorted(name for name, choice in choices.items() if choice.has_streams)
-            yield (
-                f'{at}attention.kind: found "{attention.kind}" {beside}, whose vectors see themselves and keys that a '
-                f"mask shows; expected one of {', '.join(kinds)}"
-            )
-        elif mask is not None and (mask.shows_future or not mask.causal):
-            yield (
-                f'{at}attention.mask.kind: found "{mask.kind}" {beside}, which would see what they predict; expected '
-                'one that hides what follows, such as "causal"'
-            )
-        if isinstance(attention, SoftmaxAttention) and not attention.value_embedding.is_none:
-            yield (
-                f'{at}attention.value_embedding.kind: found "{attention.value_embedding.kind}" {beside}, which have no '
-                'row in its table; expected "none"'
-            )
-        if not layer.recurrence.is_none:
-            yield (
-                f'{at}recurrence.kind: found "{layer.recurrence.kind}" {beside}, each of whose vectors would need a '
-                'state of its own; expected "none"'
-            )
-        if "feedforward" in layer.mixers:
-            yield (
-                f'{at}feedforward.kind: found "{layer.feedforward.kind}" {beside}, each of whose vectors would read '
-                'the token before in another stream; expected another, such as "gelu"'
-            )
-        if isinstance(layer.position, Axial | TransformerXL):
-            ends = "grid ends" if isinstance(layer.position, Axial) else "table of distances ends"
-            yield (
-                f'{at}position.kind: found "{layer.position.kind}" {beside}, which stand a place behind the text, '
-                f'where its {ends}; expected another, such as "learned"'
-            )
-    names = {*spec.layers.names(spec.num_layers)}
-    standing = [layer for name, layer in spec.layers_by_kind.items() if name in names]
-    if all(layer.attention.is_none for layer in standing):
-        yield f'attention.kind: found "none" {beside}, which read the text by it; expected "softmax" in some layer'
-    if spec.global_tokens:
-        yield f"global_tokens: found {spec.global_tokens} {beside}; expected 0"
-    if spec.head.predicts != "tokens":
-        yield f'head.predicts: found "{spec.head.predicts}" {beside}; expected "tokens"'
 
 
 @_rule("RoPE rotates pairs of coordinates.")
@@ -300,15 +228,13 @@ def buckets_widen(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
         return
     two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
     two_way = two_way or attention.further_positions > 0
-    scores = getattr(attention, "distance_scores", None)
-    for path, choice in (("position", layer.position), ("attention.distance_scores", scores)):
-        if isinstance(choice, T5Bias | BucketScores):
-            number = choice.num_buckets // (2 if two_way else 1)
-            if number < 2 or choice.max_distance <= number // 2:
-                yield (
-                    f"{path}.max_distance: found {choice.max_distance} with num_buckets = {choice.num_buckets}; "
-                    f"expected more than {max(number // 2, 1)}, and two buckets or more for each direction"
-                )
+    if isinstance(position := layer.position, T5Bias):
+        number = position.num_buckets // (2 if two_way else 1)
+        if number < 2 or position.max_distance <= number // 2:
+            yield (
+                f"position.max_distance: found {position.max_distance} with num_buckets = {position.num_buckets}; "
+                f"expected more than {max(number // 2, 1)}, and two buckets or more for each direction"
+            )
 
 
 @_rule("muP's rates are those of dense models.")

@@ -435,10 +435,6 @@ class RunSpec(Shown):
     label_smoothing: float = Field(0.0, ge=0, lt=1, examples=[0.1])
     """Share of a target's weight spread over all tokens in the training loss; reported losses omit it (Szegedy et al.,
     2016, section 7; Vaswani et al., 2017, section 5.4)."""
-    stream_decay: float = Field(1.0, gt=0, le=1, examples=[0.5])
-    """Ratio g of a predicting stream's loss weight to the previous stream's: of n streams, the i-th has weight g^(i -
-    1) / (1 + g + ... + g^(n - 1)) in the training loss (Qi et al., 2020, ProphetNet: attenuation coefficient, 1 there).
-    Reported losses are the first stream's."""
     evaluate: EvaluateSpec = EvaluateSpec()
     early_stop: EarlyStopSpec = EarlyStopSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -476,13 +472,12 @@ class RunSpec(Shown):
     @property
     def second_task(self) -> str:
         """Name of a second task in addition to the reported loss; empty if there is none."""
-        return "further tokens" if self.model.predicting_streams > 1 else self.objective.second_task
+        return self.objective.second_task
 
     @property
     def second_cases(self) -> str:
-        """Unit of the second task: further token, row or token."""
-        ahead = self.model.predicting_streams > 1
-        return "further token" if ahead else self.objective.second_cases
+        """Unit of the second task: row or token."""
+        return self.objective.second_cases
 
     @property
     def tokens_per_step(self) -> int:

@@ -24,7 +24,7 @@ from archwright.generation.writing import Settings, generate_many
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.runs.load import OpenRun, Run, open_run
 from archwright.scale.processes import ALONE, Processes
 from archwright.spec.errors import UserError
@@ -165,7 +165,7 @@ def reading_of(run: RunSpec, max_tokens: int, max_bytes: int | None) -> Reading:
 
 
 def evaluate(
-    model: LanguageModel, windows: Windows, precision: Precision, processes: Processes = ALONE
+    model: Decoder, windows: Windows, precision: Precision, processes: Processes = ALONE
 ) -> Evaluation:
     """Return what a model reaches on held-out windows, of which several processes read one batch each in turns."""
     rows: list[list[float]] = []
@@ -192,7 +192,7 @@ def evaluate(
 
 @torch.inference_mode()
 def evaluate_halves(
-    model: LanguageModel, windows: Windows, precision: Precision
+    model: Decoder, windows: Windows, precision: Precision
 ) -> tuple[Evaluation, Halves]:
     """Return what a model reaches on held-out windows, and on each half of them."""
     total, num_right, rows, second = 0.0, 0, [], _Second()
@@ -239,7 +239,7 @@ class _Second:
 
     def add(self, out: Output, batch: Batch) -> None:
         """Add a batch, if there is more to learn of it than tokens."""
-        if out.further_logits is None and not second_cases(batch):
+        if not second_cases(batch):
             return
         nats, right = second_answers(out, batch)
         self.nats += nats.sum().item()
@@ -259,7 +259,7 @@ class _Second:
 
 
 def _predictions(
-    model: LanguageModel, windows: Windows, precision: Precision, processes: Processes = ALONE
+    model: Decoder, windows: Windows, precision: Precision, processes: Processes = ALONE
 ) -> Iterator[tuple[Output | None, Batch, bool]]:
     """Yield what the model gives for each batch, where this process has that, and whether it counts; the model is as it
     was in the end."""

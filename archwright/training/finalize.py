@@ -9,7 +9,7 @@ from archwright.data.eval_windows import HeldOut
 from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.runs import RunFolder
 from archwright.runs.ending import early_end
 from archwright.spec.run_spec import RunSpec
@@ -91,7 +91,7 @@ def time_end(session: Session, folder: RunFolder, material: Material) -> tuple[f
     return per_token, others
 
 
-def _sample(session: Session, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> str:
+def _sample(session: Session, model: Decoder, tokenizer: Tokenizer, max_tokens: int) -> str:
     with uncompiled(model), session.precision.autocast():
         return "".join(
             stream(model, tokenizer, top_p=0.95, max_tokens=max_tokens, seed=session.run.seed)

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from archwright.inspection.step_meter import PARTS, PHASES, StepMeter, Times, metered
+from archwright.losses import cross_entropy
 from archwright.machine.decide import Decisions, decide, decide_kernel
 from archwright.machine.precision import Precision
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
 from archwright.planning.counter import Counter
 from archwright.spec.model_spec import ModelSpec
@@ -22,7 +23,7 @@ from archwright.spec.read import load_run
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.measured_step import random_batch
 from archwright.training.resolve import check_memory
-from archwright.training.step import to_device, whole_loss
+from archwright.training.step import to_device
 
 FEWEST = 3
 """Steps that are measured at least, after one to warm up."""
@@ -175,7 +176,7 @@ class _Steps:
             with self.precision.autocast():
                 out = self.model(**self.batch.inputs.given())
             with meter.region("loss"):
-                loss = whole_loss(out, self.batch.targets).total
+                loss = cross_entropy(out.logits, self.batch.targets).total
         if by_part:
             meter.follow_backward(loss)
         meter.begin_phase("backward")

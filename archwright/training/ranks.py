@@ -24,7 +24,7 @@ from archwright import checkpoint
 from archwright.inspection.probes import STEPS, Probes
 from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.model.build import build_uninitialized, initial_draws
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.mixers.recurrent import use_scan
 from archwright.runs import RunFolder
 from archwright.scale.launch import EndedError, LostError, end_with_torchrun, launched
@@ -264,7 +264,7 @@ class Rank0Session(Session):
         self._order({"do": "take", "path": str(path.resolve())})
 
     @contextlib.contextmanager
-    def whole_model(self, path: Path) -> Iterator[LanguageModel]:
+    def whole_model(self, path: Path) -> Iterator[Decoder]:
         is_written = path.exists()
         if not is_written:
             self.write_model(path, {})

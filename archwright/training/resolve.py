@@ -24,7 +24,7 @@ from archwright.machine.decide import (
 )
 from archwright.machine.liger import fuse, why_not_fusable
 from archwright.model.build import build, initial_values
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.optim import warmup_steps
 from archwright.parts.mixers.recurrent import use_scan
 from archwright.planning.cost import run_flops_per_token
@@ -159,7 +159,7 @@ def make_model(
     layout: Layout = ONE,
     *,
     with_values: bool = True,
-) -> LanguageModel:
+) -> Decoder:
     """Return the run's model with its initial weights, or without values and memory, on the meta device.
 
     Raises:
@@ -221,7 +221,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec, layout: La
         )
 
 
-def step_memory(run: RunSpec, model: LanguageModel, machine: MachineSpec) -> float:
+def step_memory(run: RunSpec, model: Decoder, machine: MachineSpec) -> float:
     """Return the estimated bytes of a training step by one process; the model may be a meta one."""
     rows, whole = -(-run.batch_size // run.grad_accum_steps), machine.loss == "whole"
     again, narrow = machine.activation_checkpointing, machine.precision != "fp32"
@@ -245,7 +245,7 @@ def make_batches(run: RunSpec, material: Material) -> BatchSource:
     )
 
 
-def resolved(run: RunSpec, model: LanguageModel) -> RunSpec:
+def resolved(run: RunSpec, model: Decoder) -> RunSpec:
     """Replace what follows from other values."""
     update: dict[str, Any] = {
         "model": model.spec,
@@ -297,7 +297,7 @@ def weights_file(source: Path) -> Path:
     return file
 
 
-def first_weights(run: RunSpec, model: LanguageModel) -> Iterator[tuple[str, Tensor]]:
+def first_weights(run: RunSpec, model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a run that starts from a file and whose model is on the meta device, by name: those of the
     file, and the initial values of others, each made when it is asked for."""
     given = checkpoint.Opened(weights_file(Path(run.init.from_)))
@@ -308,7 +308,7 @@ def first_weights(run: RunSpec, model: LanguageModel) -> Iterator[tuple[str, Ten
     yield from initial_values(model, run.seed, device=run.machine.device, names=others)
 
 
-def _take_weights(model: LanguageModel, file: Path, progress: Progress) -> None:
+def _take_weights(model: Decoder, file: Path, progress: Progress) -> None:
     """Start from existing weights, and name what is taken and what is new."""
     taken, new = checkpoint.take_weights(model, checkpoint.Opened(file))
     progress.say(f"init.from {file}: {len(taken)} tensors taken, {len(new)} new")

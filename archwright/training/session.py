@@ -20,7 +20,7 @@ from archwright.data.eval_windows import Windows
 from archwright.inspection.probes import PASSES, STEPS, Probes
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate
 from archwright.runs.records import Count, Seconds, Share
 from archwright.scale.processes import ALONE, Processes
@@ -53,7 +53,7 @@ class Session:
     """A model in training. `step()` trains on the next batch."""
 
     def __init__(
-        self, run: RunSpec, model: LanguageModel, batches: BatchSource, processes: Processes = ALONE
+        self, run: RunSpec, model: Decoder, batches: BatchSource, processes: Processes = ALONE
     ) -> None:
         self.run, self.model, self.batches, self.processes = run, model, batches, processes
         self.device = torch.device(run.machine.device)
@@ -131,7 +131,7 @@ class Session:
         checkpoint.load_model(path, self.model)
 
     @contextmanager
-    def whole_model(self, path: Path) -> Iterator[LanguageModel]:
+    def whole_model(self, path: Path) -> Iterator[Decoder]:
         """Yield the model, to compute with it in this process alone; where others hold parts of it, with the weights of
         a file that `write_model` wrote."""
         yield self.model
@@ -304,7 +304,6 @@ class Session:
             chunked=self.run.machine.loss == "chunked",
             grad_accum_steps=self.run.grad_accum_steps,
             second_weight=self.run.objective.second_weight,
-            stream_decay=self.run.stream_decay,
             processes=self.processes,
         )
 

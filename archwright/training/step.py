@@ -17,12 +17,11 @@ from archwright.losses import (
     aux_loss_names,
     cross_entropy,
     linear_cross_entropy,
-    of_streams,
     pop_aux_losses,
 )
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.parts.branch import Branch
 from archwright.scale.processes import ALONE, Passes, Processes
@@ -56,7 +55,6 @@ def train_step(
     grad_accum_steps: int = 1,
     chunked: bool = False,
     second_weight: float = 1.0,
-    stream_decay: float = 1.0,
     processes: Processes = ALONE,
 ) -> StepResult:
     """Forward and backward over the parts of a batch, clip, update: `lr_scale` is the share of the peaks.
@@ -64,10 +62,9 @@ def train_step(
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
     counts by its share of the rows. Where rows are judged as a whole, or tokens as replaced or not, the
-    mean of that loss is added, times `second_weight`. Of predicting streams, the losses are weighed by
-    `stream_decay`, and that of the first alone is the loss that is returned. A loss or a gradient that is not finite
-    updates nothing. `chunked` logits never exist all at once. Branches then move
-    what follows no gradient by `after_step`, by what they saw in all parts. Of each part, several `processes` take
+    mean of that loss is added, times `second_weight`. A loss or a gradient that is not finite updates nothing.
+    `chunked` logits never exist all at once. Branches then move what follows no gradient by `after_step`, by what they
+    saw in all parts. Of each part, several `processes` take
     their rows: what is divided by is the whole batch's, and all that is returned are sums over them. `batch` may be in
     the memory of the CPU: what is computed is copied to the device of `precision`.
     """
@@ -79,11 +76,7 @@ def train_step(
         num_parts=grad_accum_steps,
         loss_of=_chunked_loss if chunked else _whole_loss,
         second_weight=second_weight,
-        settings={
-            "z_loss": z_loss,
-            "label_smoothing": label_smoothing,
-            "stream_decay": stream_decay,
-        },
+        settings={"z_loss": z_loss, "label_smoothing": label_smoothing},
     )
     processes.backward(model, passes.parts, passes)
     loss, z_loss, second_loss, auxiliary = passes.means()
@@ -158,13 +151,11 @@ class _Passes(Passes):
             own = second_answers(out, part)[0].sum() / self.num_cases
             total = total + self.second_weight * own
             self._found["second_loss"].append((own.detach(), 1))
-        elif part_loss.further_nll is not None:
-            self._found["second_loss"].append((part_loss.further_nll, self.num_valid))
         return self.precision.scaled(total)
 
     def hidden(self, part: Batch) -> tuple[Tensor, Tensor]:
         with self.precision.autocast():
-            hidden = cast(LanguageModel, self.model).hidden(**part.inputs.given())
+            hidden = cast(Decoder, self.model).hidden(**part.inputs.given())
         return hidden, self._auxiliary(part)
 
     def _auxiliary(self, part: Batch) -> Tensor:
@@ -181,9 +172,8 @@ class _Passes(Passes):
         names = ("loss", "z_loss", "second_loss", *self._auxiliary_names)
         found = [sum(x.item() / by for x, by in self._found.get(name, ())) for name in names]
         loss, z_loss, second, *auxiliary = self.processes.sums(found)
-        has_second = self.num_cases or "second_loss" in self._found
         by_name = {n: x for n, x in zip(self._auxiliary_names, auxiliary, strict=True) if x}
-        return loss, z_loss, second if has_second else None, by_name
+        return loss, z_loss, second if self.num_cases else None, by_name
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -211,14 +201,7 @@ def second_answers(
     out: Output, batch: Batch
 ) -> tuple[Float[Tensor, " cases"], Bool[Tensor, " cases"]]:
     """Return -ln p of each case of what is learned beside tokens, in float32 or wider, and whether the answer is right:
-    what each row is as a whole, whether each real token is another than that of the text, or each target of each
-    further predicting stream."""
-    if out.further_logits is not None:
-        valid = batch.targets != IGNORE
-        # [streams * targets, vocab]
-        logits = _widened(out.further_logits[:, valid]).flatten(0, 1)
-        targets = batch.targets[valid].repeat(len(out.further_logits))
-        return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets
+    what each row is as a whole, or whether each real token is another than that of the text."""
     if batch.sequence_targets is not None:
         judged = out.sequence_logits
         assert judged is not None, "the rules of a run ask for a head of rows"
@@ -248,22 +231,13 @@ def _widened(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def whole_loss(
-    out: Output, targets: Int[Tensor, "batch length"], *, stream_decay: float = 1.0, **settings: Any
-) -> Loss:
-    """Return the loss of tokens of logits that are all there, those of further predicting streams included."""
-    further = [] if out.further_logits is None else [*out.further_logits]
-    losses = [cross_entropy(logits, targets, **settings) for logits in (out.logits, *further)]
-    return of_streams(losses, stream_decay)
-
-
 def _whole_loss(
     model: nn.Module, part: Batch, precision: Precision, **settings: Any
 ) -> tuple[Loss, Output]:
     """Return the loss of tokens, and the logits."""
     with precision.autocast():
         out = model(**part.inputs.given())
-    return whole_loss(out, part.targets, **settings), out
+    return cross_entropy(out.logits, part.targets, **settings), out
 
 
 def _chunked_loss(
@@ -272,7 +246,6 @@ def _chunked_loss(
     precision: Precision,
     *,
     label_smoothing: float,
-    stream_decay: float,
     **settings: Any,
 ) -> tuple[Loss, Output]:
     """Return the loss of tokens, and the logits of rows where the model judges them; those of tokens are none."""
@@ -285,6 +258,4 @@ def _chunked_loss(
             loss_of = fused_cross_entropy
         else:
             settings["label_smoothing"] = label_smoothing
-        streams = hidden.split(part.targets.shape[1], 1)
-        losses = [loss_of(x, model.head, part.targets, **settings) for x in streams]
-        return of_streams(losses, stream_decay), judged
+        return loss_of(hidden, model.head, part.targets, **settings), judged

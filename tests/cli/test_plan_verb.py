@@ -225,11 +225,6 @@ def test_a_model_that_sees_what_follows_writes_nothing(
     }
 
 
-def test_a_model_without_a_cache_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "plan modern global_tokens=2"
-    assert re.search(r"serving +none: the model keeps no cache", out(capsys, words))
-
-
 def test_a_model_that_does_not_fit_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan llama-3-70b --hardware rtx-4090 --devices 2 --batch 64k"
     assert re.search(r"serving +does not fit on 2 of these devices", out(capsys, words))

@@ -8,7 +8,7 @@ import torch
 from archwright.generation.beams import Limits, Search, beam_search, beam_search_many
 from archwright.generation.sampling import Reader, sample
 from archwright.model import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -23,7 +23,7 @@ MODELS = {
 
 
 @pytest.fixture(params=[*MODELS])
-def model(request: pytest.FixtureRequest) -> LanguageModel:
+def model(request: pytest.FixtureRequest) -> Decoder:
     spec = ModelSpec(dim=16, num_layers=2, vocab_size=5, context_length=16)
     found = build(spec.override(*SHAPE, *MODELS[request.param]), seed=2)
     with torch.no_grad():
@@ -31,15 +31,15 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
     return found.eval()
 
 
-def source(model: LanguageModel) -> torch.Tensor | None:
+def source(model: Decoder) -> torch.Tensor | None:
     return None if model.spec.encoder.is_none else SOURCE
 
 
-def sources(model: LanguageModel) -> list[torch.Tensor] | None:
+def sources(model: Decoder) -> list[torch.Tensor] | None:
     return None if model.spec.encoder.is_none else [SOURCE]
 
 
-def log_p(model: LanguageModel, text: tuple[int, ...]) -> float:
+def log_p(model: Decoder, text: tuple[int, ...]) -> float:
     """Return the sum of log p of a text, read as a whole."""
     tokens = torch.cat((PROMPT, torch.tensor(text)))[None]
     inputs = (tokens,) if source(model) is None else (SOURCE[None], tokens)
@@ -50,7 +50,7 @@ def log_p(model: LanguageModel, text: tuple[int, ...]) -> float:
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
 @torch.no_grad()
 def test_with_beams_enough_the_best_text_of_all_is_found(
-    model: LanguageModel, length_penalty: float
+    model: Decoder, length_penalty: float
 ) -> None:
     """Of all texts of up to 3 tokens, where token 0 ends one."""
     texts = [
@@ -110,14 +110,14 @@ def test_when_a_search_is_over(
     assert tuple(lengths) == expected
 
 
-def test_one_beam_takes_the_likeliest_token(model: LanguageModel) -> None:
+def test_one_beam_takes_the_likeliest_token(model: Decoder) -> None:
     given = {"source": source(model), "max_tokens": 30}  # beyond the context, too
     expected = [*sample(model, PROMPT, temperature=0.0, **given)]
     assert beam_search(model, PROMPT, num_beams=1, **given) == expected
 
 
 @torch.no_grad()
-def test_rows_that_change_places_go_on_as_their_texts_do(model: LanguageModel) -> None:
+def test_rows_that_change_places_go_on_as_their_texts_do(model: Decoder) -> None:
     reader = Reader(model, sources(model))
     reader.read_rows(PROMPT[None])
     reader.reorder(torch.zeros(3, dtype=torch.long))
@@ -130,7 +130,7 @@ def test_rows_that_change_places_go_on_as_their_texts_do(model: LanguageModel) -
         torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
 
 
-def test_a_vocabulary_rounded_up_has_rows_without_a_token(model: LanguageModel) -> None:
+def test_a_vocabulary_rounded_up_has_rows_without_a_token(model: Decoder) -> None:
     given = {"source": source(model), "max_tokens": 8, "num_beams": 3}
     assert max(beam_search(model, PROMPT, num_tokens=2, **given)) < 2
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archwright.generation.sampling import draw, sample
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 

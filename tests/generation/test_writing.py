@@ -9,7 +9,7 @@ from archwright.generation import writing
 from archwright.generation.beams import beam_search
 from archwright.generation.writing import generate, stream
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.runs import RunFolder
 from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError

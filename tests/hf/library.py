@@ -4,7 +4,6 @@ import copy
 import json
 import warnings
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.model.encoder_decoder import EncoderDecoder
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -41,29 +40,7 @@ def build(name: str, attention: str = "", **changes: Any) -> nn.Module:
     model: nn.Module = _auto(entry, config).from_config(
         config, attn_implementation=attention or entry["attention"]
     )
-    return mended(model.eval())
-
-
-def mended(model: nn.Module) -> nn.Module:
-    """Let each vector of ProphetNet's streams read what it says itself of distances, as in the published code: where
-    the library reads more than a token, it lays queries, streams and heads out in one order and reads them in another,
-    so that with its cache and without one it gives different logits (`test_prophetnet.py`)."""
-
-    def of_distances(
-        self: Any, hidden: Tensor, weights: Tensor, position_ids: Tensor, buckets: Tensor | None
-    ) -> Tensor:
-        if buckets is None:  # of one token behind a cache, where nothing is mixed up
-            return as_it_is(self, hidden, weights, position_ids, buckets)
-        said = self.relative_pos_embeddings(hidden.transpose(1, 2))
-        # [batch, streams, heads, queries, buckets]
-        said = said.unflatten(-1, (self.num_buckets, self.num_attn_heads)).permute(0, 1, 4, 2, 3)
-        return said.gather(-1, buckets.long()[:, None, None].expand(*said.shape[:4], -1))
-
-    for module in model.modules():
-        if (name := "get_predict_relative_pos_embeddings") in dir(type(module)):
-            as_it_is = getattr(type(module), name)
-            setattr(module, name, MethodType(of_distances, module))
-    return model
+    return model.eval()
 
 
 def _auto(entry: dict[str, Any], config: Any) -> Any:
@@ -132,21 +109,17 @@ def logits(model: nn.Module, tokens: Tensor, real: Tensor) -> Tensor:
     return out if out.ndim == 3 else out[..., None]
 
 
-def own_logits(model: LanguageModel, tokens: Tensor, real: Tensor) -> Tensor:
+def own_logits(model: Decoder, tokens: Tensor, real: Tensor) -> Tensor:
     """Return our logits of the same."""
     targets = (tokens.flip(0),) if isinstance(model, EncoderDecoder) else ()
     return model(tokens, *targets, padding_mask=real).logits
 
 
-def own_loss(model: LanguageModel, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
-    """Return our loss of labels at their own places: the mean over predicting streams, where there are some."""
+def own_loss(model: Decoder, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
+    """Return our loss of labels at their own places."""
     targets = (tokens.flip(0),) if isinstance(model, EncoderDecoder) else ()
     out = model(tokens, *targets, padding_mask=real)
-    further = [] if out.further_logits is None else [*out.further_logits]
-    of_streams = [
-        F.cross_entropy(found.flatten(0, 1), labels.flatten()) for found in (out.logits, *further)
-    ]
-    return torch.stack(of_streams).mean()
+    return F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())
 
 
 def save(model: nn.Module, folder: Path) -> Path:
@@ -165,4 +138,4 @@ def reopen(folder: Path, like: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
         dtype=torch.float32,
         output_loading_info=True,
     )
-    return mended(model.eval()), {key: value for key, value in info.items() if value}
+    return model.eval(), {key: value for key, value in info.items() if value}

@@ -14,7 +14,7 @@ from archwright.generation.writing import generate
 from archwright.hf.tokenizers import read_tokenizer
 from archwright.hf.verifying import _text
 from archwright.model.build import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.runs.folder import RunFolder
 from archwright.runs.load import OpenRun
 from archwright.spec.read import load
@@ -30,7 +30,7 @@ END, BEGIN = "<|endoftext|>", "<|begin_of_text|>"
 BYTES = Tokenizer(raw_bytes([END]), END)
 
 
-def model(rows: int) -> LanguageModel:
+def model(rows: int) -> Decoder:
     shape = ("dim=16", "num_layers=1", "context_length=32", "attention.num_heads=2")
     spec = load("modern").override(*shape, "attention.num_kv_heads=1", f"vocab_size={rows}")
     made = build(spec, seed=3)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright import hf
 from archwright.generation.beams import Search, beam_search_many
 from archwright.generation.sampling import Reader
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from tests.hf.library import ENTRIES, batch, build, inputs, logits, randomise, save, transformers
 from tests.hf.test_parity import REFUSED
 
@@ -60,7 +60,7 @@ class Models:
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.theirs = causal(levelled(randomise(build(name))))
-        self.ours: LanguageModel = hf.load(save(self.theirs, folder)).model
+        self.ours: Decoder = hf.load(save(self.theirs, folder)).model
         # What a config forces would say nothing of the models.
         self.theirs.generation_config = transformers.GenerationConfig()
         sizes = [spec.vocab_size for spec in (self.ours.spec, self.ours.spec.encoder_model) if spec]

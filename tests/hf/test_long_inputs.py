@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright import hf
-from archwright.hf.configs import read_config
 from archwright.hf.exporting import exportable
 from archwright.hf.families import FAMILIES
 from archwright.model import build as build_model
@@ -130,33 +129,6 @@ class TestBigBird:
             torch.testing.assert_close(ours(tokens).logits, expected, atol=2e-5, rtol=1e-5)
         with pytest.raises(UserError, match="random"):
             exportable(spec, "big_bird")
-
-
-class TestPegasusX:
-    """Blocks, whose borders move in every other layer, and global tokens with a norm of their own."""
-
-    @pytest.mark.parametrize(("block", "moves"), [(8, False), (6, True), (5, False), (64, True)])
-    def test_any_blocks(self, block: int, moves: bool, tmp_path: Path) -> None:
-        sizes = {"block_size": block, "stagger_local_blocks": moves, "encoder_layers": 3}
-        theirs = randomise(build("pegasus_x", **sizes))
-        ours = hf.load(save(theirs, tmp_path / "in"))
-        assert apart(theirs, ours) < 1e-9
-        hf.save(ours.model, tmp_path / "out")
-        back, wrong = reopen(tmp_path / "out", theirs)
-        assert not wrong
-        assert apart(back, ours) < 1e-9
-        written = read_config(tmp_path / "out")
-        assert (written["block_size"], written["stagger_local_blocks"]) == (block, moves)
-
-    def test_borders_that_move_otherwise_are_not_written(self) -> None:
-        spec = FAMILIES["pegasus_x"].spec({"block_size": 8, "d_model": 64, "encoder_layers": 4})
-        assert exportable(spec).model_type == "pegasus_x"
-        with pytest.raises(UserError, match="shift"):
-            exportable(spec.override("encoder.attention.mask.shift=2"), "pegasus_x")
-
-    def test_blocks_that_cannot_be_halved_are_refused(self) -> None:
-        with pytest.raises(UserError, match="block_size: found 7 with"):
-            FAMILIES["pegasus_x"].spec({"block_size": 7})
 
 
 def test_longt5_without_a_scale_of_logits_is_tied_all_the_same(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from archwright import hf
 from archwright.generation.sampling import Reader, sample
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from tests.hf.library import build, randomise, save
 
 ORIGINAL, LONGEST = 24, 96

@@ -73,7 +73,6 @@ OTHERWISE = {
     **dict.fromkeys(("nemotron-nano-2-9b", "nemotron-3-nano-30b-a3b"), "nemotron_h"),
     "nemotron-3-super-120b-a12b": "nemotron_h",
     "switch-c": "switch_transformers",  # of whose file no config is known for sure
-    "prophetnet-large": "prophetnet",
     "reformer": "reformer",
     **dict.fromkeys(("rwkv-7-0.1b", "rwkv-7-2.9b"), "rwkv7"),
     "qwen-14b": "qwen2",  # its class is not in the library

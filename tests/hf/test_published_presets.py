@@ -34,7 +34,6 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
     ("smollm3-3b", "smollm3", LONGER),
     ("glm-4-9b", "glm4", {"max_position_embeddings"}),
     ("glm-4.5-air", "glm4_moe", {"rope_parameters", "attention_bias"}),
-    ("prophetnet-large", "prophetnet", set()),
     ("qwen-3-next-80b-a3b", "qwen3_next", LONGER),
     ("qwen-3.5-35b-a3b", "qwen3_5_moe_text", LONGER),
     ("olmo-hybrid-7b", "olmo_hybrid", {"rope_parameters"}),

@@ -156,7 +156,7 @@ def test_a_choice_at_home_is_no_fault(count: Callable[..., dict[str, list[str]]]
         ),
         ("from typing import Any\nx: list[Any] = []", "Any", "lab/a.py:2"),
         (
-            "from archwright.model.decoder import Decoder\ndef f(x: Decoder) -> None: ...",
+            "from archwright.model.model import Decoder\ndef f(x: Decoder) -> None: ...",
             "files outside model/ that name Decoder",
             "lab/a.py:1",
         ),

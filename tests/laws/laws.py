@@ -152,7 +152,7 @@ def visibility(case: Case) -> None:
     real = given.get("padding_mask", torch.ones(ROWS, length).bool())
     weight = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(1)).double()
     for row in range(ROWS):
-        for i in range(out.shape[1]):  # of predicting streams, one behind the other
+        for i in range(out.shape[1]):
             if not real[row, i % length]:
                 continue
             (grad,) = torch.autograd.grad(out[row, i] @ weight, inputs[0], retain_graph=True)
@@ -166,20 +166,11 @@ def visibility(case: Case) -> None:
 
 
 def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) -> Tensor:
-    """Compose the masks of all layers, each told by its sentence: [output, input]. Before each document stand global
-    tokens, through which what they saw is seen. Outputs of predicting streams, stream by stream, reach what the text
-    does that they see: what the token i places before sees, or the first."""
+    """Compose the masks of all layers, each told by its sentence: [output, input]."""
     documents = given.get("segment_ids", torch.zeros(ROWS, length).long())[row].tolist()
     valid = given.get("padding_mask", torch.ones(ROWS, length).bool())[row].tolist()
-    first = [document for document in dict.fromkeys(documents) for _ in range(spec.global_tokens)]
-    # What is no input stands before all texts, in any order of documents.
-    order = sorted(range(len(first) + length), key=lambda n: (first + documents)[n])
-    own = [order.index(n) for n in range(len(first), len(order))]
-    documents = sorted(first + documents)
-    valid = [([True] * len(first) + valid)[n] for n in order]
-    number = len(order)
+    number = length
     reach = torch.eye(number, dtype=torch.bool)
-    streams = [torch.zeros(number, number, dtype=torch.bool)] * spec.predicting_streams
     real = [n for n in range(number) if valid[n]]
     shift = torch.eye(number, dtype=torch.bool)
     for k, q in pairwise(real):
@@ -205,18 +196,11 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
                         step[q, k] |= any(sees(mask, at, seen, head, *text) for head in heads)
                         if isinstance(mixer, TransientGlobalAttention):  # sums have all tokens
                             step[q, k] |= long >= mixer.block_size
-        if streams and not spec.layer(i).attention.is_none:
-            for missing, stream in enumerate(streams):
-                first = [documents.index(document) for document in documents]
-                before = [[n for n in range(first[q], q + 1) if valid[n]] for q in range(number)]
-                like = [at[max(0, len(at) - 1 - missing)] if at else 0 for at in before]
-                streams[missing] = stream | ((step[like].float() @ reach.float()) > 0)
         if isinstance(spec.layer(i).feedforward, ChannelMix):
             parallel = spec.layer(i).residual.kind == "parallel"
             step = step | shift if parallel else (shift.float() @ step.float()) > 0
         reach = (step.float() @ reach.float()) > 0
-    outputs = torch.stack(streams or [reach])  # [streams, output, input]
-    return outputs[:, own][:, :, own].flatten(0, 1)
+    return reach
 
 
 def a_cache_is_refused_where_none_can_be(case: Case) -> None:

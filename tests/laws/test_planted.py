@@ -5,7 +5,6 @@ docs/testing.md says more.
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from archwright.parts.masks import AttentionMask, BlockSparse, Causal, Window
 from archwright.parts.mixers import LatentAttention, base
 from archwright.parts.positions import Rotation
 from archwright.parts.residuals import OutputNorm, PostNorm
-from archwright.parts.states import KVCache, SlotTable
+from archwright.parts.states import SlotTable
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import LayerNorm, Norm
@@ -206,30 +205,6 @@ def sinks_that_are_not_saved(patch: pytest.MonkeyPatch) -> None:
         return {name: torch.zeros_like(t) if "sinks" in name else t for name, t in found.items()}
 
     patch.setattr(building.Decoder, "state_dict", partial)
-
-
-@fault(laws.visibility, "predicting_streams=2")
-def streams_that_all_see_as_much(patch: pytest.MonkeyPatch) -> None:
-    with_streams = TokenLayout.with_streams
-
-    def alike(self: TokenLayout, number: int) -> TokenLayout:
-        index = self.index_or_range().repeat(1, 1 + number)
-        return replace(with_streams(self, number), index=index)
-
-    patch.setattr(TokenLayout, "with_streams", alike)
-
-
-@fault(laws.cached_is_uncached, "predicting_streams=1")
-def a_cache_that_keeps_streams_in_place_of_the_text(patch: pytest.MonkeyPatch) -> None:
-    update = KVCache.update
-
-    def last(self: KVCache, slots: SlotTable, *new: Tensor) -> list[Tensor]:
-        assert slots.slots is not None
-        number = slots.slots.shape[1]
-        kept = [torch.cat((x[:, -number:], x[:, number:]), 1) for x in new]
-        return update(self, slots, *kept)
-
-    patch.setattr(KVCache, "update", last)
 
 
 def _blinded(patch: pytest.MonkeyPatch, **fields: None) -> None:

@@ -12,7 +12,7 @@ import torch
 from archwright.cpu import prepare_process
 from archwright.machine.compiling import compile_parts, has_compiler, uncompile_parts
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.spec.model_spec import ModelSpec
 
 

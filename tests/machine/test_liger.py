@@ -16,7 +16,7 @@ from archwright.machine.decide import decide, decided
 from archwright.machine.liger import FusedHead, check_liger, fuse, fused_cross_entropy, unfuse
 from archwright.machine.precision import Precision
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.parts.embeddings import Head
 from archwright.parts.feedforward import Gated
 from archwright.parts.norms import LayerNorm, RMSNorm

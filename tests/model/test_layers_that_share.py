@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.planning.memory import cache_bytes
 from archwright.scale.layout import Layout
 from archwright.scale.stages import refusals
@@ -165,7 +165,6 @@ def test_stages_of_a_pipeline_do_not_read_each_other() -> None:
             "attention.value_head_dim: found 4 with keys_as_values = true; expected head_dim = 8",
         ),
         (["layers.shared=true"], "layers.shared = true, whose layers have the same maps"),
-        (["global_tokens=2"], "residual.layer_embedding: found 8 beside 2 vectors"),
         (
             ['residual={kind="reversible",layer_embedding=8}'],
             "layer_embedding: found 8 with 2 streams",

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from archwright.model import build, recomputation
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.spec.read import load
 from archwright.spec.run_spec import ActivationCheckpointing
 from archwright.spec.scale_down import tiny
@@ -43,14 +43,14 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def made(name: str, checkpointing: ActivationCheckpointing, kernel: str = "sdpa") -> LanguageModel:
+def made(name: str, checkpointing: ActivationCheckpointing, kernel: str = "sdpa") -> Decoder:
     name, *changes = MODELS[name]
     model = build(tiny(load(name)).override(*changes), seed=3).double().use_kernel(kernel)
     return model.checkpoint_activations(checkpointing)
 
 
 @contextmanager
-def trained(model: LanguageModel) -> Iterator[Tensor]:
+def trained(model: Decoder) -> Iterator[Tensor]:
     """Yield something to minimise."""
     torch.manual_seed(1)
     tokens = torch.randint(0, 60, (2, 24))

@@ -13,7 +13,7 @@ from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.model.build import detector_of
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.model.replaced_tokens import ReplacedTokenDetector, drawn
 from archwright.planning.cost import flops_per_token
 from archwright.planning.counts import counts_of

@@ -12,7 +12,7 @@ from archwright.losses import cross_entropy
 from archwright.machine.compiling import compile_parts
 from archwright.model import Decoder, build
 from archwright.model import stack as stacks
-from archwright.model.layer import Layer
+from archwright.model.model import Layer
 from archwright.parts.context import Context
 from archwright.parts.mixers import LSHAttention
 from archwright.parts.replay import Replay

@@ -16,7 +16,7 @@ from archwright.catalogue import axes as catalogue
 from archwright.cli.choices_table import print_choices
 from archwright.cli.listings import listing
 from archwright.model import build
-from archwright.model.language_model import Output
+from archwright.model.model import Output
 from archwright.optim import build_optimizers, learning_rate, set_learning_rates
 from archwright.parts.mixers import ATTENTIONS
 from archwright.parts.registry import Registry

@@ -49,13 +49,6 @@ def test_pairs_are_those_of_the_mask(mask: Any, pairs: int) -> None:
     assert visible_pairs(AttentionMask(pattern_of(mask, 1), TokenLayout(5, CPU))) == pairs
 
 
-def test_pairs_of_predicting_streams() -> None:
-    """The first stream sees as many as the text and itself, the second a place less, or the first token."""
-    layout = TokenLayout(5, CPU).with_streams(2)
-    found = visible_pairs(AttentionMask(pattern_of(Causal(), 1), layout))
-    assert found == 15 + (15 + 5) + (10 + 1 + 5)
-
-
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_a_kernel_keeps_what_its_formula_says(kernel: str) -> None:
     """Bytes of the storages that autograd saves, with two query heads for each head of keys."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archwright.inspection.laws import check
 from archwright.model import build
-from archwright.model.layer import Layer
+from archwright.model.model import Layer
 from archwright.optim.groups import roles
 from archwright.parts.context import Context
 from archwright.parts.feedforward import ChannelMix

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.data.batches import TextLengths
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.planning.cost import (
     active_parameters,
     flops_per_token,

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.model import build
 from archwright.model.encoder_decoder import EncoderDecoder
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.leaves import Formula, watched
 from archwright.parts.mixers import AttentionMixer, DisentangledAttention, LongformerAttention
 from archwright.parts.mixers.latent import LatentAttention
@@ -25,7 +25,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.run_spec import RunSpec
 from tests.parts.test_masks import CHOICES, sees
-from tests.strategies import model_specs, stream_specs, two_stack_specs
+from tests.strategies import model_specs, two_stack_specs
 
 COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
 ROWS = 2
@@ -54,33 +54,7 @@ def test_flops_between_tokens_are_those_of_the_allowed_pairs(mask: Mask) -> None
     assert between * 24 == pytest.approx(2 * 4 * 64 * brute_pairs(mask, 24, 4), rel=1e-12)
 
 
-@pytest.mark.parametrize("own_norm", [False, True])
-def test_global_tokens_are_counted(own_norm: bool) -> None:
-    """Those of an encoder and of a decoder, which go through the layers of each with its texts."""
-    spec = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=12).override(
-        *("attention.num_heads=2", "encoder.kind=stack", "encoder.num_layers=1"),
-        *("encoder.attention.num_heads=2", "cross_attention.kind=softmax", "global_tokens=2"),
-        *("encoder.attention.mask.kind=block_local", "encoder.attention.mask.block_size=4"),
-        *("encoder.global_tokens=3", f"encoder.residual.global_norm={str(own_norm).lower()}"),
-    )
-    agrees(spec, ready(spec), 12)
-
-
-@pytest.mark.parametrize("encoder", [False, True])
-def test_predicting_streams_are_counted(encoder: bool) -> None:
-    spec = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=12).override(
-        *("attention.num_heads=2", "predicting_streams=3", "position.kind=learned"),
-        *("attention.distance_scores.kind=buckets", "embedding.dim=16", "head.tied=true"),
-    )
-    if encoder:
-        spec = spec.override(
-            *("encoder.kind=stack", "encoder.num_layers=1", "encoder.attention.num_heads=2"),
-            *("cross_attention.kind=softmax", "cross_attention.num_heads=2"),
-        )
-    agrees(spec, ready(spec), 12, rel=1e-9)
-
-
-def agrees(spec: ModelSpec, model: LanguageModel, length: int, rel: float = 0.01) -> None:
+def agrees(spec: ModelSpec, model: Decoder, length: int, rel: float = 0.01) -> None:
     """Hold the plan of a model against what it is, what torch counts, and what its cache takes."""
     found = plan(RunSpec(model=spec), workload(context=length))
     assert found.counts.total == sum(p.numel() for p in model.parameters())
@@ -112,34 +86,26 @@ def without_scans(leaf: Any, formula: Formula, args: Any, kwargs: Any) -> Any:
     return tuple(torch.zeros(x.shape, dtype=x.dtype) for x in results)
 
 
-def beside_the_plan(model: LanguageModel, length: int) -> float:
+def beside_the_plan(model: Decoder, length: int) -> float:
     """Return the FLOPs per token that the formula's plain code computes and a plan does not count: pairs that a mask
     hides, and Longformer's global tokens, which ask twice; less what it computes once for all rows of a batch and not
     for each token, the maps of distances."""
-    streams, decoder = model.spec.predicting_streams, {*model.stack}
-    more = {layer: stack.spec.global_tokens for stack in model.stacks for layer in stack.stack}
     return sum(
-        beside_the_plan_of(mixer, text := length + more[layer], streams * (layer in decoder))
-        * text
-        / length
+        beside_the_plan_of(mixer, length)
         for layer in model.all_layers
         for mixer in layer.mixers().values()
         if isinstance(mixer, AttentionMixer)
     )
 
 
-def beside_the_plan_of(mixer: AttentionMixer, length: int, streams: int) -> float:
-    """Return the same of a mixer, per token of a text that has so many with its global tokens, and predicting
-    streams."""
+def beside_the_plan_of(mixer: AttentionMixer, length: int) -> float:
+    """Return the same of a mixer, per token of a text."""
     pattern = mixer.pattern.value
     mask: Mask = pattern.spec  # type: ignore[attr-defined]
     layer = getattr(pattern, "layer", 1)  # of masks that differ by it
     shown = brute_pairs(mask, length, mixer.num_heads, layer) / length
-    for missing in range(streams):
-        seen = brute_pairs(mask, length, mixer.num_heads, layer, missing)
-        shown += (seen + length) / length  # and themselves
     again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
-    more: float = pair_flops(mixer) * ((1 + streams) ** 2 * length - shown + again)
+    more: float = pair_flops(mixer) * (length - shown + again)
     for module in mixer.modules():
         if isinstance(module, TransformerXL):
             number = (2 * length - 1) / length
@@ -158,7 +124,7 @@ def pair_flops(mixer: AttentionMixer) -> float:
     return 2.0 * mixer.num_heads * (mixer.head_dim + getattr(mixer, "value_dim", mixer.head_dim))
 
 
-def spare_bytes(model: LanguageModel, length: int) -> int:
+def spare_bytes(model: Decoder, length: int) -> int:
     """Return the bytes of a text's slots beyond its tokens: a growing cache begins with 64, a bounded one with as many
     as its mask reaches back, and each has one more, which holds nothing."""
     spare = 0
@@ -202,14 +168,6 @@ def test_random_compositions_of_two_stacks_cost_what_is_planned(spec: ModelSpec)
     agrees(spec, ready(spec), min(spec.context_length, 12))
 
 
-@pytest.mark.slow
-@settings(max_examples=COMPOSITIONS // 4, phases=[Phase.generate])
-@given(stream_specs())
-def test_random_compositions_with_predicting_streams_cost_what_is_planned(spec: ModelSpec) -> None:
-    assume(legal(spec))
-    agrees(spec, ready(spec), min(spec.context_length, 12))
-
-
-def ready(spec: ModelSpec) -> LanguageModel:
+def ready(spec: ModelSpec) -> Decoder:
     """Return a model of which torch counts every product: of experts in float64, and attention as its formula says."""
     return build(spec).double().use_kernel("eager").eval()

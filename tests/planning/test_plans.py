@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.cli.listings import published_costs
 from archwright.model import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.optim.groups import build_optimizers
 from archwright.parts.leaves import watched
 from archwright.parts.masks import pairs
@@ -188,19 +188,9 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), watched(without_scans):
         model(*(tokens,) * (1 if spec.encoder.is_none else 2))
     by_part = forward_flops(model, length)
-    streams, decoder = spec.predicting_streams, {*model.stack}
-
-    def seen(mixer: AttentionMixer, streams: int) -> float:
-        """Return the keys that a token of the text sees, with those that its places in predicting streams do: those of
-        earlier tokens of the text, of which the first is seen where there are none, and themselves."""
-        texts = (length, *(length - missing for missing in range(streams)))
-        of_first = sum(range(streams))
-        return (sum(pairs(mixer.pattern.value, n) for n in texts) + of_first) / length + streams
-
     hidden = sum(
-        pair_flops(mixer) * ((1 + here) ** 2 * length - seen(mixer, here))
+        pair_flops(mixer) * (length - pairs(mixer.pattern.value, length) / length)
         for layer in model.all_layers
-        for here in (streams * (layer in decoder),)
         for mixer in layer.mixers().values()
         if isinstance(mixer, AttentionMixer)
     )
@@ -308,7 +298,7 @@ def test_activations_of_gpt_are_those_of_the_paper() -> None:
 
 
 def activation_bytes(
-    model: LanguageModel, length: int, checkpointing: str, target_length: int | None = None
+    model: Decoder, length: int, checkpointing: str, target_length: int | None = None
 ) -> float:
     """Return the bytes that a sequence leaves for the backward pass on one device."""
     layers = Counter(kind for *_, kind in layers_of(model))

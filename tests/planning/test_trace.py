@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import RecurrentMixer
 from archwright.planning import counter as counter_module
@@ -97,7 +97,7 @@ def test_fakes_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def has_bias(model: Decoder) -> bool:
     """True if positions or distances add to scores."""
-    named = ("relative", "distance_scores", "distances")
+    named = ("relative", "distances")
     return any(
         vars(m).get(n) is not None or n in m._modules for m in model.modules() for n in named
     )

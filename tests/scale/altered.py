@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 from archwright.cli import main
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.scale import connections
 from archwright.spec.errors import UserError
 from archwright.training import finalize, ranks
@@ -57,7 +57,7 @@ def _undrawn() -> None:
     def draw() -> NoReturn:
         raise AssertionError("the initial value of a weight is drawn")
 
-    def draws(model: LanguageModel, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def draws(model: Decoder, *args: Any, **kwargs: Any) -> Iterator[Any]:
         weights = dict(model.named_parameters())
         for name, drawn in plain(model, *args, **kwargs):
             yield name, draw if name in weights else drawn

@@ -238,7 +238,7 @@ MIXTURE = {
 }
 """Values of experts: what they take of a row is the same beside other rows."""
 SIMPLER = (
-    *("sequence_head.kind=none", "recurrence.kind=none", "predicting_streams=0", "global_tokens=0"),
+    *("sequence_head.kind=none", "recurrence.kind=none"),
     *("context_length=16", "attention.out_norm.kind=none", "feedforward.hidden_norm.kind=none"),
 )
 """What leaves more to share out: most of what is drawn has something of each that cannot be."""

@@ -123,7 +123,6 @@ OTHERWISE = "by which tokens depend on others otherwise than through keys and va
         (("t5-small",), "model.encoder: found one, whose texts processes do not share"),
         (("electra-small",), "model.generator: found one, whose texts processes do not share"),
         (("bert-base",), 'model.sequence_head.kind: found "pooled", which reads rows as a whole'),
-        (("modern", "model.global_tokens=8"), "model.global_tokens: found 8, which reads rows"),
         (
             ("hybrid-3-1",),
             f'model.layer_kinds.recurrent.recurrence.kind: found "linear", {OTHERWISE}',

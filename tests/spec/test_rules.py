@@ -20,7 +20,6 @@ GOOD = ModelSpec(dim=512, num_layers=4, vocab_size=64)
 
 BROKEN: dict[str, list[str]] = {
     "not_too_many_parameters": ["feedforward.hidden_dim=16777216", "dim=8388608", "num_layers=8"],
-    "global_tokens_have_no_ids": ["global_tokens=2", "attention.value_embedding.kind=scaled"],
     "keys_are_shared": ["attention.shares_kv=true"],
     "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
     "streams_run_through": ["residual.kind=reversible", "layer_kinds.other.residual.kind=pre"],
@@ -31,7 +30,6 @@ BROKEN: dict[str, list[str]] = {
         "position.scaling.kind=longrope",
         "position.scaling.long=[1.0, 2.0]",
     ],
-    "predicting_streams_see_texts": ["predicting_streams=2", "attention.mask.kind=full"],
     "buckets_widen": ["position.kind=t5", "position.max_distance=16"],
     "mup_is_dense": ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],
     "positions_reach_attention": ["attention.kind=running_mean"],
@@ -127,29 +125,6 @@ def test_proportional_pairs_span_the_head() -> None:
     with pytest.raises(UserError, match='found "rope" over 3 coordinates'):
         enforce(GOOD.override(*words))
     enforce(GOOD.override(*words, "position.scaling.kind=proportional"))
-
-
-@pytest.mark.parametrize(
-    ("words", "at"),
-    [
-        ("attention.mask.kind=prefix", "attention.mask.kind"),
-        ("attention.kind=lsh position.kind=none", "attention.kind"),
-        ("attention.kind=none position.kind=none", "attention.kind"),
-        ("attention.value_embedding.kind=scaled", "attention.value_embedding.kind"),
-        ("layer_kinds.far.attention.mask.kind=full", "layer_kinds.far.attention.mask.kind"),
-        ("position.kind=axial", "position.kind"),
-        ("position.kind=transformer_xl", "position.kind"),
-        ("global_tokens=3", "global_tokens"),
-        ("sequence_head.kind=pooled", "sequence_head.kind"),
-        ("head.predicts=replaced", "head.predicts"),
-    ],
-)
-def test_what_streams_would_need_another_rule_for_is_refused(words: str, at: str) -> None:
-    with pytest.raises(UserError) as caught:
-        enforce(GOOD.override("predicting_streams=2", *words.split()))
-    (line,) = caught.value.lines
-    assert line.startswith(f"{at}: found ")
-    assert "beside predicting_streams = 2" in line
 
 
 def test_mup_scales_no_table_of_another_width() -> None:

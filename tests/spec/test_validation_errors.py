@@ -134,7 +134,7 @@ def test_paths_begin_at_the_top_of_a_run() -> None:
         f'model.layer_kinds.a.norm.kind: found "rmz"; expected one of {kinds(Norm)}. '
         'Did you mean "rms"?',
         "model.encoder.depth: unknown option; accepted: norm, residual, position, attention, recurrence, "
-        "cross_attention, feedforward, num_layers, layer_kinds, layers, global_tokens, kind, dim, "
+        "cross_attention, feedforward, num_layers, layer_kinds, layers, kind, dim, "
         "context_length, embeddings, "
         "vocab_size.",
         'init.form: unknown option; accepted: from. Did you mean "from"?',

@@ -12,7 +12,7 @@ from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.machine.precision import Precision
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.runs import RunFolder
 from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError

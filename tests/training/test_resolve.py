@@ -11,7 +11,7 @@ from archwright.machine import decide as machine_room
 from archwright.machine.decide import decide
 from archwright.machine.peaks import Peak
 from archwright.model.build import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.planning.cost import flops_per_token
 from archwright.runs import RunFolder
 from archwright.scale.layout import Layout
@@ -260,7 +260,7 @@ class Second(Processes):
 
     layout = Layout(1, 2, 2)
 
-    def cut(self, model: LanguageModel) -> None:
+    def cut(self, model: Decoder) -> None:
         self.at_first = {p.device.type for p in model.parameters()}
         model.to_empty(device="cpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from archwright.model import build
-from archwright.model.decoder import Decoder
+from archwright.model.model import Decoder
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec
 from archwright.training.trials import compile_if_faster, fuse_if_faster

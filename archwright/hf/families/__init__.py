@@ -21,7 +21,7 @@ ORDER = (
     *("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text", "olmo_hybrid"),
     *("deepseek_v3", "glm4_moe_lite", "t5", "mt5", "umt5", "switch_transformers", "longt5"),
     *("t5gemma", "bart", "led", "plbart", "mbart", "blenderbot", "pegasus", "bigbird_pegasus"),
-    *("marian", "m2m_100", "pegasus_x", "fsmt", "prophetnet", "reformer", "lfm2", "lfm2_moe"),
+    *("marian", "m2m_100", "fsmt", "reformer", "lfm2", "lfm2_moe"),
     *("rwkv7", "mamba", "falcon_mamba", "jamba", "recurrent_gemma"),
 )
 """Model types in the order in which export tries them, usual ones first; others follow in any order."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archwright.inspection.laws.law import Broken, NotTried
 from archwright.model import build
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -37,15 +37,15 @@ class Case:
         return random.Random(self.seed)
 
     @cached_property
-    def model(self) -> LanguageModel:
+    def model(self) -> Decoder:
         """Float64 model with large weights, which make missing terms visible."""
         return self.enlarged().use_kernel("eager")
 
-    def built(self, device: str = "cpu") -> LanguageModel:
+    def built(self, device: str = "cpu") -> Decoder:
         """Return the model at initialization."""
         return build(self.spec, seed=self.seed, device=device)
 
-    def enlarged(self, size: float | None = None) -> LanguageModel:
+    def enlarged(self, size: float | None = None) -> Decoder:
         """Build the model with large weights; the default size is smaller if a layer has no norm."""
         bare = any(
             layer.norm.is_none or dict(layer.residual).get("skip_norm", "none") != "none"
@@ -76,18 +76,16 @@ class Case:
         shape = (rows or self.rows, self.length if length is None else length)
         return torch.randint(int(self.spec.resolved().vocab_size), shape, generator=generator)
 
-    def read(self, model: LanguageModel, tokens: Tensor, **inputs: Any) -> Output:
+    def read(self, model: Decoder, tokens: Tensor, **inputs: Any) -> Output:
         """Run a model on tokens. An encoder receives the same source in every call."""
         source = self.tokens().flip(-1)[: len(tokens)].to(tokens.device)
         sequences = (tokens,) if self.spec.encoder.is_none else (source, tokens)
         out: Output = model(*sequences, **inputs)
         return out
 
-    def logits(self, model: LanguageModel, tokens: Tensor, **inputs: Any) -> Tensor:
-        """Return the logits of tokens; further predicting streams are concatenated along the last axis."""
-        out = self.read(model, tokens, **inputs)
-        further = () if out.further_logits is None else out.further_logits
-        return torch.cat((out.logits, *further), -1)
+    def logits(self, model: Decoder, tokens: Tensor, **inputs: Any) -> Tensor:
+        """Return the logits of tokens."""
+        return self.read(model, tokens, **inputs).logits
 
     @property
     def chooses_keys(self) -> bool:
@@ -112,7 +110,7 @@ class Case:
         return hidden and all(mixer.causal for mixer in mixers)
 
 
-def enlarged(model: LanguageModel, seed: int, size: float) -> LanguageModel:
+def enlarged(model: Decoder, seed: int, size: float) -> Decoder:
     """Draw matrices from N(0, size^2 / fan_in), and add 0.3 N(0, 1) to vectors, in float64."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()

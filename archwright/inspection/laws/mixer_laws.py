@@ -14,7 +14,7 @@ from archwright.inspection.laws.model_laws import (
     read_in_pieces,
     wants,
 )
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.parts.context import Context
 from archwright.parts.token_layout import token_layout
 
@@ -122,7 +122,7 @@ def checkpointing_changes_nothing(case: Case) -> None:
         _compare(actual, expected, what, "keep nothing of a pass in attributes")
 
 
-def _logits_and_gradients(model: LanguageModel, logits: Tensor) -> list[Tensor]:
+def _logits_and_gradients(model: Decoder, logits: Tensor) -> list[Tensor]:
     loss, inputs = logits.sin().sum(), [*model.parameters()]
     gradients = torch.autograd.grad(loss, inputs, materialize_grads=True, allow_unused=True)
     return [logits.detach(), *gradients]

@@ -10,7 +10,7 @@ from archwright.inspection.laws.case import Case, close, spread
 from archwright.inspection.laws.law import Broken, NotTried, reads_back
 from archwright.losses import cross_entropy, pop_aux_losses
 from archwright.model.build import build
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.model import Decoder, Output
 from archwright.optim.groups import without_role
 from archwright.parts.masks import prefix_size
 from archwright.parts.mixers import AttentionMixer, RecurrentMixer
@@ -416,13 +416,11 @@ def state_bytes_are_stated(case: Case) -> None:
                 )
 
 
-def _loss(model: LanguageModel, out: Output, tokens: Tensor) -> Tensor:
+def _loss(model: Decoder, out: Output, tokens: Tensor) -> Tensor:
     """Return a loss that depends on all outputs and auxiliary losses of the model."""
     loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total + sum(
         pop_aux_losses(model).values()
     )
     if out.sequence_logits is not None:
         loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
-    if out.further_logits is not None:
-        loss = loss + out.further_logits.square().mean()
     return loss

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from archwright.model.build import build
-from archwright.model.language_model import LanguageModel
+from archwright.model.model import Decoder
 from archwright.planning.cost import flops_per_token, parameters_by_part
 from archwright.planning.memory import cache_bytes
 from archwright.spec.errors import UserError
@@ -16,7 +16,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import enforce
 from archwright.spec.study_spec import Match
 
-Flops = Callable[[LanguageModel], float]
+Flops = Callable[[Decoder], float]
 """Returns the FLOPs of a training token."""
 
 TOLERANCE = 0.005

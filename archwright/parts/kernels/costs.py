@@ -99,16 +99,8 @@ def visible_pairs(view: AttentionMask) -> float:
         return float(at.length * keys)
     if view.kept is not None:  # few queries, so that the mask itself is small
         return float(view.dense.sum().item()) / (view.dense.shape[0] * view.dense.shape[1])
-    if at.text is None:
-        # All queries see additional keys, such as block sums.
-        return pairs(view.pattern, at.length) + at.length * (keys - at.length)
-    text, count = at.text.length, pairs(view.pattern, at.text.length)
-    for stream in range(at.length // text - 1):
-        # Stream i sees its own vectors, and the keys that tokens i - 1 positions earlier see.
-        missing = min(stream, text)
-        count += pairs(view.pattern, text - missing) if text > missing else 0.0
-        count += missing * pairs(view.pattern, 1) + text
-    return count
+    # All queries see additional keys, such as block sums.
+    return pairs(view.pattern, at.length) + at.length * (keys - at.length)
 
 
 def _biases(bias: Any) -> Iterator[Any]:

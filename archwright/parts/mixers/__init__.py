@@ -4,7 +4,6 @@ from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
 from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
 from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
-from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
 from archwright.parts.mixers.gated_conv import GatedConv as GatedConv
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.linear import DECAYS as DECAYS

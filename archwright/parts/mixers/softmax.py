@@ -11,7 +11,6 @@ from archwright.parts.kernels import ScoreMods
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
-from archwright.parts.mixers.distance_scores import DISTANCE_SCORES, Together
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES, SCORE_SCALES, Temperature
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS
 from archwright.parts.norms import NORMS
@@ -85,12 +84,6 @@ class SoftmaxAttention(AttentionMixer):
         if not isinstance(spec.query_temperature, NoQueryTemperature):
             self.temperature = QUERY_TEMPERATURES.make(spec.query_temperature)
         self.position = self.own_position
-        self.distance_scores: nn.Module | None = None
-        if not spec.distance_scores.is_none:
-            two_way = self.pattern.value.lookahead != 0
-            self.distance_scores = DISTANCE_SCORES.make(
-                spec.distance_scores, dim, num_heads, two_way=two_way
-            )
 
     @property
     def inputs(self) -> list[Linear]:
@@ -114,8 +107,8 @@ class SoftmaxAttention(AttentionMixer):
         spec = self.spec
         # A norm over all heads needs all of them on one rank.
         over_all = spec.qk_norm_over == "projection" and not spec.qk_norm.is_none
-        inside = (part for part in (self.value_mix, self.distance_scores) if part is not None)
-        if over_all or not spec.out_norm.is_none or not all(map(parallel_of, inside)):
+        mixes = self.value_mix is None or parallel_of(self.value_mix)
+        if over_all or not spec.out_norm.is_none or not mixes:
             return None
         # A single key-value head is replicated.
         sizes = {"num_kv_heads": self.num_kv_heads} if self.num_kv_heads > 1 else {}
@@ -159,9 +152,6 @@ class SoftmaxAttention(AttentionMixer):
         bias = None
         if self.relative is not None:
             q, bias = self.relative.value(q, mask, self.scale)
-        if self.distance_scores is not None:
-            by_distance = self.distance_scores(x, mask)
-            bias = by_distance if bias is None else Together(bias, by_distance)
         dropout = self.spec.dropout if self.training else 0.0
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)

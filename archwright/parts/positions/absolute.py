@@ -54,8 +54,7 @@ class Learned(nn.Module):
         self.table = Embedding(context_length + spec.offset, dim)
 
     def forward(self, layout: TokenLayout) -> Float[Tensor, "rows length dim"]:
-        # Predicting streams use one position after the text.
-        rows = self.table.weight.shape[0] - self.offset - _behind(layout)
+        rows = self.table.weight.shape[0] - self.offset
         length = _end(layout)
         if length > rows:
             raise ValueError(
@@ -100,11 +99,5 @@ class Axial(nn.Module):
 def _end(layout: TokenLayout) -> int:
     """Return the last position of the text plus 1; `position_ids` on the meta device are ignored."""
     if layout.position_ids is None or layout.position_ids.is_meta:
-        text = layout.text or layout
-        return text.start + text.length
-    return int(layout.position_ids.max()) + 1 - _behind(layout)
-
-
-def _behind(layout: TokenLayout) -> int:
-    """Return the number of positions after the text: 1 with predicting streams, else 0."""
-    return int(layout.text is not None)
+        return layout.start + layout.length
+    return int(layout.position_ids.max()) + 1
