@@ -248,11 +248,6 @@ def _with_encoder(
     )
 
 
-def stream_specs() -> st.SearchStrategy[ModelSpec]:
-    """Draw small models with predicting streams, with an encoder or without one."""
-    return specs(ModelSpec, {**SMALL, "encoder": st.just(NoEncoder()), **BESIDE_STREAMS})
-
-
 def run_specs() -> st.SearchStrategy[RunSpec]:
     """Draw runs with any values that are legal by themselves, however large."""
     of_axes = ("LSHAttention.num_buckets", "Axial.shape", "Axial.dims")

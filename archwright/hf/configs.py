@@ -9,6 +9,7 @@ from typing import Any
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.hf.multimodal import WRAPPERS, Wrapper
+from archwright.spec.absent import refuse_absent
 from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.text.json_table import read_table
@@ -70,6 +71,7 @@ def family_of(config: Mapping[str, object], file: str) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         near = nearest(kind, FAMILIES) if isinstance(kind, str) else ""
+        refuse_absent(str(kind), f"{file}: model_type: ")
         raise UserError(
             f"{file}: model_type: found {repr(kind)[:80]}; "
             f"expected one of {len(FAMILIES)} families (see archwright list families).{near}"

@@ -59,7 +59,6 @@ class Family:
         undeclared: Defaults for keys without a default, or with null, in the `transformers` class.
         counts_padding: True if the class treats padding as text, so that padding changes other positions.
         ties_unsaid: True if only the tensors show whether the head is tied to the embedding.
-        in_steps: True if the class matches the spec only when it decodes token by token with a cache.
         further_inputs: Inputs that the class needs to match the spec, in addition to tokens and padding mask.
     """
 
@@ -87,7 +86,6 @@ class Family:
     undeclared: Mapping[str, Any] = field(default_factory=dict)
     counts_padding: Callable[[Config], bool] = lambda config: False
     ties_unsaid: bool = False
-    in_steps: bool = False
     further_inputs: Callable[[ModelSpec, Tensor], dict[str, Tensor]] = lambda spec, tokens: {}
 
     @cached_property

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -189,10 +188,7 @@ def _compare(
             out = theirs(tokens, **arguments)
         else:  # the source of each sequence is the other sequence
             targets = tokens.flip(0)
-            if family.in_steps:
-                out = _in_steps(theirs, tokens, targets, arguments)
-            else:
-                out = theirs(tokens, decoder_input_ids=targets, use_cache=False, **arguments)
+            out = theirs(tokens, decoder_input_ids=targets, use_cache=False, **arguments)
             sequences = (tokens, targets)
         expected = _real_logits(out, real)
         ours = _real_logits(loaded.model(*sequences, padding_mask=real), real)
@@ -216,19 +212,6 @@ def _compare(
         agrees if exact is None else rounding <= ROUNDING,
     )
     return comparison, expected
-
-
-def _in_steps(
-    theirs: Any, tokens: Tensor, decoder_tokens: Tensor, inputs: Mapping[str, Tensor]
-) -> Any:
-    """Run an encoder-decoder model's decoder token by token, with a cache."""
-    source, cache, logits = theirs.get_encoder()(tokens, **inputs), None, []
-    for token in decoder_tokens.split(1, 1):
-        cached = {"past_key_values": cache, "use_cache": True}
-        out = theirs(encoder_outputs=source, decoder_input_ids=token, **inputs, **cached)
-        cache = out.past_key_values
-        logits.append(out.logits)
-    return SimpleNamespace(logits=torch.cat(logits, 1))
 
 
 def _real_logits(out: Any, real: Tensor) -> Tensor:

@@ -31,12 +31,11 @@ COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
 ROWS = 2
 
 
-def brute_pairs(mask: Mask, length: int, num_heads: int, layer: int = 1, missing: int = 0) -> float:
-    """Count the pairs that a mask allows, one by one by its sentence, in the mean of the heads, to queries that see
-    what the token so many places before does, or the first."""
+def brute_pairs(mask: Mask, length: int, num_heads: int, layer: int = 1) -> float:
+    """Count the pairs that a mask allows, one by one by its sentence, in the mean of the heads."""
     places = range(length)
     allowed = sum(
-        sees(mask, max(0, q - missing), k, head, num_heads, length, layer)
+        sees(mask, q, k, head, num_heads, length, layer)
         for head in range(num_heads)
         for q in places
         for k in places
