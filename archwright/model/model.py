@@ -221,13 +221,13 @@ class Stack(nn.Module):
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length streams_dim"]:
         """Return the streams after some of the layers, one after another."""
-        stores = cache is not None or not torch.is_grad_enabled()
+        trains = cache is None and torch.is_grad_enabled()
         for i, layer in enumerate(layers):
             layer.prepare(context)
-            if stores:
-                x = layer(x, context, cache and cache.states(i))
-            else:
+            if trains and self.activation_checkpointing != "none":
                 x = recomputed(layer, x, context, self.activation_checkpointing)
+            else:
+                x = layer(x, context, cache and cache.states(i))
         return x
 
     def end(

@@ -51,7 +51,7 @@ def recomputed(
             A compiler stores about as much, so compiled layers are called directly.
     """
     is_compiled = layer._compiled_call_impl is not None
-    if checkpointing == "none" or (checkpointing == "selective" and is_compiled):
+    if checkpointing == "selective" and is_compiled:
         result: Tensor = layer(x, context)
         return result
     out: Tensor = checkpoint(

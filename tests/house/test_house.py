@@ -272,7 +272,7 @@ def test_every_reshape_says_what_shape_it_makes() -> None:
 
 def test_the_way_to_a_llamas_attention() -> None:
     files = llama.files()
-    assert files[0] == "archwright/model/decoder.py"
+    assert files[0] == "archwright/model/model.py"
     assert "archwright/parts/linear.py" in files
     assert "archwright/parts/feedforward.py" not in files
     assert len(files) == len(set(files))
