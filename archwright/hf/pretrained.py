@@ -50,7 +50,7 @@ def as_pretrained(model: Decoder) -> ArchwrightForCausalLM:
         UserError: The model is not a causal decoder with one prediction per token.
     """
     spec = model.spec
-    ahead = [name for name, pattern in model.masks.items() if pattern.lookahead != 0]
+    ahead = [pattern.spec.kind for pattern in model.masks.values() if pattern.lookahead != 0]
     if problem := (
         ("an encoder" if spec.encoder_model is not None else "")
         or ("a generator" if spec.generator_model is not None else "")
@@ -226,6 +226,10 @@ class ArchwrightForCausalLM(PreTrainedModel, GenerationMixin):
             return None
         return family.slots(self.model.spec, tensors_of(self.model))
 
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.gradient_checkpointing
+
     def gradient_checkpointing_enable(self, *_: Any, **__: Any) -> None:
         """Recompute the activations of layers in the backward pass."""
         self.model.checkpoint_activations("full")
@@ -234,7 +238,6 @@ class ArchwrightForCausalLM(PreTrainedModel, GenerationMixin):
     def gradient_checkpointing_disable(self) -> None:
         """Store all activations."""
         self.model.checkpoint_activations("none")
-        self.generation_config.use_cache = False
         self.gradient_checkpointing = False
 
     def get_input_embeddings(self) -> nn.Module:
