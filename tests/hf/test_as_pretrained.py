@@ -1,6 +1,9 @@
 """Models of archwright in trainers of others: a plain loop, `transformers.Trainer` and LoRA of PEFT."""
 
 import copy
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from archwright.losses import pop_aux_losses
 from archwright.model import Decoder
 from archwright.parts.branch import Branch
 from archwright.spec.read import load
+from tests.tiny import ROOT, surroundings, write_text
 
 transformers = pytest.importorskip("transformers")
 RATE = 0.01
@@ -306,3 +310,48 @@ def test_other_models_are_refused_in_a_line(name: str, problem: str) -> None:
         hf.as_pretrained(model)
     (line,) = error.value.lines
     assert line.startswith(f"as_pretrained: found {problem}")
+
+
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated:FutureWarning")
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "notes.txt")
+    page = (ROOT / "docs" / "own-loop.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(code.replace("report_to=[]", "report_to=[], disable_tqdm=True, use_cpu=True"), names)
+    assert any(bias.any() for bias in biases(names["model"]))
+    assert (tmp_path / "merged" / "config.json").is_file()
+
+
+@pytest.mark.slow
+def test_ranks_balance_as_one_process(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS, "utf-8")
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    done = subprocess.run(
+        [sys.executable, *words], env=surroundings(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+RANKS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from archwright import hf
+from tests.hf.test_as_pretrained import batches, biases, mixture, trained_by_hand
+
+dist.init_process_group("gloo")
+rank, model, one = dist.get_rank(), mixture(balance_loss=0.0), mixture(balance_loss=0.0)
+ranks = DistributedDataParallel(hf.as_pretrained(model)).train()
+optimizer = torch.optim.SGD(ranks.parameters(), lr=0.1)
+for tokens in batches():
+    optimizer.zero_grad()
+    ranks(input_ids=tokens[rank, None], labels=tokens[rank, None]).loss.backward()
+    optimizer.step()
+list(trained_by_hand(one))
+assert all(torch.equal(a, b) for a, b in zip(biases(one), biases(model), strict=True))
+dist.destroy_process_group()
+"""
