@@ -135,8 +135,7 @@ def _compare(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     from archwright.lab.compare import Interrupted, run_study
     from archwright.lab.report.terminal import as_json, print_results
 
-    waited = time.time() - psutil.Process().create_time()
-    started = time.monotonic() - waited
+    started = time.monotonic() - (time.time() - psutil.Process().create_time())
     try:
         results = run_study(*options.what, started=started, quiet=options.quiet, **settings)
     except Interrupted as stop:
