@@ -4,6 +4,7 @@
 
     spec = aw.load("modern")                        # read an architecture's spec
     model = aw.build(spec.override("dim=256"))      # build a torch module from a spec
+    print(aw.plan("modern", hardware="h100"))       # estimate its cost: parameters, FLOPs, memory, time
     run = aw.train("modern", "budget=60s")          # train a model on text
     aw.compare("modern", "modern:norm.kind=layer")  # compare two variants, with confidence intervals
     print(aw.generate(run, "def "))
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from archwright.model.build import build as build
     from archwright.model.build import build_layer as build_layer
     from archwright.model.model import Decoder as Decoder
+    from archwright.planning.plan import plan as plan
     from archwright.plugins import register as register
     from archwright.reporting.page import write_report as write_report
     from archwright.runs.load import OpenRun as OpenRun
@@ -55,22 +57,28 @@ if TYPE_CHECKING:
     from archwright.spec.model_spec import ModelSpec as ModelSpec
     from archwright.spec.read import load as load
     from archwright.spec.read import load_run as load_run
+    from archwright.spec.read import load_run_spec as load_run_spec
+    from archwright.spec.read import load_spec as load_spec
     from archwright.spec.run_spec import RunSpec as RunSpec
     from archwright.spec.study_spec import StudySpec as StudySpec
     from archwright.training.callbacks import StopTraining as StopTraining
     from archwright.training.evaluation import evaluate_text as evaluate_text
+    from archwright.training.loop import DivergedError as DivergedError
     from archwright.training.profiling import profile as profile
+    from archwright.training.train import Stopped as Stopped
     from archwright.training.train import resume as resume
     from archwright.training.train import train as train
 
 _HOMES = {
     "Decoder": "archwright.model.model",
+    "DivergedError": "archwright.training.loop",
     "Interrupted": "archwright.lab.compare",
     "ModelSpec": "archwright.spec.model_spec",
     "OpenRun": "archwright.runs.load",
     "Probes": "archwright.inspection.probes",
     "RunSpec": "archwright.spec.run_spec",
     "StopTraining": "archwright.training.callbacks",
+    "Stopped": "archwright.training.train",
     "StudySpec": "archwright.spec.study_spec",
     "UserError": "archwright.spec.errors",
     "build": "archwright.model.build",
@@ -81,7 +89,10 @@ _HOMES = {
     "generate": "archwright.generation.writing",
     "load": "archwright.spec.read",
     "load_run": "archwright.spec.read",
+    "load_run_spec": "archwright.spec.read",
+    "load_spec": "archwright.spec.read",
     "open_run": "archwright.runs.load",
+    "plan": "archwright.planning.plan",
     "profile": "archwright.training.profiling",
     "register": "archwright.plugins",
     "resume": "archwright.training.train",

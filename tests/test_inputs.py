@@ -1,13 +1,17 @@
 """Inputs of the Python interface: paths, dicts and keyword arguments, as the command line takes words."""
 
+import inspect
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import archwright as aw
+from archwright.cli import main
 from archwright.lab.design.command_line import study_of
 from archwright.spec.norms import RMSNorm
+from archwright.spec.study_spec import OPTIONS
 from tests.tiny import MACHINE, SHAPE, write_text
 
 
@@ -60,3 +64,24 @@ def test_a_model_is_given_by_its_name(tmp_path: Path) -> None:
     small.write_text('base = "modern"\ndim = 32\nnum_layers = 1\nvocab_size = 64\n', "utf-8")
     assert aw.build(small).spec == aw.build(aw.load(small)).spec
     assert aw.load_run(aw.load(small)).model == aw.load_run(str(small)).model
+
+
+def test_a_plan_is_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = aw.plan("modern", "num_layers=2", dim=64, devices=1)
+    assert main(["plan", "modern", "num_layers=2", "dim=64", "--devices", "1", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert json.loads(json.dumps(plan.record())) | {"name": ""} == record | {"name": ""}
+    assert plan.parameters == record["parameters"]
+    assert repr(plan).startswith("Plan(modern: 0.")
+
+
+def test_comparisons_have_a_parameter_for_each_option_of_a_study() -> None:
+    parameters = inspect.signature(aw.compare).parameters
+    assert {*OPTIONS} <= {*parameters}
+    assert not {"waited", "options"} & {*parameters}
+    assert all(p.annotation is not p.empty for p in parameters.values())
+
+
+def test_the_errors_of_a_run_are_public() -> None:
+    assert issubclass(aw.DivergedError, RuntimeError)
+    assert issubclass(aw.Stopped, Exception)

@@ -7,6 +7,7 @@ import ast
 import posixpath
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,16 @@ def public_names() -> str:
 
 
 def first_sentence(module: str, name: str) -> str:
-    """Return the first sentence of a public name's docstring."""
+    """Return the first sentence of the docstring of a public function, class or second name."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     kinds = (ast.FunctionDef, ast.ClassDef)
-    nodes = {n.name: n for n in ast.parse(file.read_text("utf-8")).body if isinstance(n, kinds)}
-    text = " ".join((ast.get_docstring(nodes[name]) or "").partition("\n\n")[0].split())
+    body = ast.parse(file.read_text("utf-8")).body
+    texts = {n.name: ast.get_docstring(n) or "" for n in body if isinstance(n, kinds)}
+    for node, after in pairwise(body):
+        if isinstance(node, ast.Assign) and isinstance(after, ast.Expr):
+            texts[ast.unparse(node.targets[0])] = ast.literal_eval(after.value)
+    text = " ".join(texts[name].partition("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z])", text)[0].replace("|", "\\|")
 
 

@@ -132,12 +132,12 @@ def _add_places(parser: Parser) -> None:
 def _compare(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     import psutil
 
-    from archwright.lab.compare import Interrupted, compare
+    from archwright.lab.compare import Interrupted, run_study
     from archwright.lab.report.terminal import as_json, print_results
 
-    waited = time.time() - psutil.Process().create_time()
+    started = time.monotonic() - (time.time() - psutil.Process().create_time())
     try:
-        results = compare(*options.what, quiet=options.quiet, waited=waited, **settings)
+        results = run_study(*options.what, started=started, quiet=options.quiet, **settings)
     except Interrupted as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal

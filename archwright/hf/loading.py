@@ -113,6 +113,10 @@ def load(
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
 
 
+load_model = load
+"""Longer name of `load`."""
+
+
 def _text_only(wrapper: Wrapper, store: Store, folder: Path) -> Store:
     """Return the tensors of the text model; warn about ignored models."""
     store, ignored = wrapper.tensors(store)

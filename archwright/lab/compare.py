@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, check_folders, sweep
@@ -30,7 +30,7 @@ from archwright.machine.decide import usable_cores
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.read import diff, read_study, to_toml
-from archwright.spec.study_spec import StudySpec
+from archwright.spec.study_spec import Match, StudySpec
 from archwright.training.interrupt import Interrupt, interruptions
 
 STUDIES = Path("studies")
@@ -60,12 +60,26 @@ def compare(
     runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
     quiet: bool = False,
+    budget: str | None = None,
+    seeds: int | None = None,
     add_seeds: int | None = None,
-    waited: float = 0.0,
+    tuning_seeds: int | None = None,
+    first_seed: int | None = None,
+    early_stopping: bool | None = None,
+    horizons: str | float | Sequence[float] | None = None,
+    tune_lr: bool | None = None,
+    lr_grid_size: int | None = None,
+    lr_ratio: float | None = None,
+    size: str | None = None,
+    match: Match | None = None,
+    margin: str | None = None,
+    lengths: str | int | Sequence[int] | None = None,
+    widths: str | int | Sequence[int] | None = None,
+    evaluation_tokens: int | None = None,
+    parallelism: Literal["processes", "none"] | None = None,
     on: str = "",
     workers: int = 0,
     slurm: str = "",
-    **options: Any,
 ) -> StudyResults:
     """Train variants and return their differences from the baseline, with a verdict.
 
@@ -80,18 +94,56 @@ def compare(
         runs: Folder of single runs, shared by studies.
         parts: Files of plugins.
         quiet: Show no progress.
+        budget: Wall time for all runs together ("10m"), or steps or tokens of each run ("400steps", "2Mtokens").
+            Default of this and of the options up to `parallelism`: as in the study, or in StudySpec.
+        seeds: Pairs of runs, each from other initial values and in another order of data.
         add_seeds: Pairs to add to an inconclusive study; each addition spends half of the remaining error.
-        waited: Seconds since the start of the command, which count towards a time budget.
+        tuning_seeds: Seeds that tune learning rates and are not compared.
+        first_seed: First compared seed.
+        early_stopping: Stop variants with an early verdict after five and seven tenths of the seeds.
+        horizons: Shares of the steps for shorter runs of the first pairs, such as (0.25, 0.5), or "none".
+        tune_lr: Tune the learning rate of each variant.
+        lr_grid_size: Learning rates in a sweep.
+        lr_ratio: Ratio of neighbouring learning rates.
+        size: Parameters outside of embedding and head, such as "0.2M"; "auto" or "given".
+        match: Quantity made equal to the baseline's, such as "flops".
+        margin: Largest difference that does not matter, such as "10%" of compute or "1% of the loss".
+        lengths: Factors of the text length for further evaluations, such as (2, 4).
+        widths: Widths of a study of learning rates, such as (32, 64, 128).
+        evaluation_tokens: Held-out tokens per run.
+        parallelism: "processes": a run per core; "none": one run at a time.
         on: "ray" or "slurm": train on other machines with the same file system.
         workers: Concurrent runs there. Default 0: all CPUs or GPUs of a Ray cluster, or 16 jobs of SLURM.
         slurm: Options of sbatch, such as "partition=gpu,time=60".
-        options: Fields of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.
 
     Raises:
         UserError: Invalid variants, text, budget, folder or machines.
         Interrupted: Ctrl-C or SIGTERM; the same call continues the study.
     """
-    started, where = time.monotonic() - waited, Where(on, workers, slurm)
+    given = {name: value for name, value in locals().items() if name != "words"}
+    return run_study(*words, started=time.monotonic(), **given)
+
+
+def run_study(
+    *words: str | StudySpec | Mapping[str, Any],
+    started: float,
+    out: str | Path | None = None,
+    runs: str | Path = POOL,
+    parts: Sequence[str | Path] = (),
+    quiet: bool = False,
+    add_seeds: int | None = None,
+    on: str = "",
+    workers: int = 0,
+    slurm: str = "",
+    **options: Any,
+) -> StudyResults:
+    """Run a study; see `compare`.
+
+    Args:
+        started: Reading of time.monotonic() from which a budget in time counts.
+        options: Fields of a StudySpec. None: as in the study.
+    """
+    where = Where(on, workers, slurm)
     files = [*map(absolute, parts)]
     command = _asked(words, options, files, out, parts, where, runs, add_seeds)
     study, path = command.study, command.folder

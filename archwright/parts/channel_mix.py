@@ -34,6 +34,7 @@ class ChannelMix(Mixer):
         self.value = Linear(width, dim, is_residual_output=True)
         # Deeper layers read more of the token itself.
         self.power = (1 - (layer.number - 1) / layer.num_layers) ** 4
+        self.reset_parameters()
 
     @property
     def tensor_parallel(self) -> TensorParallel | None:

@@ -100,6 +100,16 @@ MOST_IN_BLOCK = 32
 """Largest block size for padding the rows of an expert on a CPU."""
 
 
+class _WideLinear(Linear):
+    """Linear in float32 or wider, without autocast: rounding would change choices of experts."""
+
+    def forward(self, x: Float[Tensor, "rows d_in"]) -> Float[Tensor, "rows d_out"]:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        with without_autocast(x.device.type):
+            return F.linear(x.to(dtype), self.weight.to(dtype), bias)
+
+
 class Experts(Branch):
     """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
@@ -124,7 +134,7 @@ class Experts(Branch):
         super().__init__()
         self.spec = spec
         self.routing: Router = ROUTINGS.make(spec.routing, spec)
-        self.router = Linear(dim, spec.num_experts, bias=spec.router_bias, deepnorm=False)
+        self.router = _WideLinear(dim, spec.num_experts, bias=spec.router_bias, deepnorm=False)
         active_fraction = spec.top_k / spec.num_experts
         expert = spec.expert.model_copy(update={"hidden_dim": spec.expert.width(dim)})
         self.latent_down: Linear | None = None
@@ -157,7 +167,7 @@ class Experts(Branch):
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         # [tokens, dim]
         rows = x.flatten(0, -2)
-        logits = self._logits(rows)
+        logits = self.router(rows)
         chosen, weights = self.route(logits)
         # [tokens, top_k] -> [tokens * top_k], with all rows of one expert adjacent
         sorted_experts, order = chosen.flatten().sort(stable=True)
@@ -236,14 +246,6 @@ class Experts(Branch):
         taken = (chosen[..., None] == numbers).sum(1).view(*shape, -1)
         so_far = taken.cumsum(-2).flatten(0, -2)  # [tokens, num_experts]
         return so_far.gather(-1, chosen) <= capacity
-
-    def _logits(self, rows: Tensor) -> Tensor:
-        # float32 or wider, without autocast: rounding would change choices.
-        dtype = torch.promote_types(rows.dtype, torch.float32)
-        bias = None if self.router.bias is None else self.router.bias.to(dtype)
-        with without_autocast(rows.device.type):
-            logits: Tensor = F.linear(rows.to(dtype), self.router.weight.to(dtype), bias)
-        return logits
 
     def _with_shared(self, rows: Tensor, out: Tensor) -> Tensor:
         if self.shared is None:
@@ -386,6 +388,7 @@ class XIELU(nn.Module):
         self.spec = spec
         self.positive = nn.Parameter(torch.empty(1))
         self.negative = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         x32 = upcast(x)

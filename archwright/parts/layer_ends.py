@@ -38,8 +38,8 @@ class LayerEmbedding(nn.Module):
 
     def forward(self, x: Stream, context: Context) -> Stream:
         # [batch, length, width]
-        from_stream = self.project(context.read("embedding")) * self.project.d_in**-0.5
-        row = self.table(context.tokens) * self.out.d_in**0.5
+        from_stream = self.project(context.read("embedding")) * self.project.in_features**-0.5
+        row = self.table(context.tokens) * self.out.in_features**0.5
         e = (self.shared_norm.value(from_stream) + row.to(from_stream.dtype)) * 0.5**0.5
         added: Tensor = self.norm(self.out(F.gelu(self.gate(x), approximate="tanh") * e))
         return x + added.to(x.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.parts.leaves import LeafCosts, leaf
 
 
-class Linear(nn.Module):
+class Linear(nn.Linear):
     """y = x W^T + b, with W of shape [d_out, d_in] and an optional bias b of shape [d_out].
 
     Args:
@@ -37,6 +37,8 @@ class Linear(nn.Module):
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(F.linear)
     can_join = True
     num_blocks: int | None = None
+    weight: nn.Parameter
+    bias: nn.Parameter | None  # type: ignore[assignment]  # torch's own may be None, too
 
     def __init__(
         self,
@@ -47,12 +49,10 @@ class Linear(nn.Module):
         is_residual_output: bool = False,
         deepnorm: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(d_in, d_out, bias=bias)
         self.d_in, self.d_out, self.is_residual_output = d_in, d_out, is_residual_output
         self.deepnorm = deepnorm
         self.init_gain = 1.0
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
-        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
     @property
     def cut(self) -> Literal["colwise", "rowwise"] | None:
@@ -63,6 +63,11 @@ class Linear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         return self.product(x, self.weight, self.bias)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weight from N(0, 1 / d_in) for a map on its own; `build` draws with `Init` instead."""
+        reset_weight(self.weight, self.bias, self.weight.shape[-1] ** -0.5)
 
     def extra_repr(self) -> str:
         return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
@@ -91,6 +96,7 @@ class GroupedLinear(Linear):
         self.active_fraction = active_fraction
         self.weight = nn.Parameter(torch.empty(number, d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(number, d_out)) if bias else None
+        self.reset_parameters()
 
     def forward(  # type: ignore[override]
         self,
@@ -120,9 +126,15 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, dim))
         self.bias: nn.Parameter | None = None
+        self.reset_parameters()
 
     def forward(self, index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch dim"]:
         return F.embedding(index, self.weight)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the table from N(0, 1 / dim) for a table on its own; `build` draws with `Init` instead."""
+        reset_weight(self.weight, self.bias, self.weight.shape[-1] ** -0.5)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"
@@ -132,6 +144,14 @@ class TokenTable(Embedding):
     """Table of token ids or token types, in addition to the token embedding."""
 
     holds_tokens = True
+
+
+def reset_weight(weight: Tensor, bias: Tensor | None, std: float) -> None:
+    """Draw a weight from N(0, std^2) and set the bias to 0; a tensor on the meta device draws nothing."""
+    if not weight.is_meta:
+        weight.normal_(0, std)
+    if bias is not None:
+        bias.zero_()
 
 
 def set_blocks(number: int, *maps: Linear | None) -> None:
@@ -149,6 +169,11 @@ def project(
     return [m(x) for m in maps]
 
 
+def can_join(maps: Sequence[nn.Module]) -> bool:
+    """True if the maps may be one product; an adapter around a map, such as LoRA's, must be called."""
+    return all(isinstance(m, Linear) and m.can_join for m in maps)
+
+
 def fused_linears(
     x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
 ) -> list[Float[Tensor, "*batch _"]]:
@@ -157,7 +182,7 @@ def fused_linears(
     One large product uses a device better than several small ones, but copies the weights. A missing bias is 0. If a
     map is not a plain product, all maps are computed separately.
     """
-    if len(maps) < 2 or not all(m.can_join for m in maps):
+    if len(maps) < 2 or not can_join(maps):
         return [m(x) for m in maps]
     biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
-from archwright.parts.linear import Linear, fused_linears, to_autocast_dtype
+from archwright.parts.linear import Linear, can_join, fused_linears, to_autocast_dtype
 from archwright.parts.registry import Registry
 from archwright.parts.sharing import LayerInfo
 from archwright.spec import residuals as spec
@@ -124,7 +124,7 @@ def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
     """Return f(h) for each branch f. Branches that all declare `inputs` share one matrix product for them."""
     inputs = {name: branch.inputs for name, branch in branches.items()}
     maps = [read for maps in inputs.values() for read in maps]
-    if len(branches) < 2 or not all(inputs.values()) or not all(m.can_join for m in maps):
+    if len(branches) < 2 or not all(inputs.values()) or not can_join(maps):
         return {name: branch(h) for name, branch in branches.items()}
     projected = iter(fused_linears(to_autocast_dtype(h), maps))
     return {name: f(h, [next(projected) for _ in inputs[name]]) for name, f in branches.items()}

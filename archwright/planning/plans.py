@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 from archwright.catalogue.parameter_counts import Counts
+from archwright.format import flops, parameters, size
 from archwright.model.build import build
 from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.cost import BACKWARD
@@ -22,7 +23,13 @@ from archwright.planning.serving import BYTES, Serving, serving
 from archwright.planning.split import Split
 from archwright.planning.splits import refuse_split, splits
 from archwright.planning.stages import Needs
-from archwright.planning.training_memory import USABLE, Setup, setup, setups_of
+from archwright.planning.training_memory import (
+    USABLE,
+    Setup,
+    TrainingMemory,
+    setup,
+    setups_of,
+)
 from archwright.planning.workload import Workload
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -145,6 +152,16 @@ class Plan:
     a causal objective, decode is absent."""
 
     @property
+    def parameters(self) -> int:
+        """Parameters; a tied table counts once."""
+        return self.counts.total
+
+    @property
+    def training_memory(self) -> TrainingMemory:
+        """Bytes per device by part, of the first setup that fits, or of the smallest."""
+        return (self.setup or self.smallest).memory
+
+    @property
     def flops_per_token(self) -> float:
         """Training FLOPs per token, forward and backward."""
         return (1 + BACKWARD) * sum(self.forward_flops.values())
@@ -163,6 +180,13 @@ class Plan:
     def texts(self) -> float:
         """Sequences per training step."""
         return self.workload.batch_tokens / self.context
+
+    def __repr__(self) -> str:
+        where = f"{self.workload.devices} {self.workload.hardware.name}"
+        return (
+            f"Plan({self.name}: {parameters(self.parameters)} parameters, {flops(self.flops_per_token)} FLOPs per "
+            f"token, {size(self.training_memory.total)} per device; {'fits' if self.setup else 'does not fit'} {where})"
+        )
 
     def fits(self, way: Setup) -> bool:
         """True if a setup fits."""
@@ -188,7 +212,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return all numbers as plain data."""
-        memory = (self.setup or self.smallest).memory
+        memory = self.training_memory
         return {
             "name": self.name,
             "hardware": self.workload.hardware.name,
@@ -196,7 +220,7 @@ class Plan:
             "precision": self.workload.precision,
             "context": self.context,
             "target_length": self.target_length,
-            "parameters": self.counts.total,
+            "parameters": self.parameters,
             "active_parameters": self.counts.active,
             "parameters_by_part": self.counts.parts,
             "flops_per_token": self.flops_per_token,

@@ -83,6 +83,10 @@ def load(name: str | Path | ModelSpec) -> ModelSpec:
     return name if isinstance(name, ModelSpec) else load_with_blame(name).spec
 
 
+load_spec = load
+"""Longer name of `load`."""
+
+
 def load_with_blame(name: str | Path) -> Loaded:
     """Return a model's spec with the file and source of each value."""
     if is_run(name):
@@ -119,6 +123,10 @@ def load_run(name: str | Path | ModelSpec | RunSpec) -> RunSpec:
     path = _find(name, "runs")
     values = _read(path, RunSpec)
     return _run_from(values, path) if is_recipe(values) else _default_run(path)
+
+
+load_run_spec = load_run
+"""Longer name of `load_run`."""
 
 
 def given_model(name: str | Path) -> ModelSpec:

@@ -12,11 +12,14 @@ class Shown(Spec):
     """A model, a run or a study, displayed with its values that differ from the defaults."""
 
     def override(self, *assignments: str | Mapping[str, Any], **values: Any) -> Self:
-        """Return this spec with dotted values replaced.
+        """Return this spec with values replaced.
 
-        `model.override("dim=256")` of a model, `run.override("model.dim=256", "seed=1")` of a run.
+            spec.override("dim=256", "attention.num_kv_heads=2")
+            spec.override(dim=256, attention=dict(num_kv_heads=2))
+            run.override({"model.dim": 256}, seed=1)
 
-        Or in Python: `spec.override({"model.dim": 256}, seed=1)`.
+        A dict replaces the values that it names and leaves the other values of its table. A run also takes keys of its
+        model. A new `kind` drops the options of the previous kind.
 
         Raises:
             UserError: Unknown paths or values out of range, one per line.

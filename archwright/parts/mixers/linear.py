@@ -47,6 +47,10 @@ class Decay(nn.Module):
         super().__init__()
         self.spec, self.key_dim = spec, key_dim
         self.build(dim, num_heads, layer, bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set parameters and buffers to their initial values; default: none."""
 
     def build(self, dim: int, num_heads: int, layer: LayerInfo, bias: bool) -> None:
         """Add parameters, buffers and maps; default: none."""
@@ -235,6 +239,7 @@ class LinearRecurrence(RecurrentMixer):
             for conv in (self.query_conv, self.key_conv):
                 if conv is not None:
                     conv.is_split = False
+        self.reset_parameters()
 
     @property
     def inputs(self) -> list[Linear]:

@@ -88,6 +88,7 @@ class RWKV7(RecurrentMixer):
         self.norm = _HeadNorm(spec.head_norm, self.head_dim, heads, layer)
         self.out = Linear(size, dim, is_residual_output=True)
         set_blocks(heads, self.receptance, self.key, self.value, self.out)
+        self.reset_parameters()
 
     @property
     def tensor_parallel(self) -> TensorParallel:

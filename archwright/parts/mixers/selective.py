@@ -77,6 +77,7 @@ class SelectiveScan(RecurrentMixer):
         set_blocks(1, *self.inputs, self.step_down, self.write, self.read, self.out)
         self.value_conv.is_split = False
         self.roles = {"log_rates": "vector"}
+        self.reset_parameters()
 
     @property
     def inputs(self) -> list[Linear]:
@@ -114,6 +115,7 @@ class SelectiveScan(RecurrentMixer):
         out: Tensor = self.out(mixed * F.silu(inputs.gate))
         return out
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         self.log_rates.copy_(torch.arange(1, self.state_dim + 1).log().expand_as(self.log_rates))
         nn.init.ones_(self.skip)
@@ -127,10 +129,12 @@ class StepSize(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, rank))
         self.bias = nn.Parameter(torch.empty(channels))
         self.roles = {"weight": "matrix"}
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         return F.softplus(upcast(F.linear(x, self.weight)) + self.bias)
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.weight, -1, 1).div_(self.weight.shape[1] ** 0.5)
         init_steps(self.bias, *STEPS)
@@ -169,6 +173,7 @@ class RGLRU(RecurrentMixer):
         self.rates = nn.Parameter(torch.empty(inner))
         self.out = Linear(inner, dim, bias=True, is_residual_output=True)
         set_blocks(self.num_heads, *self.inputs, self.out)
+        self.reset_parameters()
 
     @property
     def inputs(self) -> list[Linear]:
@@ -218,6 +223,7 @@ class RGLRU(RecurrentMixer):
         out: Tensor = self.out(mixed * inputs.gate)
         return out
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         least, largest = (decay**2 for decay in DECAYS)
         squares = nn.init.uniform_(self.rates, least, largest)
@@ -232,6 +238,7 @@ class HeadGate(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads, width, width))
         self.bias = nn.Parameter(torch.empty(heads, width))
         self.roles = {"weight": "matrix", "bias": "vector"}
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, self.weight.shape[:2])  # [batch, length, heads, width]
@@ -239,6 +246,7 @@ class HeadGate(nn.Module):
         # [batch, length, heads, width] -> [batch, length, channels]
         return upcast(y).sigmoid().flatten(-2)
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, 0, (0.01 / self.weight.shape[1]) ** 0.5)
         nn.init.zeros_(self.bias)
