@@ -8,11 +8,14 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
+from archwright.classic.spec.axial import Axial
+from archwright.classic.spec.longformer import Longformer
+from archwright.classic.spec.transformer_xl import TransformerXL
 from archwright.spec.attention import Attention, NoAttention, NoValueEmbedding
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
 from archwright.spec.embeddings import NoSequenceHead
-from archwright.spec.masks import Longformer, Mask
+from archwright.spec.masks import Mask
 from archwright.spec.mixers import NoRecurrence, Recurrence
 from archwright.spec.model_spec import (
     Arrangement,
@@ -24,7 +27,7 @@ from archwright.spec.model_spec import (
     NoGenerator,
     StackSpec,
 )
-from archwright.spec.positions import Axial, NoPosition, NoScaling, Position, TransformerXL
+from archwright.spec.positions import NoPosition, NoScaling, Position
 from archwright.spec.recurrences import LinearRecurrence
 from archwright.spec.run_spec import RunSpec
 

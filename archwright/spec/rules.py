@@ -1,6 +1,5 @@
 """Rules between axes, and suspicions: legal but unusual values."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +23,10 @@ from archwright.spec.masks import Prefix, Window
 from archwright.spec.overrides import flatten, prefixes
 from archwright.spec.positions import (
     ALiBi,
-    Axial,
     Learned,
     LongRoPE,
     RoPE,
     T5Bias,
-    TransformerXL,
     rotary_dim,
 )
 
@@ -247,11 +244,10 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
                 f'{at}feedforward.kind: found "{layer.feedforward.kind}" {beside}, each of whose vectors would read '
                 'the token before in another stream; expected another, such as "gelu"'
             )
-        if isinstance(layer.position, Axial | TransformerXL):
-            ends = "grid ends" if isinstance(layer.position, Axial) else "table of distances ends"
+        if not layer.position.has_streams:
             yield (
                 f'{at}position.kind: found "{layer.position.kind}" {beside}, which stand a place behind the text, '
-                f'where its {ends}; expected another, such as "learned"'
+                'where it ends; expected another, such as "learned"'
             )
     names = {*spec.layers.names(spec.num_layers)}
     standing = [layer for name, layer in spec.layers_by_kind.items() if name in names]
@@ -336,24 +332,6 @@ def absolute_positions_are_global(spec: "ModelSpec") -> Iterator[str]:
                 f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added '
                 "to the embedding once; expected it as position.kind of the model, or another here"
             )
-
-
-@_rule("A grid of positions holds the longest text, and its vectors fill the stream.")
-def grids_fit(spec: "ModelSpec") -> Iterator[str]:
-    if not isinstance(spec.position, Axial):
-        return
-    shape = spec.position.shape_for(spec.context_length)
-    dims, width = spec.position.dims_for(spec.dim), spec.embedding.sum_width(spec.dim)
-    if math.prod(shape) < spec.context_length:
-        yield (
-            f"position.shape: found {[*shape]}, which has {math.prod(shape):,} places; expected context_length = "
-            f"{spec.context_length:,} at least"
-        )
-    if sum(dims) != width or len(dims) != len(shape):
-        yield (
-            f"position.dims: found {[*dims]}; expected {len(shape)} numbers, as in position.shape, which add up to the "
-            f"{width} coordinates of an embedding"
-        )
 
 
 @_rule("Positions that act inside attention act in one that computes them.")
