@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from archwright.spec.attention import (
     Attention,
-    BucketScores,
     InverseScale,
     LatentAttention,
     MaskedAttention,
@@ -298,11 +297,13 @@ def buckets_widen(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
     two_way = two_way or attention.further_positions > 0
     scores = getattr(attention, "distance_scores", None)
     for path, choice in (("position", layer.position), ("attention.distance_scores", scores)):
-        if isinstance(choice, T5Bias | BucketScores):
-            number = choice.num_buckets // (2 if two_way else 1)
-            if number < 2 or choice.max_distance <= number // 2:
+        options = {} if choice is None else dict(choice)
+        if {"num_buckets", "max_distance"} <= options.keys():
+            buckets, farthest = options["num_buckets"], options["max_distance"]
+            number = buckets // (2 if two_way else 1)
+            if number < 2 or farthest <= number // 2:
                 yield (
-                    f"{path}.max_distance: found {choice.max_distance} with num_buckets = {choice.num_buckets}; "
+                    f"{path}.max_distance: found {farthest} with num_buckets = {buckets}; "
                     f"expected more than {max(number // 2, 1)}, and two buckets or more for each direction"
                 )
 

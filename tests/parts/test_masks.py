@@ -504,6 +504,14 @@ class TestAcrossPasses:
             assert isinstance(self.view(pattern).dense, FakeTensor)
         assert not isinstance(self.view(pattern).dense, FakeTensor)
 
+    def test_masks_of_other_classes_are_computed_in_each_pass(self) -> None:
+        class Beside(AttentionMask):
+            """A mask with keys before the tokens."""
+
+        layout = token_layout(torch.zeros(1, 5, dtype=torch.long))
+        assert AttentionMask(Causal(spec.Causal()), layout).is_plain
+        assert not Beside(Causal(spec.Causal()), layout).is_plain
+
     def test_patterns_without_a_hash_are_computed_in_each_pass(self) -> None:
         pattern = Equal()
         assert self.view(pattern).dense is not self.view(pattern).dense

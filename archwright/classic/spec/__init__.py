@@ -3,6 +3,8 @@
 from archwright.classic.spec import axial as axial
 from archwright.classic.spec import big_bird as big_bird
 from archwright.classic.spec import disentangled as disentangled
+from archwright.classic.spec import distance_scores as distance_scores
+from archwright.classic.spec import gap_sentences as gap_sentences
 from archwright.classic.spec import longformer as longformer
 from archwright.classic.spec import lsh as lsh
 from archwright.classic.spec import transformer_xl as transformer_xl
