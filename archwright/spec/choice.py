@@ -182,6 +182,8 @@ class Choice(Spec):
 
     axis: ClassVar[str]
     kinds: ClassVar[dict[str, type["Choice"]]]
+    spelling: ClassVar[str] = ""
+    """Common spelling of the kind, such as "LSH"; empty: the kind with spaces."""
 
     if TYPE_CHECKING:
 

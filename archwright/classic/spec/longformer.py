@@ -18,6 +18,7 @@ class Longformer(Mask):
     3.1)."""
 
     kind: Literal["longformer"] = "longformer"
+    spelling: ClassVar[str] = "Longformer"
     causal: ClassVar[bool] = False
     in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("radius", 4),)
     extent: ClassVar[tuple[str, ...]] = ("radius", "dilation")
@@ -40,6 +41,7 @@ class LongformerAttention(EqualHeads):
     all keys and values they attend to (Beltagy et al., 2020, section 3.1)."""
 
     kind: Literal["longformer"] = "longformer"
+    spelling: ClassVar[str] = "Longformer"
     causal: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
     bias: AttentionBias = Field(AttentionBias(), examples=[True])

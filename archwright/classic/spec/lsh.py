@@ -24,6 +24,7 @@ class LSHAttention(EqualHeads):
     """
 
     kind: Literal["lsh"] = "lsh"
+    spelling: ClassVar[str] = "LSH"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position", "attention_mask"}
     chooses_keys: ClassVar[bool] = True
     scale: ScoreScale = SqrtScale()

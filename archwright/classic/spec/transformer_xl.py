@@ -12,6 +12,7 @@ class TransformerXL(Position):
     (Dai et al., 2019, section 3.3; Gopher)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
+    spelling: ClassVar[str] = "relative (XL)"
     scores: ClassVar[bool] = True
     has_streams: ClassVar[bool] = False
     theta: float = Field(10_000.0, gt=1)
