@@ -16,7 +16,7 @@ from tests.durations import Durations, Recorder
 from tests.sentences import Sentences
 from tests.visitor import Visitor
 
-ROOMS = ("parts", "cpu", "model", "losses", "optim", "generation")
+ROOMS = ("parts", "classic", "cpu", "model", "losses", "optim", "generation")
 jaxtyping.install_import_hook([f"archwright.{room}" for room in ROOMS], "beartype.beartype")
 
 import torch  # noqa: E402
@@ -32,6 +32,10 @@ settings.register_profile(
     "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+from archwright.spec.installed import load_classic  # noqa: E402
+
+load_classic("parts")  # so that tests that list kinds or parts find all of them
 
 
 UNCHECKED = {"checkpoint", "cli", "hf", "lab", "planning", "training"}

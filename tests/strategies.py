@@ -8,11 +8,11 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
+from archwright.classic.spec.longformer import Longformer
 from archwright.spec.attention import Attention
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
 from archwright.spec.embeddings import NoSequenceHead
-from archwright.spec.masks import Longformer
 from archwright.spec.mixers import NoRecurrence, Recurrence
 from archwright.spec.model_spec import (
     Arrangement,

@@ -225,7 +225,7 @@ def _section(places: list[_Place]) -> Section:
     families: tuple[Family, ...] = ()
     if _is_axis(cls):
         families = tuple(_families(cls, at))
-        kinds = tuple(_kind(place, kind, member) for kind, member in cls.kinds.items())
+        kinds = tuple(_kind(place, kind, member) for kind, member in cls.choices().items())
     name = getattr(cls, "axis", "") or place.path.rpartition(".")[2] or "run"
     return Section(
         name=name,
@@ -300,7 +300,7 @@ def _belongs(cls: type[Spec], option: Option) -> bool:
 def _families(axis: type[Choice], at: str) -> Iterator[Family]:
     """Yield the families of an axis, smallest first."""
     members: dict[type[Choice], list[str]] = {}
-    for kind, cls in axis.kinds.items():
+    for kind, cls in axis.choices().items():
         for base in _bases(cls):
             if base is not axis:
                 members.setdefault(base, []).append(kind)

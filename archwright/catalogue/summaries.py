@@ -12,14 +12,11 @@ WORDS = {
     "layer": "LayerNorm",
     "rms": "RMSNorm",
     "dyt": "DyT",
-    "lsh": "LSH",
-    "longformer": "Longformer",
     "sandwich": "pre+post",
     "deepnorm": "DeepNorm",
     "rope": "RoPE",
     "alibi": "ALiBi",
     "t5": "relative (T5)",
-    "transformer_xl": "relative (XL)",
     "relu": "ReLU",
     "gelu": "GELU",
     "quick_gelu": "quick GELU",
@@ -110,6 +107,11 @@ def word(kind: str) -> str:
     return WORDS.get(kind, kind.replace("_", " "))
 
 
+def called(choice: Choice) -> str:
+    """Return the common spelling of a choice's kind."""
+    return choice.spelling or word(choice.kind)
+
+
 def name_of(field: str) -> str:
     """Return the displayed name of a field."""
     return NAMES.get(field, field.replace("_", " "))
@@ -124,7 +126,7 @@ def brief(spec: Spec) -> str:
         for field, text in phrases(spec).items()
         if field in ALWAYS or _has_sizes(getattr(spec, field)) or usual.get(field) != text
     ]
-    kind = word(spec.kind) if isinstance(spec, Choice) else ""
+    kind = called(spec) if isinstance(spec, Choice) else ""
     return ", ".join(filter(None, [kind, *options]))
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from archwright.catalogue.parameter_counts import parameter_counts
-from archwright.catalogue.summaries import word
+from archwright.catalogue.summaries import called, word
 from archwright.spec.attention import Attention
 from archwright.spec.choice import Spec
 from archwright.spec.feedforward import FeedForward
@@ -91,10 +91,10 @@ def _position(layer: LayerSpec) -> str:
     if layer.attention.is_none:
         return ""
     if position.is_none:
-        return word(layer.attention.kind) if layer.attention.knows_distances else "NoPE"
+        return called(layer.attention) if layer.attention.knows_distances else "NoPE"
     fraction = _option(position, "fraction", 1.0)
     part = f" {Fraction(fraction).limit_denominator(99)}" if fraction < 1 else ""
-    return word(position.kind) + part
+    return called(position) + part
 
 
 def _heads(attention: Attention) -> str:
@@ -103,7 +103,7 @@ def _heads(attention: Attention) -> str:
         num_kv_heads = num_kv_heads or num_heads
     if num_heads and num_kv_heads:
         return f"{num_heads}/{num_kv_heads}"
-    name = "MLA" if _option(attention, "kv_rank") else word(attention.kind)
+    name = "MLA" if _option(attention, "kv_rank") else called(attention)
     return "" if attention.is_none else f"{num_heads or ''} {name}".lstrip()
 
 
@@ -114,7 +114,7 @@ def _mixers(layer: LayerSpec) -> str:
 
 def _activation(feedforward: FeedForward) -> str:
     inner = feedforward.hidden_layer or feedforward
-    return "" if inner.is_none else word(inner.kind)
+    return "" if inner.is_none else called(inner)
 
 
 def _experts(feedforward: FeedForward) -> str:
@@ -136,7 +136,7 @@ def _masks(spec: ModelSpec) -> str:
             "" if len(masks) == masks.count(mask) else f" in {masks.count(mask)} of {len(masks)}"
         )
         numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # no booleans
-        parts.append(" ".join([word(mask.kind), *numbers]) + share)
+        parts.append(" ".join([called(mask), *numbers]) + share)
     return ", ".join(parts)
 
 
@@ -181,7 +181,7 @@ def _qk_norm(attention: Attention) -> str:
     names = {"head": "head", "per_head": "each head", "projection": "all heads"}
     over, position = (_option(attention, f"qk_norm_{name}", "") for name in ("over", "position"))
     where = [f"over {names[over]}" if over else "", f"{position} positions" if position else ""]
-    return f"{word(norm.kind)} {', '.join(filter(None, where))}".rstrip()
+    return f"{called(norm)} {', '.join(filter(None, where))}".rstrip()
 
 
 def _norm_weight(spec: ModelSpec) -> str:
@@ -192,7 +192,7 @@ def _norm_weight(spec: ModelSpec) -> str:
 
 def _wiring(residual: Residual) -> str:
     norms = _option(residual, "num_norms", 1)
-    return word(residual.kind) + (f" ({norms})" if norms > 1 else "")
+    return called(residual) + (f" ({norms})" if norms > 1 else "")
 
 
 def _tricks(spec: ModelSpec) -> str:
@@ -224,7 +224,7 @@ def _option(choice: Spec, name: str, default: Any = None) -> Any:
 COLUMNS = {
     "year": Column("Year of the source.", lambda spec: year(spec.source), brief=True),
     "parameters": Column("Total, including shared and inactive experts.", _total, brief=True),
-    "norm": Column("Norm of the branches.", lambda spec: word(spec.norm.kind), brief=True),
+    "norm": Column("Norm of the branches.", lambda spec: called(spec.norm), brief=True),
     "wiring": Column(
         "Place of the norms: before a branch (pre), after the sum (post), before and after a branch "
         "(pre+post), after a branch (output). Parallel: both branches read the same normed input; (2): "

@@ -56,8 +56,8 @@ def _stream(
         first,
         "embedding",
         "" if scale == "none" else f"× {factor}",
-        f"+ {summaries.word(spec.position.kind)} positions" if spec.position.absolute else "",
-        "" if norm.is_none else summaries.word(norm.kind),
+        f"+ {summaries.called(spec.position)} positions" if spec.position.absolute else "",
+        "" if norm.is_none else summaries.called(norm),
         f"× {spec.embedding.sum_width(spec.dim)} to {spec.dim}"
         if spec.embedding.sum_width(spec.dim) != spec.dim
         else "",
@@ -70,7 +70,7 @@ def _stream(
 
 
 def _norm(layer: LayerSpec) -> str:
-    return "" if layer.norm.is_none else summaries.word(layer.norm.kind)
+    return "" if layer.norm.is_none else summaries.called(layer.norm)
 
 
 def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:

@@ -100,7 +100,7 @@ def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "list[N
     from archwright.inspection.explain import formula, numbers_of_kind
     from archwright.plugins import REGISTRIES
 
-    axes = {registry.base.axis: registry.base.kinds for registry in REGISTRIES.values()}
+    axes = {registry.base.axis: registry.base.choices() for registry in REGISTRIES.values()}
     choice: Any = axes.get(section["name"], {}).get(kind["name"])
     lines = [f"{section['name']}: {kind['name']}", *wrapped(kind["about"])]
     if choice and (text := formula(choice)):

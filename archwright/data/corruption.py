@@ -1,7 +1,5 @@
 """Corruption of texts: removed spans, masked spans and permuted sentences."""
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +7,6 @@ from numpy.typing import NDArray
 
 Row = NDArray[np.int64]
 """Tokens of one text."""
-
-WORD = re.compile(r"[^\W_]+")
 
 
 def corrupted(
@@ -59,25 +55,6 @@ class Sentences:
         before, behind = text[:-1], text[1:]
         at_end = self._ends[before] & (self._ends_blank[before] | self._begins_blank[behind])
         return np.split(text, np.flatnonzero(at_end) + 1)
-
-
-def principal(sentences: Sequence[str], number: int) -> list[int]:
-    """Return the indices of the `number` most representative sentences, ascending.
-
-    The score of a sentence is the F1 of ROUGE-1, 2 |S and R| / (|S| + |R|), with the set S of its words and the set R
-    of all other sentences' words. Words are runs of letters and digits, in lower case. Ties go to the earlier sentence.
-
-    Source: Zhang et al. (2019), PEGASUS, section 3.1, "Ind" and "Uniq".
-    """
-    word_sets = [{*WORD.findall(sentence.lower())} for sentence in sentences]
-    frequency = Counter(word for words in word_sets for word in words)
-    scores = []
-    for words in word_sets:
-        shared = sum(frequency[word] > 1 for word in words)
-        rest = len(frequency) - (len(words) - shared)  # without words of this sentence only
-        scores.append(2 * shared / max(1, len(words) + rest))
-    best = sorted(range(len(word_sets)), key=lambda i: -scores[i])[:number]
-    return sorted(best)
 
 
 def infilled(

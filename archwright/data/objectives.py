@@ -8,13 +8,12 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.corruption import Row, Sentences, corrupted, infilled, principal
+from archwright.data.corruption import Row, Sentences, corrupted, infilled
 from archwright.data.inputs import IGNORE, Array, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.objectives import (
     Denoising,
-    GapSentences,
     MaskedTokens,
     NextToken,
     Objective,
@@ -287,7 +286,7 @@ def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
     def pair(text: Row, generator: np.random.Generator) -> Pair:
         return corrupted(text, spec.spans(len(text)), sentinels, generator)
 
-    return _of_texts(pair, spec.source_length, vocabulary.ends)
+    return of_texts(pair, spec.source_length, vocabulary.ends)
 
 
 def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
@@ -307,7 +306,7 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
         source, target = corrupted(text, (out, spans), sentinels, generator)
         return np.concatenate([np.array(modes[i], np.int64), source]), target
 
-    return _of_texts(pair, spec.source_length, vocabulary.ends)
+    return of_texts(pair, spec.source_length, vocabulary.ends)
 
 
 def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
@@ -321,22 +320,7 @@ def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
         order = sentences.permuted(text, generator) if sentences else text
         return infilled(order, spec.share, spec.mean_length, mask_id, generator), text
 
-    return _of_texts(pair, spec.source_length, vocabulary.ends)
-
-
-def gap_sentences(spec: GapSentences, vocabulary: Vocabulary) -> MakeBatch:
-    """Mask the principal sentences in the source and predict them; nothing is random."""
-    mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
-    sentences = Sentences([vocabulary.decode([i]) for i in range(vocabulary.size)])
-
-    def pair(text: Row, generator: np.random.Generator) -> Pair:
-        parts = sentences.split(text)
-        texts = [vocabulary.decode(part.tolist()) for part in parts]
-        chosen = principal(texts, max(1, round(spec.share * len(parts))))
-        source = [np.array([mask_id]) if i in chosen else part for i, part in enumerate(parts)]
-        return np.concatenate(source), np.concatenate([parts[i] for i in chosen])
-
-    return _of_texts(pair, spec.source_length, vocabulary.ends)
+    return of_texts(pair, spec.source_length, vocabulary.ends)
 
 
 def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
@@ -359,7 +343,7 @@ Pair = tuple[Row, Row]
 """A source and its target."""
 
 
-def _of_texts(
+def of_texts(
     pair: Callable[[Row, np.random.Generator], Pair],
     source_length: Callable[[int], int],
     ends: Ends,
@@ -461,7 +445,6 @@ OBJECTIVES = Registry(
         SpanCorruption: span_corruption,
         Denoising: denoising,
         TextInfilling: text_infilling,
-        GapSentences: gap_sentences,
         SequenceToSequence: sequence_to_sequence,
     },
 )

@@ -54,7 +54,6 @@ def as_pretrained(model: Decoder) -> ArchwrightForCausalLM:
     if problem := (
         ("an encoder" if spec.encoder_model is not None else "")
         or ("a generator" if spec.generator_model is not None else "")
-        or (f"predicting_streams = {spec.predicting_streams}" if spec.predicting_streams else "")
         or (f"the mask {ahead[0]}, which shows later tokens" if ahead else "")
     ):
         raise UserError(

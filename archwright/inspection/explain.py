@@ -24,7 +24,7 @@ from archwright.parts.mixers import AttentionMixer
 from archwright.parts.norms import NORMS
 from archwright.planning.cost import forward_flops
 from archwright.planning.memory import cache_bytes
-from archwright.plugins import REGISTRIES
+from archwright.plugins import registry_of
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
@@ -56,13 +56,11 @@ Words = Sequence[str]
 
 def formula(choice: type[Choice]) -> str:
     """Return the docstring of a choice's part without its arguments; empty without a part."""
-    for registry in REGISTRIES.values():
-        for base in choice.__mro__:
-            if base in registry and issubclass(choice, registry.base):
-                part = registry[base]
-                part = part.func if isinstance(part, partial) else part
-                return " ".join(_ARGUMENTS.split(inspect.getdoc(part) or "")[0].split())
-    return ""
+    registry = registry_of(choice)
+    part = None if registry is None else registry.of(choice)
+    part = part.func if isinstance(part, partial) else part
+    text = "" if part is None else inspect.getdoc(part) or ""
+    return " ".join(_ARGUMENTS.split(text)[0].split())
 
 
 def numbers_of_kind(choice: type[Choice], words: Words) -> list[Numbers]:

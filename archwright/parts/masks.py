@@ -61,6 +61,10 @@ class MaskPattern(ABC):
         """Return True for visible keys in documents of `length` tokens, at most `longest`."""
         return self.visible(query, key, *([head] if self.num_heads > 1 else []))
 
+    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor:
+        """Return how often visible keys count in documents of `length` tokens, if some key `repeats`."""
+        return torch.ones_like(query - key)
+
     def ranges(self, first: int, last: int, length: int) -> Ranges:
         """Return a superset of the keys that queries first .. last see in a document of `length` tokens."""
         start = 0 if self.lookback is None else max(0, first - self.lookback)
@@ -139,21 +143,9 @@ def is_full(mask: spec.Mask, num_heads: int, length: int) -> bool:
     return not mask.shows_all and as_seen(mask, num_heads, length).shows_all
 
 
-def without_global_queries(pattern: MaskPattern) -> MaskPattern:
-    """Return a pattern in which queries of Longformer's global tokens see only their windows."""
-    if not isinstance(pattern, Longformer):
-        return pattern
-    return Longformer(pattern.spec, pattern.num_heads, global_queries=False)
-
-
 def prefix_size(pattern: MaskPattern) -> int:
     """Return the length of the bidirectional prefix; 0 for other patterns."""
     return pattern.spec.size if isinstance(pattern, Prefix) else 0
-
-
-def num_global(pattern: MaskPattern) -> int:
-    """Return the number of Longformer's global tokens; 0 for other patterns."""
-    return pattern.spec.num_global if isinstance(pattern, Longformer) else 0
 
 
 def max_length(pattern: MaskPattern) -> int | None:
@@ -166,30 +158,30 @@ def sees_all_kept(pattern: MaskPattern) -> bool:
     return isinstance(pattern, Causal | Window)
 
 
-def _spaced(length: int, step: int = 1, most: int | None = None) -> int:
+def spaced(length: int, step: int = 1, most: int | None = None) -> int:
     """Count pairs (q, q - i step) of a document with 0 <= i <= most."""
     # Distance i step occurs length - i step times, down to once.
     most = (length - 1) // step if most is None else min(most, (length - 1) // step)
     return (most + 1) * length - step * most * (most + 1) // 2
 
 
-class _BuiltIn(MaskPattern, Generic[S]):
+class BuiltIn(MaskPattern, Generic[S]):
     """Pattern of a mask of the package."""
 
     spec: S
 
 
-class Causal(_BuiltIn[spec.Causal]):
+class Causal(BuiltIn[spec.Causal]):
     """key <= query."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return key <= query
 
     def pairs(self, length: int) -> int:
-        return _spaced(length)
+        return spaced(length)
 
 
-class Full(_BuiltIn[spec.Full]):
+class Full(BuiltIn[spec.Full]):
     """Every key."""
 
     lookahead = None
@@ -201,7 +193,7 @@ class Full(_BuiltIn[spec.Full]):
         return length**2
 
 
-class Prefix(_BuiltIn[spec.Prefix]):
+class Prefix(BuiltIn[spec.Prefix]):
     """key < size or key <= query."""
 
     lookahead = None
@@ -218,10 +210,10 @@ class Prefix(_BuiltIn[spec.Prefix]):
 
     def pairs(self, length: int) -> int:
         size = min(self.spec.size, length)
-        return size**2 + _spaced(length) - _spaced(size)
+        return size**2 + spaced(length) - spaced(size)
 
 
-class Window(_BuiltIn[spec.Window]):
+class Window(BuiltIn[spec.Window]):
     """query - size < key <= query: `size` keys including the query's own."""
 
     def __init__(self, spec: spec.Window) -> None:
@@ -231,10 +223,10 @@ class Window(_BuiltIn[spec.Window]):
         return (key <= query) & (key > query - self.spec.size)
 
     def pairs(self, length: int) -> int:
-        return _spaced(length, 1, self.spec.size - 1)
+        return spaced(length, 1, self.spec.size - 1)
 
 
-class SymmetricWindow(_BuiltIn[spec.SymmetricWindow]):
+class SymmetricWindow(BuiltIn[spec.SymmetricWindow]):
     """|query - key| <= radius."""
 
     def __init__(self, spec: spec.SymmetricWindow) -> None:
@@ -244,10 +236,10 @@ class SymmetricWindow(_BuiltIn[spec.SymmetricWindow]):
         return (query - key).abs() <= self.spec.radius
 
     def pairs(self, length: int) -> int:
-        return 2 * _spaced(length, 1, self.spec.radius) - length
+        return 2 * spaced(length, 1, self.spec.radius) - length
 
 
-class _Dilated(_BuiltIn[S]):
+class Dilated(BuiltIn[S]):
     """Windows with gaps in the last heads and without gaps in the first heads."""
 
     def __init__(self, dilation: int, dilated_heads: int | str, num_heads: int) -> None:
@@ -268,7 +260,7 @@ class _Dilated(_BuiltIn[S]):
         return sum(map(count, self.steps)) / self.num_heads
 
 
-class DilatedWindow(_Dilated[spec.DilatedWindow]):
+class DilatedWindow(Dilated[spec.DilatedWindow]):
     """query - key in {0, d, 2d, ..., (size - 1) d}, with d = 1 in heads without dilation."""
 
     def __init__(self, spec: spec.DilatedWindow, num_heads: int = 1) -> None:
@@ -282,46 +274,10 @@ class DilatedWindow(_Dilated[spec.DilatedWindow]):
         return near & (distance % step == 0)
 
     def pairs(self, length: int) -> float:
-        return self._mean(lambda step: _spaced(length, step, self.spec.size - 1))
+        return self._mean(lambda step: spaced(length, step, self.spec.size - 1))
 
 
-class Longformer(_Dilated[spec.Longformer]):
-    """|query - key| in {0, d, 2d, ..., radius d}, or query or key among the first `num_global`.
-
-    Args:
-        global_queries: False if queries of global tokens see only their windows and the global keys.
-    """
-
-    def __init__(
-        self, spec: spec.Longformer, num_heads: int = 1, *, global_queries: bool = True
-    ) -> None:
-        super().__init__(spec.dilation, spec.dilated_heads, num_heads)
-        self.spec, self.global_queries = spec, global_queries
-        self.reach = spec.radius * max(self.steps)
-        self.lookback = self.lookahead = None if spec.num_global else self.reach
-
-    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
-        distance, step = (query - key).abs(), self.step(head)
-        near = (distance <= self.spec.radius * step) & (distance % step == 0)
-        seen = near | (key < self.spec.num_global)
-        return seen | (query < self.spec.num_global) if self.global_queries else seen
-
-    def ranges(self, first: int, last: int, length: int) -> Ranges:
-        if self.global_queries and first < self.spec.num_global:
-            return [(0, length)]
-        few = min(self.spec.num_global, length)
-        near = (max(0, first - self.reach), min(last + self.reach + 1, length))
-        return united([(0, few), near] if few else [near])
-
-    def pairs(self, length: int) -> float:
-        if not self.global_queries:
-            return super().pairs(length)
-        others = length - min(self.spec.num_global, length)
-        near = self._mean(lambda step: 2 * _spaced(others, step, self.spec.radius) - others)
-        return near + length**2 - others**2
-
-
-class SegmentMemory(_BuiltIn[spec.SegmentMemory | spec.Chunked]):
+class SegmentMemory(BuiltIn[spec.SegmentMemory | spec.Chunked]):
     """start - memory <= key <= query, with the start of the query's segment or chunk of `size` tokens."""
 
     def __init__(self, spec: spec.SegmentMemory | spec.Chunked) -> None:
@@ -339,12 +295,12 @@ class SegmentMemory(_BuiltIn[spec.SegmentMemory | spec.Chunked]):
         full, rest = divmod(length, size)
         # Segment i remembers min(i size, memory) tokens: all earlier tokens up to `short` segments.
         short = min(full, -(-memory // size))
-        remembered = size * _spaced(short - 1) + (full - short) * memory
-        own = full * _spaced(size) + _spaced(rest)
+        remembered = size * spaced(short - 1) + (full - short) * memory
+        own = full * spaced(size) + spaced(rest)
         return own + size * remembered + rest * min(full * size, memory)
 
 
-class WindowGlobal(_BuiltIn[spec.WindowGlobal]):
+class WindowGlobal(BuiltIn[spec.WindowGlobal]):
     """key <= query, and key among the last `size` or the first `num_global`."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -356,10 +312,10 @@ class WindowGlobal(_BuiltIn[spec.WindowGlobal]):
         return united([(0, min(self.spec.num_global, near[1])), near])
 
     def pairs(self, length: int) -> int:
-        return _spaced(length, 1, self.spec.size + self.spec.num_global - 1)
+        return spaced(length, 1, self.spec.size + self.spec.num_global - 1)
 
 
-class Strided(_BuiltIn[spec.Strided]):
+class Strided(BuiltIn[spec.Strided]):
     """0 <= query - key < stride, or query - key a multiple of the stride."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -368,10 +324,10 @@ class Strided(_BuiltIn[spec.Strided]):
 
     def pairs(self, length: int) -> int:
         stride = self.spec.stride
-        return _spaced(length, 1, stride - 1) + _spaced(length, stride) - length
+        return spaced(length, 1, stride - 1) + spaced(length, stride) - length
 
 
-class Fixed(_BuiltIn[spec.Fixed]):
+class Fixed(BuiltIn[spec.Fixed]):
     """key <= query, and key in the query's block of `stride` or among the last `num_summary` of its block."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -382,11 +338,11 @@ class Fixed(_BuiltIn[spec.Fixed]):
     def pairs(self, length: int) -> int:
         stride = self.spec.stride
         full, rest = divmod(length, stride)
-        own = full * _spaced(stride) + _spaced(rest)
-        return own + min(self.spec.num_summary, stride) * (_spaced(length, stride) - length)
+        own = full * spaced(stride) + spaced(rest)
+        return own + min(self.spec.num_summary, stride) * (spaced(length, stride) - length)
 
 
-class BlockSparse(_BuiltIn[spec.BlockSparse]):
+class BlockSparse(BuiltIn[spec.BlockSparse]):
     """key <= query, and key's block among the last `local_blocks` or in a visible column of blocks.
 
     Every `stride`-th block is a visible column. Columns move by `step` blocks from head to head.
@@ -416,15 +372,15 @@ class BlockSparse(_BuiltIn[spec.BlockSparse]):
                 far + offset
             ) // stride - offset // stride  # columns among the first `far` blocks
             # Sum of (i + offset) // stride - offset // stride over the blocks i < far.
-            total = _spaced(far + offset, stride) - far - _spaced(offset, stride)
+            total = spaced(far + offset, stride) - far - spaced(offset, stride)
             columns += size * (total - far * (offset // stride)) + rest * before
         # Blocks near a full query block: 0, 1, ..., near - 1, near - 1, ...
-        local = size * _spaced(full - 1, 1, near - 2) + rest * min(full, near - 1)
-        own = full * _spaced(size) + _spaced(rest)
+        local = size * spaced(full - 1, 1, near - 2) + rest * min(full, near - 1)
+        own = full * spaced(size) + spaced(rest)
         return own + size * local + size * columns / self.num_heads
 
 
-class BlockLocal(_BuiltIn[spec.BlockLocal]):
+class BlockLocal(BuiltIn[spec.BlockLocal]):
     """query and key in the same block of `block_size`, or either among the first `num_global`.
 
     Blocks start after the global tokens. The first block is `shift` tokens shorter.
@@ -456,100 +412,6 @@ class BlockLocal(_BuiltIn[spec.BlockLocal]):
         return first**2 + full * size**2 + rest**2 + length**2 - others**2
 
 
-class BigBird(_BuiltIn[spec.BigBird]):
-    """Neighbouring blocks, the first and the last block, and random blocks; the first and the last block see all.
-
-    Random blocks equal the training plan of the published code for lengths other than 1,024, 3,072 and 4,096, which
-    have another plan. For each block and head: the first r of a permutation of the first 2 r + 5 blocks, without
-    blocks that are already visible. The generator is numpy's legacy generator, seeded with the layer's index from 0.
-
-    Zaheer et al., 2020, section 2, and appendix D; transformers, modeling_big_bird.py.
-    """
-
-    lookahead = None
-    needs_length = True
-
-    def __init__(self, spec: spec.BigBird, num_heads: int = 1, layer: int = 1) -> None:
-        self.spec, self.layer = spec, layer
-        self.num_heads = num_heads if spec.differs_by_head else 1
-        self.repeats = spec.num_random > 0 and not spec.differs_by_head
-        self.shortest = (5 + 2 * spec.num_random) * spec.block_size
-        """Largest document length without hidden keys, in tokens."""
-        self._drawn = torch.zeros(num_heads, 0, spec.num_random, dtype=torch.long)
-
-    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
-        indices = [torch.as_tensor(index) for index in (query, key)]
-        # Meta tensors have shapes but no values. The document ends far after the last index.
-        last = sum(0 if index.is_meta else int(index.max()) for index in indices)
-        endless = torch.as_tensor(last + 2 * self.shortest)
-        return self.visible_in(query, key, endless, int(endless), head)
-
-    def visible_in(
-        self, query: Tensor, key: Tensor, length: Tensor, longest: int, head: Tensor | int = 0
-    ) -> Tensor:
-        size = self.spec.block_size
-        of_query, of_key, last = query // size, key // size, (length - 1) // size
-        near = (of_query - of_key).abs() <= 1
-        outer = (of_query == 0) | (of_key == 0) | (of_query == last) | (of_key == last)
-        shown = near | outer | (length <= self.shortest)
-        if self.spec.differs_by_head:
-            drawn = self.drawn(-(-longest // size)).to(key.device)
-            for number in range(self.spec.num_random):
-                shown = shown | (drawn[head, of_query, number] == of_key)
-        return shown
-
-    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor:
-        """Return the multiplicity of visible keys in documents of `length` tokens."""
-        size = self.spec.block_size
-        block, last = query // size, (length - 1) // size
-        repeated = (key // size == 0) & (block > 0) & (block < last) & (length > self.shortest)
-        return torch.where(repeated, 1 + self.spec.num_random, 1)
-
-    def drawn(self, num_blocks: int) -> Tensor:
-        """Return the random blocks of at least `num_blocks` blocks, [heads, blocks, num_random]."""
-        if self._drawn.shape[1] < num_blocks:
-            self._drawn = _drawn_blocks(
-                max(16, 2 * num_blocks), self.num_heads, self.spec.num_random, self.layer - 1
-            )
-        return self._drawn
-
-    def ranges(self, first: int, last: int, length: int) -> Ranges:
-        size = self.spec.block_size
-        end = (length - 1) // size
-        if length <= self.shortest or first < size or last // size == end:
-            return [(0, length)]
-        near = ((first // size - 1) * size, min((last // size + 2) * size, length))
-        # Random blocks are among the first 2 r + 4, and no head sees all of these.
-        few = 2 * self.spec.num_random + 4 if self.spec.differs_by_head else 1
-        return united([(0, few * size), near, (end * size, length)])
-
-    def pairs(self, length: int) -> int:
-        if length <= self.shortest:
-            return length**2
-        size, last = self.spec.block_size, (length - 1) // self.spec.block_size
-        rest = length - last * size
-        # A middle block sees three neighbours and the first, last and random blocks. The second and the second to last
-        # block are neighbours of the outer blocks, so they see one block fewer.
-        seen = (4 + self.spec.num_random * self.spec.differs_by_head) * size + rest
-        return (size + rest) * length + (last - 1) * size * seen - 2 * size**2
-
-
-def _drawn_blocks(num_blocks: int, num_heads: int, number: int, seed: int) -> Tensor:
-    """Draw the random blocks of the published code, [heads, blocks, number]."""
-    import numpy as np
-
-    generator, candidates = np.random.RandomState(seed), 2 * number + 5
-    drawn = torch.zeros(num_heads, num_blocks, number, dtype=torch.long)
-    for block in range(1, num_blocks):
-        seen = {0, block - 1, block, block + 1, candidates - 1}
-        seen |= {candidates - 2} if block == 1 else {1} if block == candidates - 2 else set()
-        for head in range(num_heads):
-            order = generator.permutation(np.arange(candidates, dtype=np.int32))
-            unseen = [int(one) for one in order if int(one) not in seen]
-            drawn[head, block] = torch.tensor(unseen[:number])
-    return drawn
-
-
 def pattern_of(mask: spec.Mask, num_heads: int, layer: int = 1) -> MaskPattern:
     """Return the pattern of a mask for a number of heads in a layer, counted from 1."""
     sizes = [num_heads] * mask.differs_by_head + [layer] * mask.differs_by_layer
@@ -573,7 +435,6 @@ MASKS = Registry(
         spec.Window: Window,
         spec.SymmetricWindow: SymmetricWindow,
         spec.DilatedWindow: DilatedWindow,
-        spec.Longformer: Longformer,
         spec.Chunked: SegmentMemory,
         spec.SegmentMemory: SegmentMemory,
         spec.WindowGlobal: WindowGlobal,
@@ -581,7 +442,6 @@ MASKS = Registry(
         spec.Fixed: Fixed,
         spec.BlockSparse: BlockSparse,
         spec.BlockLocal: BlockLocal,
-        spec.BigBird: BigBird,
     },
 )
 """Patterns by the class of their spec."""
@@ -758,7 +618,6 @@ class AttentionMask:
             first, stop = first + self.first_column, stop + self.first_column
             return self.whole.log_times(first, stop, key_first, key_stop)
         at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
-        assert isinstance(self.pattern, BigBird)
         times = self.pattern.times(
             at[:, first:stop, None],
             kept[:, None, key_first:key_stop],

@@ -6,6 +6,7 @@ from typing import Any
 
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
+from archwright.spec.installed import load_classic
 
 
 class Registry(dict[Any, Any]):
@@ -37,14 +38,19 @@ class Registry(dict[Any, Any]):
             UserError: the choice has no part.
         """
         cls = type(choice)
-        shared = (base for base in cls.__mro__ if issubclass(base, Choice) and base.is_axis())
-        registered = cls if cls in self else next((base for base in shared if base in self), None)
-        if registered is None:
+        if (found := self.of(cls)) is None:
             raise UserError(
                 f'{cls.axis}.kind = "{choice.kind}": {cls.__name__} has no part; '
                 f"give it one with archwright.register({cls.__name__}, ...)"
             )
-        return self[registered]
+        return found
+
+    def of(self, choice: type[Choice]) -> Any:
+        """Return the part of a class of choices; None if it has none."""
+        if choice not in self:
+            load_classic("parts")
+        shared = (base for base in choice.__mro__ if issubclass(base, Choice) and base.is_axis())
+        return next((self[cls] for cls in (choice, *shared) if cls in self), None)
 
     def make(self, choice: Choice, *args: Any, **kwargs: Any) -> Any:
         """Call the part of a choice.

@@ -2,18 +2,16 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from archwright.spec.choice import (
     AutoCount,
-    AutoTokens,
     AutoWidth,
     BoolGroup,
     Choice,
-    Count,
     ModelSizes,
     OptionalFloat,
     Probability,
@@ -21,15 +19,12 @@ from archwright.spec.choice import (
     Tokens,
     Width,
 )
-from archwright.spec.masks import Causal, Full, Longformer, Mask, SymmetricWindow
+from archwright.spec.masks import Causal, Mask
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
 if TYPE_CHECKING:
     from archwright.spec.cross_attention import SoftmaxCrossAttention
-
-Buckets = Annotated[int, Field(ge=2, le=2**16, multiple_of=2)]
-"""Number of buckets of a hash: even, as each direction and its opposite have one."""
 
 AUTO_HEAD_DIM = 64
 """Least head width if neither num_heads nor head_dim is set."""
@@ -446,232 +441,6 @@ class LatentAttention(MaskedAttention):
         gate = dim * {"none": 0, "head": heads, "value": heads * value}[self.gate]
         out = (heads * value + self.bias.out) * dim
         return queries + latent + keys + values + gate + out
-
-
-class EqualHeads(MaskedAttention):
-    """Attention with one number of heads and one width for queries, keys and values."""
-
-    num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / head_dim. If both are auto, heads are at least 64 wide."""
-    head_dim: AutoWidth = Field("auto", examples=[128])
-    """Width of a head; auto: dim / num_heads."""
-    dropout: Probability = 0.0
-    """Share of attention weights dropped in training."""
-
-    @property
-    def one_line(self) -> str:
-        return f"{self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
-
-    def heads(self, dim: int) -> dict[str, int]:
-        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
-        return {
-            "num_heads": num_heads,
-            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
-        }
-
-
-class LongformerAttention(EqualHeads):
-    """Softmax attention under the mask "longformer". Global tokens use separate projections for their queries and for
-    all keys and values they attend to (Beltagy et al., 2020, section 3.1)."""
-
-    kind: Literal["longformer"] = "longformer"
-    causal: ClassVar[bool] = False
-    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
-    bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of all projections, for global and other tokens."""
-    scale: ScoreScale = SqrtScale()
-    """Factor of q k^T."""
-    softcap: OptionalFloat = Field("none", examples=[50.0])
-    """c tanh(s / c) over the scaled scores, before position biases and the mask."""
-    mask: Mask = Field(Longformer(), examples=[{"kind": "longformer", "radius": 32}])
-    """Keys that a query may attend to: "longformer", with at least one global token."""
-
-    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        if not isinstance(self.mask, Longformer):
-            yield f'mask.kind: found "{self.mask.kind}" with attention.kind "longformer"; expected "longformer"'
-        elif not self.mask.num_global:
-            yield (
-                "mask.num_global: found 0, which leaves the projections of global tokens unused; "
-                'expected 1 or more, or attention.kind "softmax"'
-            )
-
-    def num_parameters(self, dim: int) -> int:
-        width = int(self.num_heads) * int(self.head_dim)
-        biases = self.bias.query + self.bias.key + self.bias.value
-        return 7 * dim * width + 2 * biases * width + self.bias.out * dim
-
-
-class LSHAttention(EqualHeads):
-    """Softmax attention among tokens of one hash bucket (Kitaev et al., 2020, Reformer, section 2).
-
-    Queries also serve as keys. They are hashed by random rotations, sorted by bucket and cut into chunks. A query
-    attends, under its mask, to the keys of its own and neighbouring chunks, but to itself only if it sees no other key.
-    The chunk of a token depends on all tokens of its text, even under a causal mask.
-    """
-
-    kind: Literal["lsh"] = "lsh"
-    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position", "attention_mask"}
-    chooses_keys: ClassVar[bool] = True
-    scale: ScoreScale = SqrtScale()
-    """Factor of q k^T, with k = q / rms(q)."""
-    num_hashes: Count = Field(1, examples=[4])
-    """Rounds of hashing with different rotations; their results are weighted by their softmax denominators."""
-    num_buckets: Literal["auto"] | Buckets | Annotated[tuple[Buckets, ...], Field(strict=False)] = (
-        Field("auto", examples=[32])
-    )
-    """Buckets of a round, or a list of factors, one per hash; auto: the largest power of 2 up to 2 context_length /
-    chunk_size, as two factors if it is large."""
-    chunk_size: Tokens = Field(64, examples=[32])
-    """Length of a chunk of sorted tokens. Shorter texts are attended to in full."""
-    chunks_before: int = Field(1, ge=0, le=2**6)
-    """Sorted chunks before its own that a query attends to; the last chunk precedes the first."""
-    chunks_after: int = Field(0, ge=0, le=2**6)
-    """Sorted chunks after its own that a query attends to."""
-    hash_seed: int = Field(0, ge=0, le=2**32)
-    """Seed of the rotations, the same in every layer and pass."""
-    mask: Mask = Field(Causal(), examples=[{"kind": "full"}])
-    """Keys that a query may attend to, at most."""
-
-    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        return {**super().numbers(sizes), "num_buckets": self._buckets(sizes.context_length)}
-
-    def _buckets(self, context_length: int) -> int | tuple[int, ...]:
-        """Return the numbers of buckets; auto follows the published code."""
-        if self.num_buckets != "auto":
-            return self.num_buckets
-        chunks = context_length // self.chunk_size
-        power = max(1, (2 * chunks).bit_length() - 1)
-        if 2**power <= 2 * max(math.isqrt(chunks), self.chunk_size):
-            return int(2**power)
-        return 2 ** (power // 2), 2 ** (power - power // 2)
-
-    @property
-    def one_line(self) -> str:
-        rounds = (
-            f"{self.num_hashes} hash{'es' * (self.num_hashes > 1)}, chunks of {self.chunk_size}"
-        )
-        heads = f"{self.num_heads} heads of {self.head_dim}"
-        return f"{self.mask.kind} attention by LSH ({rounds}) in {heads}"
-
-    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Keep the chunks' share of the text; buckets follow."""
-        chunk = max(8, round(self.chunk_size * to.context_share))
-        changes = {"chunk_size": chunk, "num_buckets": "auto"} if to.context_share < 1 else {}
-        return super().scaled_down(to) | changes
-
-    def num_parameters(self, dim: int) -> int:
-        return 3 * dim * int(self.num_heads) * int(self.head_dim)
-
-
-class DisentangledAttention(EqualHeads):
-    """Attention with scores from content and distances: scale (q_i k_j + q_i R_d + k_j S_d) / sqrt(3) (He et al., 2020,
-    DeBERTa, section 3.1). R and S are projections of a table of distances d, shared by all layers."""
-
-    kind: Literal["disentangled"] = "disentangled"
-    knows_distances: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
-    bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of the four projections; R has a bias if `key` does, S if `query` does."""
-    terms: Literal["both", "content_to_position", "position_to_content"] = "both"
-    """Distance terms. content_to_position: q_i R_d; position_to_content: k_j S_d; both: their sum. Scores are divided
-    by the square root of the number of terms, including q_i k_j."""
-    max_distance: AutoTokens = Field("auto", examples=[256])
-    """Largest distinct distance, in tokens; auto: context_length."""
-    num_buckets: Count | Literal["none"] = Field("none", examples=[256])
-    """Table rows per direction; "none": one per distance. With fewer rows, up to half of them are for single short
-    distances, and long distances share the rest on a log scale (He et al., 2021, DeBERTa V3; DeBERTa V2's code)."""
-    distance_maps: Literal["own", "content"] = "own"
-    """Projections of distances. own: separate ones; content: those for queries and keys (DeBERTa V2 and V3)."""
-    distance_norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
-    """Norm of the table's rows (DeBERTa V2 and V3)."""
-    distance_dropout: Probability = 0.0
-    """Share of the table's values dropped in training, drawn separately in each layer."""
-    scale: ScoreScale = SqrtScale()
-    """Factor of all terms, in addition to the division by the square root of their number."""
-    softcap: OptionalFloat = Field("none", examples=[50.0])
-    """c tanh(s / c) over the scaled content term, before distance terms and the mask."""
-    mask: Mask = Field(Full(), examples=[{"kind": "causal"}])
-    """Keys that a query may attend to."""
-
-    @property
-    def num_terms(self) -> int:
-        """Number of distance terms."""
-        return 2 if self.terms == "both" else 1
-
-    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        found = super().numbers(sizes)
-        far = {"max_distance": sizes.context_length} if self.max_distance == "auto" else {}
-        return {**found, **far}
-
-    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        number = self.num_buckets
-        far = sizes.context_length if self.max_distance == "auto" else self.max_distance
-        if number != "none" and (number < 4 or far - 1 <= number // 2):
-            yield (
-                f"num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
-                f"{max(4, 2 * (far - 2))}, or num_buckets=none"
-            )
-
-    @property
-    def side(self) -> int:
-        """Rows of the table for distances of one sign, of resolved values."""
-        return int(self.max_distance if self.num_buckets == "none" else self.num_buckets)
-
-    @property
-    def one_line(self) -> str:
-        return f"disentangled {super().one_line}"
-
-    def num_parameters(self, dim: int) -> int:
-        width = int(self.num_heads) * int(self.head_dim)
-        maps, biases = 4, self.bias.query + self.bias.key + self.bias.value
-        if self.distance_maps == "own":
-            maps += self.num_terms
-            biases += self.bias.key * (self.terms != "position_to_content")
-            biases += self.bias.query * (self.terms != "content_to_position")
-        return maps * dim * width + biases * width + self.bias.out * dim
-
-    def num_shared_parameters(self, dim: int) -> Mapping[Hashable, int]:
-        key = (self.side, self.distance_norm)
-        return {key: 2 * self.side * dim + self.distance_norm.num_parameters(dim)}
-
-
-class TransientGlobalAttention(EqualHeads):
-    """Softmax attention to tokens under the mask and to sums of blocks of tokens (Guo et al., 2022, LongT5, section
-    3.1.2). Each layer sums the tokens of every whole block of the text, normalizes the sums and projects them like
-    tokens. Tokens after the last whole block are added to it; a text shorter than a block has no sums."""
-
-    kind: Literal["transient_global"] = "transient_global"
-    causal: ClassVar[bool] = False
-    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
-    further_positions: ClassVar[int] = 1
-    bias: AttentionBias = Field(AttentionBias(), examples=[True])
-    """Biases of the four projections."""
-    scale: ScoreScale = SqrtScale()
-    """Factor of q k^T."""
-    softcap: OptionalFloat = Field("none", examples=[50.0])
-    """c tanh(s / c) over the scaled scores, before position biases and the mask."""
-    mask: Mask = Field(SymmetricWindow(radius=127), examples=[{"kind": "full"}])
-    """Keys that a query may attend to, in addition to the sums."""
-    block_size: Tokens = Field(16, examples=[8])
-    """Tokens per sum."""
-    norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
-    """Norm of the sums."""
-
-    @property
-    def one_line(self) -> str:
-        heads = f"{self.num_heads} heads of {self.head_dim}"
-        return f"{self.mask.kind} attention with sums of {self.block_size} in {heads}"
-
-    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        yield from super().contradictions(sizes)
-        if self.block_size > sizes.context_length:
-            yield f"block_size: found {self.block_size}; expected at most context_length = {sizes.context_length}"
-
-    def num_parameters(self, dim: int) -> int:
-        width = int(self.num_heads) * int(self.head_dim)
-        biases = self.bias.query + self.bias.key + self.bias.value
-        maps = 4 * dim * width + biases * width + self.bias.out * dim
-        return maps + self.norm.num_parameters(dim)
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:

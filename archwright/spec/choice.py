@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from archwright.format import number_text
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.installed import load_installed
+from archwright.spec.installed import load_classic, load_installed
 from archwright.spec.other_names import CHOICES
 
 Count = Annotated[int, Field(ge=1, le=2**12)]
@@ -143,6 +143,8 @@ class ModelSizes(NamedTuple):
     dim: int
     num_layers: int
     context_length: int
+    sum_width: int = 0
+    """Width at which positions are added to the embedding."""
 
 
 class ScaleDown(NamedTuple):
@@ -180,6 +182,8 @@ class Choice(Spec):
 
     axis: ClassVar[str]
     kinds: ClassVar[dict[str, type["Choice"]]]
+    spelling: ClassVar[str] = ""
+    """Common spelling of the kind, such as "LSH"; empty: the kind with spaces."""
 
     if TYPE_CHECKING:
 
@@ -249,6 +253,7 @@ class Choice(Spec):
     @classmethod
     def choices(cls) -> dict[str, type["Choice"]]:
         """Return the choices below this class by kind."""
+        load_classic("spec")
         return {kind: member for kind, member in cls.kinds.items() if issubclass(member, cls)}
 
     @classmethod
@@ -277,6 +282,9 @@ class Choice(Spec):
         if isinstance(value, cls):
             return value
         kind = value.get("kind") if isinstance(value, dict) else None
+        known = cls.kinds.get(kind) if isinstance(kind, str) else None
+        if known is not None and issubclass(known, cls):
+            return known.model_validate(value)
         if isinstance(kind, str) and kind not in cls.choices():
             load_installed("kind: ")
         expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.choices()))

@@ -1,8 +1,24 @@
-"""Choices from installed packages."""
+"""Choices from installed packages, and special choices of this one."""
 
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 
 from archwright.spec.errors import UserError
+
+CLASSIC = "archwright.classic"
+"""Special choices of published models. No other module names this package, and all others work without it."""
+
+
+@cache
+def load_classic(half: str) -> None:
+    """Import the specs or parts of the special choices, if their package exists.
+
+    Args:
+        half: "spec" (no torch) or "parts".
+    """
+    if find_spec(CLASSIC):
+        import_module(f"{CLASSIC}.{half}")
 
 
 @cache

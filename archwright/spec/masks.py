@@ -121,29 +121,6 @@ class DilatedWindow(Mask):
         return self.dilated_heads != "all"
 
 
-class Longformer(Mask):
-    """Every `dilation`-th key on either side, `radius` of them, and global tokens, which see all tokens and are visible
-    to all: |q - k| in {0, d, ..., radius d}, or q < num_global, or k < num_global (Beltagy et al., 2020, section
-    3.1)."""
-
-    kind: Literal["longformer"] = "longformer"
-    causal: ClassVar[bool] = False
-    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("radius", 4),)
-    extent: ClassVar[tuple[str, ...]] = ("radius", "dilation")
-    radius: Tokens = Field(256, examples=[32])
-    """Visible keys on either side: half of the paper's window w."""
-    dilation: Tokens = Field(1, examples=[2])
-    """Distance between neighbouring visible keys, in tokens."""
-    dilated_heads: Count | Literal["all"] = Field("all", examples=[2])
-    """Number of heads with gaps, the last ones; the others see the nearest keys."""
-    num_global: int = Field(1, ge=0, le=2**30)
-    """Number of global tokens at the start of a text."""
-
-    @property
-    def differs_by_head(self) -> bool:
-        return self.dilated_heads != "all"
-
-
 class Chunked(Mask):
     """The keys of the query's own chunk up to itself (Llama 4), and of `chunks_before` chunks before it (Kitaev et al.,
     2020, Reformer's local attention)."""
@@ -253,29 +230,3 @@ class BlockLocal(Mask):
     blocks exchange information."""
     num_global: int = Field(0, ge=0, le=2**30, examples=[32])
     """Number of global tokens g at the start of a text."""
-
-
-class BigBird(Mask):
-    """Blocks of b tokens that see their neighbours, the first and last block, and r random ones; the first and last
-    block see all: |q // b - k // b| <= 1, or either block is 0 or the last, or k // b is random for q // b (Zaheer et
-    al., 2020, section 2). In texts of at most (5 + 2 r) b tokens, every token sees all tokens."""
-
-    kind: Literal["big_bird"] = "big_bird"
-    causal: ClassVar[bool] = False
-    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("block_size", 1),)
-    extent: ClassVar[tuple[str, ...]] = ("block_size",)
-    block_size: Tokens = Field(64, examples=[16])
-    """Length b of a block, in tokens."""
-    num_random: int = Field(3, ge=0, le=1000, examples=[2])
-    """Number r of random blocks that each other block sees."""
-    random: Literal["drawn", "first"] = "drawn"
-    """drawn: draw blocks for each layer, head and block, as the published code does in training; first: use the first
-    block for all of them, counted 1 + r times, as `transformers` does at inference."""
-
-    @property
-    def differs_by_head(self) -> bool:
-        return bool(self.num_random) and self.random == "drawn"
-
-    @property
-    def differs_by_layer(self) -> bool:
-        return self.differs_by_head

@@ -329,7 +329,8 @@ class ModelSpec(StackSpec, Shown):
     @property
     def sizes(self) -> ModelSizes:
         """Sizes from which "auto" values of choices follow."""
-        return ModelSizes(self.dim, self.num_layers, self.context_length)
+        width = self.embedding.sum_width(self.dim)
+        return ModelSizes(self.dim, self.num_layers, self.context_length, width)
 
     @cached_property
     def kv_sources(self) -> tuple[int, ...]:

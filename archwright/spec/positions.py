@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,11 +13,7 @@ from archwright.spec.choice import (
     Floats,
     ModelSizes,
     ScaleDown,
-    Width,
 )
-
-Widths = Annotated[tuple[Width, ...], Field(strict=False, min_length=2, max_length=8)]
-"""One number per factor of a grid."""
 
 
 class Scaling(Choice):
@@ -232,45 +228,6 @@ class Learned(Position):
         return (context_length + self.offset) * dim
 
 
-class Axial(Position):
-    """A trained vector per row and per column of a grid, concatenated and added to the embedding: position p is in row
-    p // c and column p mod c of c columns (Kitaev et al., 2020, Reformer's published code). With more than two factors,
-    p has a digit for each."""
-
-    kind: Literal["axial"] = "axial"
-    absolute: ClassVar[bool] = True
-    ends: ClassVar[bool] = True
-    shape: Literal["auto"] | Widths = Field("auto", examples=[[64, 64]])
-    """Rows and columns, at least context_length positions; auto: two powers of 2 of similar size."""
-    dims: Literal["auto"] | Widths = Field("auto", examples=[[128, 384]])
-    """Widths of the vectors, which add up to dim; auto: a quarter of dim, and the rest."""
-
-    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        return {
-            "shape": self.shape_for(sizes.context_length),
-            "dims": self.dims_for(sizes.dim),
-        }
-
-    def shape_for(self, context_length: int) -> tuple[int, ...]:
-        """Return the shape of the grid for a context length."""
-        if self.shape != "auto":
-            return self.shape
-        power = max(0, context_length - 1).bit_length()
-        return 2 ** (power // 2), 2 ** (power - power // 2)
-
-    def dims_for(self, dim: int) -> tuple[int, ...]:
-        """Return the widths of the vectors in a model of width `dim`."""
-        few = max(1, dim // 4)
-        return (few, max(1, dim - few)) if self.dims == "auto" else self.dims
-
-    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        return {"shape": "auto", "dims": "auto"}
-
-    def num_absolute_parameters(self, dim: int, context_length: int) -> int:
-        shape, dims = self.shape_for(context_length), self.dims_for(dim)
-        return sum(number * width for number, width in zip(shape, dims, strict=True))
-
-
 class RoPE(Position):
     """Rotate pair i of query and key coordinates by position * theta^(-2i/r) (Su et al., 2021)."""
 
@@ -327,19 +284,6 @@ class T5Bias(Position):
     @property
     def is_shared(self) -> bool:
         return self.shared
-
-
-class TransformerXL(Position):
-    """Scores q (k + r) + u k + v r, with r a linear map of the distance's sinusoidal vector and u, v learned per head
-    (Dai et al., 2019, section 3.3; Gopher)."""
-
-    kind: Literal["transformer_xl"] = "transformer_xl"
-    scores: ClassVar[bool] = True
-    theta: float = Field(10_000.0, gt=1)
-    """Base of the wavelengths of the distance's vector."""
-
-    def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
-        return (dim + 2) * num_heads * head_dim
 
 
 def rotary_dim(rope: RoPE, head_dim: int) -> int:

@@ -1,6 +1,5 @@
 """Rules between axes, and suspicions: legal but unusual values."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,6 @@ from archwright.spec.masks import Prefix, Window
 from archwright.spec.overrides import flatten, prefixes
 from archwright.spec.positions import (
     ALiBi,
-    Axial,
     Learned,
     LongRoPE,
     RoPE,
@@ -228,11 +226,13 @@ def buckets_widen(spec: "ModelSpec", layer: "LayerSpec") -> Iterator[str]:
         return
     two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
     two_way = two_way or attention.further_positions > 0
-    if isinstance(position := layer.position, T5Bias):
-        number = position.num_buckets // (2 if two_way else 1)
-        if number < 2 or position.max_distance <= number // 2:
+    options = dict(layer.position)
+    if {"num_buckets", "max_distance"} <= options.keys():
+        buckets, farthest = options["num_buckets"], options["max_distance"]
+        number = buckets // (2 if two_way else 1)
+        if number < 2 or farthest <= number // 2:
             yield (
-                f"position.max_distance: found {position.max_distance} with num_buckets = {position.num_buckets}; "
+                f"position.max_distance: found {farthest} with num_buckets = {buckets}; "
                 f"expected more than {max(number // 2, 1)}, and two buckets or more for each direction"
             )
 
@@ -262,24 +262,6 @@ def absolute_positions_are_global(spec: "ModelSpec") -> Iterator[str]:
                 f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added '
                 "to the embedding once; expected it as position.kind of the model, or another here"
             )
-
-
-@_rule("A grid of positions holds the longest text, and its vectors fill the stream.")
-def grids_fit(spec: "ModelSpec") -> Iterator[str]:
-    if not isinstance(spec.position, Axial):
-        return
-    shape = spec.position.shape_for(spec.context_length)
-    dims, width = spec.position.dims_for(spec.dim), spec.embedding.sum_width(spec.dim)
-    if math.prod(shape) < spec.context_length:
-        yield (
-            f"position.shape: found {[*shape]}, which has {math.prod(shape):,} places; expected context_length = "
-            f"{spec.context_length:,} at least"
-        )
-    if sum(dims) != width or len(dims) != len(shape):
-        yield (
-            f"position.dims: found {[*dims]}; expected {len(shape)} numbers, as in position.shape, which add up to the "
-            f"{width} coordinates of an embedding"
-        )
 
 
 @_rule("Positions that act inside attention act in one that computes them.")

@@ -1,8 +1,8 @@
 """Choices that are named outside their homes, and what else asks a value for its class instead of for what it does.
 
 The homes of a choice are its axis in `spec/`, the axis's parts, `optim/` for optimizers and schedules,
-`data/tasks/` for tasks, `hf/`, `presets/` and `spec/rules.py`; in `spec/model_spec.py` and `spec/run_spec.py` it may
-be a field's type or default.
+`data/tasks/` for tasks, `hf/`, `presets/`, `classic/` and `spec/rules.py`; in `spec/model_spec.py` and
+`spec/run_spec.py` it may be a field's type or default.
 """
 
 import ast
@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tests.house.source import PACKAGE, Count, Source, calls
 
-ANYWHERE = ("hf", "presets")
+ANYWHERE = ("hf", "presets", "classic")
 RULES = f"{PACKAGE}.spec.rules"
 GROUND = f"{PACKAGE}.spec.choice"
 """The base of all choices, of which "none" is one on most axes."""
@@ -199,7 +199,8 @@ class Choices:
 
     @property
     def _spec(self) -> list[Source]:
-        return [source for source in self.package if source.room == "spec"]
+        special = f"{PACKAGE}.classic.spec."
+        return [s for s in self.package if s.room == "spec" or s.module.startswith(special)]
 
 
 def _part_of(module: str) -> str:

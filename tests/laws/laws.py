@@ -10,6 +10,7 @@ import tomli_w
 import torch
 from torch import Tensor, nn
 
+from archwright.classic.spec.transient_global import TransientGlobalAttention
 from archwright.inspection.laws import NotTried
 from archwright.inspection.laws.case import ROWS, close
 from archwright.inspection.laws.case import Case as SmallModel
@@ -24,7 +25,6 @@ from archwright.inspection.laws.model_laws import (
     weights_return,
 )
 from archwright.model import build
-from archwright.spec.attention import TransientGlobalAttention
 from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import ChannelMix

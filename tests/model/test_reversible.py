@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.classic.parts.lsh import LSHAttention
 from archwright.inspection.laws.case import enlarged
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import compile_parts
@@ -14,7 +15,6 @@ from archwright.model import Decoder, build
 from archwright.model import stack as stacks
 from archwright.model.model import Layer
 from archwright.parts.context import Context
-from archwright.parts.mixers import LSHAttention
 from archwright.parts.replay import Replay
 from archwright.spec.model_spec import ModelSpec
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.classic.spec.longformer import Longformer
 from archwright.cpu import blocks
 from archwright.cpu.blocks import Block, Blocks, block_of, blocks_of
 from archwright.parts import masks
@@ -14,10 +15,10 @@ from archwright.parts.masks import (
     BlockLocal,
     Causal,
     Full,
-    Longformer,
     MaskPattern,
     Window,
     WindowGlobal,
+    pattern_of,
 )
 from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.spec import masks as spec
@@ -30,7 +31,7 @@ PATTERNS: dict[str, MaskPattern] = {
     "window": Window(spec.Window(size=5)),
     "full": Full(spec.Full()),
     "window and first keys": WindowGlobal(spec.WindowGlobal(size=3, num_global=2)),
-    "windows and global tokens": Longformer(spec.Longformer(radius=2, num_global=2)),
+    "windows and global tokens": pattern_of(Longformer(radius=2, num_global=2), 1),
     "blocks and global tokens": BlockLocal(spec.BlockLocal(block_size=3, shift=1, num_global=2)),
 }
 SCATTERED = [name for name in PATTERNS if " and " in name]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from archwright.classic.spec import big_bird, longformer
 from archwright.inspection.laws.law import Broken
 from archwright.inspection.laws.mask_laws import LENGTHS, check_members
 from archwright.parts import masks
@@ -19,7 +20,6 @@ from archwright.parts.masks import (
     AttentionMask,
     Causal,
     Full,
-    Longformer,
     MaskPattern,
     Window,
     pairs,
@@ -31,9 +31,11 @@ from archwright.spec.errors import UserError
 
 
 @lru_cache
-def random_blocks(mask: spec.BigBird, num_heads: int, layer: int) -> list[list[list[int]]]:
+def random_blocks(mask: big_bird.BigBird, num_heads: int, layer: int) -> list[list[list[int]]]:
     """Return the random blocks of each head and block, of short texts."""
-    found: list[list[list[int]]] = MASKS[spec.BigBird](mask, num_heads, layer).drawn(64).tolist()
+    found: list[list[list[int]]] = (
+        MASKS[big_bird.BigBird](mask, num_heads, layer).drawn(64).tolist()
+    )
     return found
 
 
@@ -48,7 +50,7 @@ def sees(
 ) -> bool:
     """Tell what the sentence of a mask says; of one by which the end of a text counts, in a text of this length."""
     match mask:
-        case spec.BigBird(block_size=size, num_random=number):
+        case big_bird.BigBird(block_size=size, num_random=number):
             last, (a, b) = (length - 1) // size, (query // size, key // size)
             drawn = []
             if mask.differs_by_head:
@@ -77,7 +79,7 @@ def sees(
         case spec.DilatedWindow(size=size, dilation=step, dilated_heads=few):
             step = step if few == "all" or num_heads - head <= few else 1
             return key in [query - i * step for i in range(size)]
-        case spec.Longformer(radius=radius, dilation=step, dilated_heads=few, num_global=n):
+        case longformer.Longformer(radius=radius, dilation=step, dilated_heads=few, num_global=n):
             step = step if few == "all" or num_heads - head <= few else 1
             near = range(query - radius * step, query + radius * step + 1, step)
             return key in near or key < n or query < n
@@ -103,7 +105,7 @@ CHOICES = [
     *[spec.SymmetricWindow(radius=n) for n in (0, 1, 4, 40)],
     *[spec.DilatedWindow(size=n, dilation=d) for n, d in ((1, 3), (3, 1), (3, 2), (2, 5), (40, 3))],
     *[
-        spec.Longformer(radius=n, dilation=d, num_global=g)
+        longformer.Longformer(radius=n, dilation=d, num_global=g)
         for n, d, g in (
             (1, 1, 0),
             (1, 2, 1),
@@ -114,7 +116,7 @@ CHOICES = [
             (9, 2, 40),
         )
     ],
-    spec.Longformer(radius=2, dilation=3, dilated_heads=1),
+    longformer.Longformer(radius=2, dilation=3, dilated_heads=1),
     *[spec.Chunked(size=n) for n in (1, 3, 4, 40)],
     *[
         spec.SegmentMemory(size=n, memory=m)
@@ -155,9 +157,9 @@ PATTERNS = pytest.mark.parametrize(
 
 
 def test_all_masks_are_tested() -> None:
-    apart = {spec.BigBird}  # of which the end of a text counts
+    apart = {big_bird.BigBird}  # of which the end of a text counts
     assert {type(choice) for choice in CHOICES} | apart == {
-        mask for mask in MASKS if mask.__module__ == spec.__name__
+        mask for mask in MASKS if mask.__module__.startswith("archwright.")
     }
 
 
@@ -188,7 +190,7 @@ def test_ranges_and_pairs_follow_visible(
 @PATTERNS
 def test_ranges_are_no_larger_than_needed(choice: spec.Mask, pattern: MaskPattern) -> None:
     """They end at a visible key. Starts may be early for gaps near the start of a document."""
-    gaps = spec.DilatedWindow, spec.Longformer, spec.Strided, spec.Fixed, spec.BlockSparse
+    gaps = spec.DilatedWindow, longformer.Longformer, spec.Strided, spec.Fixed, spec.BlockSparse
     for length in (1, 2, 13):
         for first, last in product(range(length), repeat=2):
             if first <= last:
@@ -211,13 +213,13 @@ def test_members_follow_visible_for_all_sizes(data: st.DataObject) -> None:
     """Sizes above and below the length of a document, and heads with different masks."""
     sizes, length = st.integers(1, 50), data.draw(st.integers(1, 90))
     draw = lambda: data.draw(sizes)  # noqa: E731
-    longformer = {"radius": draw(), "dilation": draw(), "num_global": draw() - 1}
+    windows = {"radius": draw(), "dilation": draw(), "num_global": draw() - 1}
     choices = [
         spec.Prefix(size=draw()),
         spec.Window(size=draw()),
         spec.SymmetricWindow(radius=draw()),
         spec.DilatedWindow(size=draw(), dilation=draw(), dilated_heads=1),
-        spec.Longformer.model_validate({**longformer, "dilated_heads": 2}),
+        longformer.Longformer.model_validate({**windows, "dilated_heads": 2}),
         spec.SegmentMemory(size=draw(), memory=draw()),
         spec.Chunked(size=draw(), chunks_before=draw() % 3),
         spec.WindowGlobal(size=draw(), num_global=draw()),
@@ -225,7 +227,7 @@ def test_members_follow_visible_for_all_sizes(data: st.DataObject) -> None:
         spec.Fixed(stride=draw(), num_summary=draw()),
         spec.BlockSparse(block_size=draw(), local_blocks=draw() % 4 + 1, stride=draw()),
         spec.BlockLocal(block_size=draw(), shift=draw(), num_global=draw() - 1),
-        spec.BigBird(block_size=draw() % 4 + 1, num_random=draw() % 3),
+        big_bird.BigBird(block_size=draw() % 4 + 1, num_random=draw() % 3),
     ]
     check_members(pattern_of(data.draw(st.sampled_from(choices)), 3), length)
 
@@ -247,13 +249,6 @@ def test_a_wrong_member_is_named(name: str, value: object) -> None:
     setattr(pattern, name, value)
     with pytest.raises(Broken, match=name):
         check_members(pattern, 13)
-
-
-def test_windows_without_global_queries() -> None:
-    pattern = masks.without_global_queries(Longformer(spec.Longformer(radius=2, num_global=3)))
-    for length in LENGTHS:
-        check_members(pattern, length)
-    assert pairs(pattern, 41) == 41 * 3 + 38 * 5 - 6 + 3  # three near pairs of global queries
 
 
 class Alternate(MaskPattern):
@@ -300,8 +295,8 @@ class TestDilatedHeads:
         [
             spec.DilatedWindow(size=3, dilation=4),
             spec.DilatedWindow(size=40, dilation=2),
-            spec.Longformer(radius=2, dilation=3, num_global=0),
-            spec.Longformer(radius=2, dilation=3, num_global=5),
+            longformer.Longformer(radius=2, dilation=3, num_global=0),
+            longformer.Longformer(radius=2, dilation=3, num_global=5),
         ],
         ids=str,
     )
@@ -313,7 +308,7 @@ class TestDilatedHeads:
 
     def test_heads_that_are_alike_have_one_mask(self) -> None:
         assert not spec.DilatedWindow().differs_by_head
-        assert not spec.Longformer().differs_by_head
+        assert not longformer.Longformer().differs_by_head
 
 
 def each_head_is_as_told(choice: spec.Mask, num_heads: int) -> None:
@@ -509,67 +504,15 @@ class TestAcrossPasses:
             assert isinstance(self.view(pattern).dense, FakeTensor)
         assert not isinstance(self.view(pattern).dense, FakeTensor)
 
+    def test_masks_of_other_classes_are_computed_in_each_pass(self) -> None:
+        class Beside(AttentionMask):
+            """A mask with keys before the tokens."""
+
+        layout = token_layout(torch.zeros(1, 5, dtype=torch.long))
+        assert AttentionMask(Causal(spec.Causal()), layout).is_plain
+        assert not Beside(Causal(spec.Causal()), layout).is_plain
+
     def test_patterns_without_a_hash_are_computed_in_each_pass(self) -> None:
         pattern = Equal()
         assert self.view(pattern).dense is not self.view(pattern).dense
         assert pairs(pattern, 5) == 9
-
-
-class TestBigBird:
-    """Blocks of which the last one counts; their random ones are held against the library in tests/hf."""
-
-    @pytest.mark.parametrize("random", ["drawn", "first"])
-    @pytest.mark.parametrize(("size", "number"), [(1, 0), (1, 1), (2, 1), (3, 2)])
-    def test_each_head_sees_what_its_sentence_says(
-        self, size: int, number: int, random: str
-    ) -> None:
-        choice = spec.BigBird.model_validate(
-            {"block_size": size, "num_random": number, "random": random}
-        )
-        pattern = MASKS[spec.BigBird](choice, 2, 3)
-        whole = (5 + 2 * number) * size
-        for length in (1, whole, whole + 1, 2 * whole):
-            layout = token_layout(torch.zeros(1, length, dtype=torch.long))
-            seen = AttentionMask(pattern, layout).dense[0].expand(2, -1, -1)
-            expected = torch.zeros_like(seen)
-            for h, q, k in product(range(2), range(length), range(length)):
-                expected[h, q, k] = sees(choice, q, k, h, 2, length, layer=3)
-            assert torch.equal(seen, expected)
-            assert pairs(pattern, length) == expected.sum().item() / 2
-            check_members(pattern, length)
-
-    def test_random_blocks_are_none_that_is_seen_already(self) -> None:
-        pattern = MASKS[spec.BigBird](spec.BigBird(block_size=4, num_random=3), 4, 2)
-        drawn = pattern.drawn(64)
-        for head, block in product(range(4), range(1, 63)):
-            chosen = drawn[head, block].tolist()
-            assert len({*chosen}) == 3
-            assert not {*chosen} & {0, block - 1, block, block + 1, 63}
-        others = MASKS[spec.BigBird](spec.BigBird(block_size=4, num_random=3), 4, 3).drawn(64)
-        assert not torch.equal(drawn, others)
-        assert not torch.equal(drawn[0], drawn[1])
-        more = pattern.drawn(1000)
-        assert torch.equal(more[:, :64], drawn[:, :64])
-
-    def test_pairs_grow_with_the_length(self) -> None:
-        pattern = MASKS[spec.BigBird](spec.BigBird(block_size=4, num_random=1), 2)
-        counts = [pairs(pattern, n) for n in (1000, 2000, 4000)]
-        assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
-
-    def test_they_follow_the_generator_of_their_layer(self) -> None:
-        """Of the first block that has some, and of the first head, beside the permutation that numpy draws first."""
-        for layer in (1, 4):
-            first = np.random.RandomState(layer - 1).permutation(11)
-            expected = [block for block in first if block not in (0, 1, 2, 9, 10)][:3]
-            drawn = MASKS[spec.BigBird](spec.BigBird(num_random=3), 2, layer).drawn(20)
-            assert drawn[0, 1].tolist() == expected
-
-    def test_the_first_block_stands_for_random_ones(self) -> None:
-        choice, length = spec.BigBird(block_size=2, num_random=2, random="first"), 31
-        layout = token_layout(torch.zeros(1, length, dtype=torch.long))
-        view = AttentionMask(MASKS[spec.BigBird](choice, 1), layout)
-        found = view.log_times(0, length, 0, length)[0, 0].exp()
-        for q, k in product(range(length), repeat=2):
-            several = k < 2 <= q and q // 2 < 15
-            assert found[q, k].item() == pytest.approx(3 if several else 1)
-        assert not Causal().repeats

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.classic.spec.transient_global import TransientGlobalAttention
 from archwright.parts.context import Context
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.linear import Linear
@@ -14,7 +15,6 @@ from archwright.spec.attention import (
     Attention,
     LatentAttention,
     SoftmaxAttention,
-    TransientGlobalAttention,
 )
 from archwright.spec.feedforward import FeedForward, SwiGLU
 

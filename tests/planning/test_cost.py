@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from archwright.classic.spec.longformer import Longformer, LongformerAttention
 from archwright.data.batches import TextLengths
 from archwright.model import build
 from archwright.model.model import Decoder
@@ -17,8 +18,7 @@ from archwright.planning.cost import (
     run_flops_per_token,
 )
 from archwright.planning.memory import WHOLE_LOGITS, cache_bytes, least_memory, total_memory
-from archwright.spec.attention import LongformerAttention, SoftmaxAttention
-from archwright.spec.masks import Longformer
+from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.run_spec import RunSpec

@@ -24,7 +24,6 @@ BROKEN: dict[str, list[str]] = {
     "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
     "streams_run_through": ["residual.kind=reversible", "layer_kinds.other.residual.kind=pre"],
     "layers_are_reversible": ["residual.kind=reversible", "residual.embedding_skip=true"],
-    "grids_fit": ["position.kind=axial", "position.shape=[2, 3]"],
     "rope_needs_pairs": ["position.fraction=0.01"],
     "longrope_divides_each_pair": [
         "position.scaling.kind=longrope",
@@ -94,6 +93,7 @@ CONTRADICTIONS: dict[str, list[str]] = {
         "feedforward.routing.kind=sparsemixer",
         "feedforward.selection_bias=true",
     ],
+    "grids_fit": ["position.kind=axial", "position.shape=[2, 3]"],
 }
 """Options of one choice that do not fit; the rule `options_fit` reports each with its path."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from archwright.classic.spec.longformer import Longformer
 from archwright.hf.layer_types import arranged
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Lens, Set, Table, nested
 from archwright.spec.errors import UserError
-from archwright.spec.masks import Longformer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,13 +3,10 @@
 from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
 from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
-from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.gated_conv import GatedConv as GatedConv
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.linear import DECAYS as DECAYS
 from archwright.parts.mixers.linear import LinearRecurrence as LinearRecurrence
-from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
-from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.recurrent import Conv as Conv
 from archwright.parts.mixers.recurrent import RecurrentMixer as RecurrentMixer
 from archwright.parts.mixers.recurrent import StateTensor as StateTensor
@@ -19,9 +16,6 @@ from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.selective import RGLRU as RGLRU
 from archwright.parts.mixers.selective import SelectiveScan as SelectiveScan
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
-from archwright.parts.mixers.transient_global import (
-    TransientGlobalAttention as TransientGlobalAttention,
-)
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS as VALUE_EMBEDDINGS
 from archwright.parts.registry import Registry
 from archwright.parts.scans import ScanInputs as ScanInputs
@@ -38,10 +32,6 @@ ATTENTIONS = Registry(
     {
         spec.SoftmaxAttention: SoftmaxAttention,
         spec.LatentAttention: LatentAttention,
-        spec.LongformerAttention: LongformerAttention,
-        spec.LSHAttention: LSHAttention,
-        spec.DisentangledAttention: DisentangledAttention,
-        spec.TransientGlobalAttention: TransientGlobalAttention,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,22 +13,13 @@ from archwright.parts.branch import Branch
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, ScoreMods, kernel_of, prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
-from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.masks import AttentionMask, max_length
-from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.positions import follows_length, rotation
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache, LayerState
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
-from archwright.spec import attention as spec
 from archwright.spec.masks import Mask
 
-S = TypeVar(
-    "S",
-    spec.LongformerAttention,
-    spec.TransientGlobalAttention,
-    spec.DisentangledAttention,
-)
 Heads = Tensor
 """[batch, length, heads, head_dim], with the number of heads of queries or of keys and values."""
 
@@ -234,29 +225,3 @@ class AttentionMixer(Mixer):
 
     def use_kernel(self, name: str) -> None:
         self.kernel = kernel_of(name)
-
-
-class EqualHeads(AttentionMixer, Generic[S]):
-    """Attention with equal numbers and widths of query, key and value heads, without the output map."""
-
-    def __init__(self, spec: S, dim: int, layer: LayerInfo | None) -> None:
-        layer, sizes = layer or LayerInfo(), spec.heads(dim)
-        num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
-        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
-        self.spec: S = spec.model_copy(update=sizes)
-        self.head_dim = head_dim
-        self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
-        width = num_heads * head_dim
-        self.query = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
-        self.key = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
-        self.value = Linear(dim, width, bias=spec.bias.value)
-        set_blocks(num_heads, self.query, self.key, self.value)
-
-    @property
-    def inputs(self) -> list[Linear]:
-        return [self.query, self.key, self.value]
-
-    def score_mods(self, bias: Bias | None) -> ScoreMods:
-        """Return the transformations of scores, including a bias."""
-        softcap = None if self.spec.softcap == "none" else self.spec.softcap
-        return ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap, bias)

@@ -2,10 +2,9 @@
 
 from torch import nn
 
-from archwright.parts.positions.absolute import Axial as Axial
 from archwright.parts.positions.absolute import Learned as Learned
 from archwright.parts.positions.absolute import Sinusoidal as Sinusoidal
-from archwright.parts.positions.relative import ALiBi, T5Bias, TransformerXL
+from archwright.parts.positions.relative import ALiBi, T5Bias
 from archwright.parts.positions.relative import distances as distances
 from archwright.parts.positions.rotary import Rotary as Rotary
 from archwright.parts.positions.rotary import Rotation as Rotation
@@ -23,11 +22,9 @@ POSITIONS = Registry(
     {
         spec.Sinusoidal: Sinusoidal,
         spec.Learned: Learned,
-        spec.Axial: Axial,
         spec.RoPE: Rotary,
         spec.ALiBi: ALiBi,
         spec.T5Bias: T5Bias,
-        spec.TransformerXL: TransformerXL,
     },
 )
 """Modules. If the spec is `absolute`, the module maps a token layout to vectors that are added to the embedding. If it

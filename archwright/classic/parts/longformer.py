@@ -6,16 +6,53 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from archwright.classic.parts.equal_heads import EqualHeads
+from archwright.classic.spec import longformer as spec
 from archwright.parts.context import Context
 from archwright.parts.kernels import prepare
 from archwright.parts.linear import Linear, project, set_blocks
-from archwright.parts.masks import AttentionMask, num_global, without_global_queries
-from archwright.parts.mixers.base import EqualHeads, Heads
+from archwright.parts.masks import AttentionMask, Dilated, MaskPattern, Ranges, spaced, united
+from archwright.parts.mixers.base import Heads
 from archwright.parts.positions import rotation
 from archwright.parts.sharing import LayerInfo, Shared
 from archwright.parts.states import KVCache
 from archwright.parts.token_layout import TokenLayout, rows_at
-from archwright.spec import attention as spec
+
+
+class Longformer(Dilated[spec.Longformer]):
+    """|query - key| in {0, d, 2d, ..., radius d}, or query or key among the first `num_global`.
+
+    Args:
+        global_queries: False if queries of global tokens see only their windows and the global keys.
+    """
+
+    def __init__(
+        self, spec: spec.Longformer, num_heads: int = 1, *, global_queries: bool = True
+    ) -> None:
+        super().__init__(spec.dilation, spec.dilated_heads, num_heads)
+        self.spec, self.global_queries = spec, global_queries
+        self.reach = spec.radius * max(self.steps)
+        self.lookback = self.lookahead = None if spec.num_global else self.reach
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        distance, step = (query - key).abs(), self.step(head)
+        near = (distance <= self.spec.radius * step) & (distance % step == 0)
+        seen = near | (key < self.spec.num_global)
+        return seen | (query < self.spec.num_global) if self.global_queries else seen
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        if self.global_queries and first < self.spec.num_global:
+            return [(0, length)]
+        few = min(self.spec.num_global, length)
+        near = (max(0, first - self.reach), min(last + self.reach + 1, length))
+        return united([(0, few), near] if few else [near])
+
+    def pairs(self, length: int) -> float:
+        if not self.global_queries:
+            return super().pairs(length)
+        others = length - min(self.spec.num_global, length)
+        near = self._mean(lambda step: 2 * spaced(others, step, self.spec.radius) - others)
+        return near + length**2 - others**2
 
 
 class LongformerAttention(EqualHeads[spec.LongformerAttention]):
@@ -37,8 +74,11 @@ class LongformerAttention(EqualHeads[spec.LongformerAttention]):
         self, spec: spec.LongformerAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
         super().__init__(spec, dim, layer)
-        self.num_global = num_global(self.pattern.value)
-        name, others = self.pattern.name, without_global_queries(self.pattern.value)
+        pattern = self.pattern.value
+        assert isinstance(pattern, Longformer)  # the spec has no other mask
+        self.num_global = pattern.spec.num_global
+        name = self.pattern.name
+        others: MaskPattern = Longformer(pattern.spec, pattern.num_heads, global_queries=False)
         # Global queries are computed separately, so this mask need not show them all keys.
         self.windows = Shared(name and f"{name}_windows", others)
         width = self.query.d_out

@@ -8,15 +8,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from archwright.classic.parts.equal_heads import EqualHeads
+from archwright.classic.spec import disentangled as spec
 from archwright.parts.context import Context
 from archwright.parts.linear import Embedding, Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
-from archwright.parts.mixers.base import EqualHeads, Heads
+from archwright.parts.mixers.base import Heads
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import distances
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
-from archwright.spec import attention as spec
 from archwright.spec.norms import Norm
 
 

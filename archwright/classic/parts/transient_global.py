@@ -7,18 +7,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from archwright.classic.parts.equal_heads import EqualHeads
+from archwright.classic.spec import transient_global as spec
 from archwright.parts.context import Context
 from archwright.parts.kernels import prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
 from archwright.parts.linear import Linear, project, set_blocks, to_autocast_dtype
 from archwright.parts.masks import WHOLE, AttentionMask, Ranges, united
-from archwright.parts.mixers.base import EqualHeads
 from archwright.parts.norms import NORMS, upcast
 from archwright.parts.positions import POSITIONS
 from archwright.parts.sharing import LayerInfo, Shared
 from archwright.parts.states import KVCache
 from archwright.parts.token_layout import TokenLayout
-from archwright.spec import attention as spec
 
 
 class TransientGlobalAttention(EqualHeads[spec.TransientGlobalAttention]):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.classic.parts.lsh import LSHAttention
+from archwright.classic.spec import lsh as spec
 from archwright.parts.context import Context
-from archwright.parts.mixers import LSHAttention
 from archwright.parts.token_layout import token_layout
-from archwright.spec import attention as spec
 from archwright.spec.errors import UserError
 from tests.parts.test_masks import sees
 

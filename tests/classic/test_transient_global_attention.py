@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.classic.parts.transient_global import TransientGlobalAttention
+from archwright.classic.spec import transient_global as spec
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS
-from archwright.parts.mixers import TransientGlobalAttention
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import token_layout
-from archwright.spec import attention as spec
 from archwright.spec import positions
 from tests.parts.plain_attention import linear
 from tests.parts.test_masks import sees

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.classic.parts.disentangled import DisentangledAttention, log_buckets
+from archwright.classic.spec import disentangled as spec
 from archwright.model import build
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS
-from archwright.parts.mixers import DisentangledAttention
-from archwright.parts.mixers.disentangled import log_buckets
 from archwright.parts.token_layout import token_layout
 from archwright.planning.cost import forward_flops
-from archwright.spec import attention as spec
 from archwright.spec.read import load
 from tests.parts.plain_attention import linear
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from archwright.classic.spec import lsh as spec
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
@@ -17,7 +18,6 @@ from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import upcast, without_autocast
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import TokenLayout
-from archwright.spec import attention as spec
 from archwright.spec.errors import UserError
 
 EPS = 1e-6

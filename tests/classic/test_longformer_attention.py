@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.classic.parts.longformer import Longformer, LongformerAttention
+from archwright.classic.spec import longformer as spec
+from archwright.inspection.laws.mask_laws import LENGTHS, check_members
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS
-from archwright.parts.mixers import LongformerAttention
+from archwright.parts.masks import pairs
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import token_layout
-from archwright.spec import attention as spec
-from archwright.spec import masks, positions
+from archwright.spec import positions
 from tests.parts.plain_attention import linear, turned
 from tests.parts.test_masks import sees
 
@@ -67,7 +69,7 @@ def run(part: LongformerAttention, x: Tensor) -> Tensor:
 def by_loops(part: LongformerAttention, x: Tensor, position: positions.Position) -> np.ndarray:
     weights = {name: p.detach().numpy() for name, p in part.named_parameters()}
     choice, rows = part.spec, []
-    assert isinstance(choice.mask, masks.Longformer)
+    assert isinstance(choice.mask, spec.Longformer)
     scale = WIDTH**-0.5 / (LAYER if choice.scale.kind == "inverse_layer" else 1)
     for row in x.detach().numpy():
         maps: dict[str, tuple[np.ndarray, ...]] = {}
@@ -109,3 +111,11 @@ def test_values(options: str, position: str, kernel: str) -> None:
         found = run(part, vectors()).numpy()
     expected = by_loops(part, vectors(), POSITIONS[position])
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_windows_without_global_queries() -> None:
+    choice = spec.Longformer(radius=2, num_global=3)
+    pattern = Longformer(choice, 1, global_queries=False)
+    for length in LENGTHS:
+        check_members(pattern, length)
+    assert pairs(pattern, 41) == 41 * 3 + 38 * 5 - 6 + 3  # three near pairs of global queries
