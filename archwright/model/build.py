@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import archwright.cpu.blockwise  # registers the kernel
-import archwright.model.reversible  # noqa: F401  # registers the wiring
+import archwright.cpu.blockwise  # noqa: F401  # registers the kernel
 from archwright.model.across_layers import check
 from archwright.model.encoder_decoder import Encoder, EncoderDecoder
 from archwright.model.model import Decoder, Layer

@@ -16,7 +16,6 @@ from archwright.parts.masks import (
     sees_all_kept,
 )
 from archwright.parts.positions import rotation
-from archwright.parts.replay import Replay
 from archwright.parts.sharing import Shared
 from archwright.parts.states import KVCache, Past, SlotTable
 from archwright.parts.token_layout import TokenLayout
@@ -62,7 +61,7 @@ class Context:
     head: Callable[[Tensor], Tensor] | None = None
     decisions: dict[tuple[int, Any], Tensor] | None = None
     layer_number: int = 0
-    replay: Replay | None = None
+    replay: Any = None
     _memory: "Memory | None" = None
 
     def __init__(

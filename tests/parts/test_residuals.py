@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.classic.spec.reversible import Reversible
 from archwright.model import build
 from archwright.parts import residuals
+from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
-from archwright.parts.residuals import RESIDUALS
+from archwright.parts.residuals import RESIDUALS, Wired
 from archwright.parts.sharing import LayerInfo
 from archwright.spec import residuals as spec
 from archwright.spec.model_spec import ModelSpec
@@ -32,23 +34,26 @@ class Scale(nn.Module):
         return x * self.factor + x.square()
 
 
-class Bare:
+class Bare(Branch):
     """A branch that tells nothing of its maps."""
 
-    inputs = ()
-
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
         self.function = function
 
-    def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
         assert projected is None
         return self.function(x)
 
 
+def bare(function: Callable[[Tensor], Tensor]) -> Wired:
+    return Wired(Bare(function))
+
+
 BRANCHES = {
-    "attention": Bare(lambda x: x.cumsum(1) * 0.3),
-    "recurrence": Bare(lambda x: x.sin() * 0.7),
-    "feedforward": Bare(lambda x: x.tanh() - 0.1),
+    "attention": bare(lambda x: x.cumsum(1) * 0.3),
+    "recurrence": bare(lambda x: x.sin() * 0.7),
+    "feedforward": bare(lambda x: x.tanh() - 0.1),
 }
 
 
@@ -106,7 +111,7 @@ def by_formula(choice: spec.Residual, x: Tensor, names: list[str], part: Any) ->
             case spec.DeepNorm(alpha=alpha):
                 assert alpha != "auto"
                 x = norm(alpha * x + f(x))
-            case spec.Reversible():
+            case Reversible():
                 first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
                 x = torch.cat((second, first + f(norm(second))), -1)
             case _:
@@ -168,12 +173,12 @@ def test_dropout_is_of_the_branch_alone_and_in_training_alone(choice: spec.Resid
     )
     x, one = torch.zeros(1, 1, 100_000), torch.ones(1, 1, 100_000)
     torch.manual_seed(0)
-    ones = {"feedforward": {"feedforward": Bare(torch.ones_like)}}
+    ones = {"feedforward": {"feedforward": bare(torch.ones_like)}}
     changed = slice(x.shape[-1] - x.shape[-1] // choice.streams, None)
     kept = part.train()(x, ones)[..., changed]
     assert kept.unique().tolist() == pytest.approx([0, 1 / 0.75])
     assert (kept == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)
-    stream = part(one, {"feedforward": {"feedforward": Bare(torch.zeros_like)}})
+    stream = part(one, {"feedforward": {"feedforward": bare(torch.zeros_like)}})
     assert torch.equal(stream, one)
     assert torch.equal(part.eval()(x, ones)[..., changed], one[..., changed])
 
@@ -188,17 +193,21 @@ def test_the_stream_is_not_changed_in_place(choice: spec.Residual) -> None:
     assert torch.equal(x, before)
 
 
-class Gated(nn.Module):
+class Gated(Branch):
     """A branch that tells the maps that read x, with a bias where it is asked."""
 
     def __init__(self, dim: int, widths: list[int], bias: bool) -> None:
         super().__init__()
-        self.inputs = nn.ModuleList(Linear(dim, n, bias=bias) for n in widths)
+        self.maps = nn.ModuleList(Linear(dim, n, bias=bias) for n in widths)
         self.calls: list[bool] = []
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [*self.maps]
 
     def forward(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
         self.calls.append(projected is not None)
-        parts = [read(x) for read in self.inputs] if projected is None else projected
+        parts = [read(x) for read in self.maps] if projected is None else projected
         first, *rest = [part.tanh().cumsum(1) for part in parts]
         return torch.cat((first, *rest), -1)[..., : x.shape[-1]] * first.sum(-1, keepdim=True)
 
@@ -216,9 +225,11 @@ def test_parallel_branches_are_the_same_fused_and_apart(
     part = made(spec.Parallel(num_norms=num_norms, multiplier=UNEVEN), ["attention", "feedforward"])
     x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
     into, given = torch.randn_like(x), [x, *both.parameters()]
-    found = part(x, {"attention": {"attention": one}, "feedforward": {"feedforward": other}})
-    bare = {"attention": {"attention": Bare(one)}, "feedforward": {"feedforward": Bare(other)}}
-    apart = part(x, bare)
+    found = part(
+        x, {"attention": {"attention": Wired(one)}, "feedforward": {"feedforward": Wired(other)}}
+    )
+    alone = {"attention": {"attention": bare(one)}, "feedforward": {"feedforward": bare(other)}}
+    apart = part(x, alone)
     assert one.calls == other.calls == [num_norms == 1, False]
     torch.testing.assert_close(found, apart, rtol=1e-12, atol=1e-12)
     grads = (torch.autograd.grad(out, given, into) for out in (found, apart))
@@ -241,8 +252,8 @@ def test_branches_side_by_side_are_computed_as_one_product() -> None:
         nn.init.normal_(parameter)
     part = made(spec.PreNorm(multiplier=UNEVEN), ["attention+recurrence"])
     x = torch.randn(2, 4, 6)
-    found = part(x, {"attention": {"attention": one, "recurrence": other}})
-    apart = part(x, {"attention": {"attention": Bare(one), "recurrence": Bare(other)}})
+    found = part(x, {"attention": {"attention": Wired(one), "recurrence": Wired(other)}})
+    apart = part(x, {"attention": {"attention": bare(one), "recurrence": bare(other)}})
     assert one.calls == other.calls == [True, False]
     torch.testing.assert_close(found, apart)
 

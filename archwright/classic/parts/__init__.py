@@ -8,6 +8,7 @@ from archwright.classic.parts import (
     gap_sentences,
     longformer,
     lsh,
+    reversible,
     transformer_xl,
     transient_global,
 )
@@ -20,5 +21,6 @@ register(spec.gap_sentences.GapSentences, gap_sentences.gap_sentences)
 register(spec.longformer.Longformer, longformer.Longformer)
 register(spec.longformer.LongformerAttention, longformer.LongformerAttention)
 register(spec.lsh.LSHAttention, lsh.LSHAttention)
+register(spec.reversible.Reversible, reversible.Reversible)
 register(spec.transformer_xl.TransformerXL, transformer_xl.TransformerXL)
 register(spec.transient_global.TransientGlobalAttention, transient_global.TransientGlobalAttention)

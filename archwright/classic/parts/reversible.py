@@ -12,11 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from archwright.classic.parts.replay import Replay
 from archwright.model.model import Layer
 from archwright.parts.context import Context, Memory
-from archwright.parts.replay import Replay
-from archwright.parts.residuals import RESIDUALS, Branches, Groups, Stream, Streams, Wiring
-from archwright.spec import residuals as spec
+from archwright.parts.residuals import Branches, Groups, Stream, Streams, Wiring
 
 Both = Float[Tensor, "batch length both"]
 """Two residual streams, concatenated in the last dimension."""
@@ -87,9 +86,6 @@ class Reversible(Wiring):
 
     def _added(self, name: str, branches: Branches, x: Stream) -> Stream:
         return reduce(add, self.terms(x.dtype, self.norms[name](x), branches))
-
-
-RESIDUALS.add(spec.Reversible, Reversible)
 
 
 @dataclass

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from archwright.classic.parts.lsh import LSHAttention
+from archwright.classic.parts.replay import Replay
+from archwright.classic.parts.reversible import Reversible
 from archwright.inspection.laws.case import enlarged
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import compile_parts
 from archwright.model import Decoder, build
-from archwright.model import stack as stacks
 from archwright.model.model import Layer
 from archwright.parts.context import Context
-from archwright.parts.replay import Replay
 from archwright.spec.model_spec import ModelSpec
 
 LENGTH = 24
@@ -101,7 +101,7 @@ def test_gradients_are_those_of_ordinary_backpropagation(
     given = {} if model.spec.encoder_model is not None else {"segment_ids": documents}
     found = gradients(model, **given)
     with monkeypatch.context() as patched:
-        patched.setattr(stacks, "read_reversibly", ordinarily)
+        patched.setattr(Reversible, "whole_pass", staticmethod(ordinarily))
         expected = gradients(model, **given)
     assert largest_error(found, expected) < 1e-10
 
@@ -189,7 +189,7 @@ def test_bfloat16_costs_reversible_layers_little_more_than_others(
         model = build(SMALL.override("num_layers=12", *changes), seed=seed).train()
         found = gradients(model, autocast=True)
         with monkeypatch.context() as patched:
-            patched.setattr(stacks, "read_reversibly", ordinarily)
+            patched.setattr(Reversible, "whole_pass", staticmethod(ordinarily))
             expected = gradients(model, autocast=True)
             exact = gradients(model)
         ratios.append(apart(found, exact) / apart(expected, exact))
