@@ -10,7 +10,6 @@ from pydantic.fields import FieldInfo
 
 from archwright.classic.spec.axial import Axial
 from archwright.classic.spec.longformer import Longformer
-from archwright.classic.spec.transformer_xl import TransformerXL
 from archwright.spec.attention import Attention, NoAttention, NoValueEmbedding
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
@@ -27,7 +26,7 @@ from archwright.spec.model_spec import (
     NoGenerator,
     StackSpec,
 )
-from archwright.spec.positions import NoPosition, NoScaling, Position
+from archwright.spec.positions import NoPosition, NoScaling, Position, TransformerXL
 from archwright.spec.recurrences import LinearRecurrence
 from archwright.spec.run_spec import RunSpec
 

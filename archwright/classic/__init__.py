@@ -12,6 +12,5 @@ Members of the contracts, each with a default, that only these choices use:
 - `Mixer.chooses_keys`: hashes of Reformer.
 - `Mixer.num_shared_parameters`, `Attention.knows_distances`: tables of distances of DeBERTa.
 - `MaskedAttention.further_positions`: sums of LongT5.
-- `Position.has_streams`: grids of Reformer and distances of Transformer-XL, which end.
 - `DistanceScores`, an axis: buckets of ProphetNet.
 """

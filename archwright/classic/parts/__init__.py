@@ -9,7 +9,6 @@ from archwright.classic.parts import (
     gap_sentences,
     longformer,
     lsh,
-    transformer_xl,
     transient_global,
 )
 from archwright.plugins import register
@@ -22,5 +21,4 @@ register(spec.gap_sentences.GapSentences, gap_sentences.gap_sentences)
 register(spec.longformer.Longformer, longformer.Longformer)
 register(spec.longformer.LongformerAttention, longformer.LongformerAttention)
 register(spec.lsh.LSHAttention, lsh.LSHAttention)
-register(spec.transformer_xl.TransformerXL, transformer_xl.TransformerXL)
 register(spec.transient_global.TransientGlobalAttention, transient_global.TransientGlobalAttention)
