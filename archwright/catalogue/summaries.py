@@ -17,6 +17,7 @@ WORDS = {
     "rope": "RoPE",
     "alibi": "ALiBi",
     "t5": "relative (T5)",
+    "transformer_xl": "relative (XL)",
     "relu": "ReLU",
     "gelu": "GELU",
     "quick_gelu": "quick GELU",

@@ -286,6 +286,20 @@ class T5Bias(Position):
         return self.shared
 
 
+class TransformerXL(Position):
+    """Scores q (k + r) + u k + v r, with r a linear map of the distance's sinusoidal vector and u, v learned per head
+    (Dai et al., 2019, section 3.3; Gopher)."""
+
+    kind: Literal["transformer_xl"] = "transformer_xl"
+    scores: ClassVar[bool] = True
+    has_streams: ClassVar[bool] = False
+    theta: float = Field(10_000.0, gt=1)
+    """Base of the wavelengths of the distance's vector."""
+
+    def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
+        return (dim + 2) * num_heads * head_dim
+
+
 def rotary_dim(rope: RoPE, head_dim: int) -> int:
     """Return the number of paired coordinates of a head."""
     return head_dim if rope.scaling.spans_head else int(head_dim * rope.fraction)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.classic.spec.transformer_xl import TransformerXL
 from archwright.cpu import blocks
 from archwright.model import build
 from archwright.parts.context import Context
@@ -96,7 +95,7 @@ POSITIONS: dict[str, positions.Position] = {
     "none": positions.NoPosition(),
     "rope": positions.RoPE(theta=THETA),
     "alibi": positions.ALiBi(),
-    "transformer_xl": TransformerXL(),
+    "transformer_xl": positions.TransformerXL(),
 }
 
 

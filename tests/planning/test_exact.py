@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.classic.parts.disentangled import DisentangledAttention
 from archwright.classic.parts.longformer import LongformerAttention
-from archwright.classic.parts.transformer_xl import TransformerXL
 from archwright.model import build
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.model.model import Decoder
 from archwright.parts.leaves import Formula, watched
 from archwright.parts.mixers import AttentionMixer
 from archwright.parts.mixers.latent import LatentAttention
+from archwright.parts.positions.relative import TransformerXL
 from archwright.planning.cost import forward_flops
 from archwright.planning.memory import cache_bytes
 from archwright.planning.plans import plan

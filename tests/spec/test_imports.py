@@ -7,6 +7,7 @@ import pytest
 
 SCRIPT = """
 import pkgutil, sys
+import archwright.classic.spec
 import archwright.spec
 for module in pkgutil.iter_modules(archwright.spec.__path__):
     __import__(f"archwright.spec.{module.name}")

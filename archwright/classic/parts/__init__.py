@@ -9,7 +9,6 @@ from archwright.classic.parts import (
     longformer,
     lsh,
     reversible,
-    transformer_xl,
     transient_global,
 )
 from archwright.plugins import register
@@ -22,5 +21,4 @@ register(spec.longformer.Longformer, longformer.Longformer)
 register(spec.longformer.LongformerAttention, longformer.LongformerAttention)
 register(spec.lsh.LSHAttention, lsh.LSHAttention)
 register(spec.reversible.Reversible, reversible.Reversible)
-register(spec.transformer_xl.TransformerXL, transformer_xl.TransformerXL)
 register(spec.transient_global.TransientGlobalAttention, transient_global.TransientGlobalAttention)

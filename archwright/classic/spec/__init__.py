@@ -7,5 +7,4 @@ from archwright.classic.spec import gap_sentences as gap_sentences
 from archwright.classic.spec import longformer as longformer
 from archwright.classic.spec import lsh as lsh
 from archwright.classic.spec import reversible as reversible
-from archwright.classic.spec import transformer_xl as transformer_xl
 from archwright.classic.spec import transient_global as transient_global

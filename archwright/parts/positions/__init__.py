@@ -4,7 +4,7 @@ from torch import nn
 
 from archwright.parts.positions.absolute import Learned as Learned
 from archwright.parts.positions.absolute import Sinusoidal as Sinusoidal
-from archwright.parts.positions.relative import ALiBi, T5Bias
+from archwright.parts.positions.relative import ALiBi, T5Bias, TransformerXL
 from archwright.parts.positions.relative import distances as distances
 from archwright.parts.positions.rotary import Rotary as Rotary
 from archwright.parts.positions.rotary import Rotation as Rotation
@@ -25,6 +25,7 @@ POSITIONS = Registry(
         spec.RoPE: Rotary,
         spec.ALiBi: ALiBi,
         spec.T5Bias: T5Bias,
+        spec.TransformerXL: TransformerXL,
     },
 )
 """Modules. If the spec is `absolute`, the module maps a token layout to vectors that are added to the embedding. If it

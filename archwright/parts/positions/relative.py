@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.kernels.scores import Bias, ElementwiseBias
-from archwright.parts.linear import Embedding
+from archwright.parts.linear import Embedding, Linear, set_blocks
 from archwright.parts.masks import AttentionMask
+from archwright.parts.positions.absolute import sines
 from archwright.parts.tensor_parallel import TensorParallel
 from archwright.spec import positions as spec
 
@@ -112,6 +113,46 @@ def t5_buckets(distance: Tensor, number: int, farthest: int, *, two_way: bool) -
     return torch.where(behind < exact, behind, far) + ahead
 
 
+class TransformerXL(ScorePosition):
+    """score = scale (q k + u k + q r + v r), with r = W sines(q's position - k's), u and v learned.
+
+    Shapes: W [num_heads * head_dim, dim]; u and v [num_heads * head_dim]. Parameters of each layer.
+    Dai et al., 2019, section 3.3.
+    """
+
+    def __init__(
+        self, spec: spec.TransformerXL, dim: int, num_heads: int, head_dim: int, *, two_way: bool
+    ) -> None:
+        super().__init__()
+        self.theta, self.dim = spec.theta, dim
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.distance = Linear(dim, num_heads * head_dim)
+        set_blocks(num_heads, self.distance)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
+        self.distance_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
+
+    def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
+        at, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
+        least, most = distances(view)
+        between = torch.arange(least, most + 1, device=query.device)
+        vectors = sines(between, self.dim, self.theta, interleaved=False)
+        heads = (self.num_heads, self.head_dim)
+        # [distances, heads, head_dim]
+        r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, heads)
+        # [heads, head_dim]
+        u, v = (b.view(heads).to(query.dtype) for b in (self.content_bias, self.distance_bias))
+        return query + u, _DistanceBias((query + v) * scale, r.to(query.dtype), at - least, keys)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        per_head = {"content_bias": 0, "distance_bias": 0}
+        return TensorParallel({"num_heads": self.num_heads}, per_head)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.content_bias)
+        nn.init.zeros_(self.distance_bias)
+
+
 def distances(view: AttentionMask) -> tuple[int, int]:
     """Return the least and the largest distance, query position minus key position."""
     at, keys = view.layout, view.keys_at
@@ -120,6 +161,21 @@ def distances(view: AttentionMask) -> tuple[int, int]:
         return at.start - keys.start - keys.length + 1, at.start - keys.start + at.length - 1
     queries, others = at.position_ids_or_range(), keys.position_ids_or_range()
     return int(queries.min() - others.max()), int(queries.max() - others.min())
+
+
+class _DistanceBias:
+    """q r for every distance, gathered for each pair. Shapes: q [b, t, h, d], r [distances, h, d]."""
+
+    def __init__(self, query: Tensor, r: Tensor, queries: Tensor, keys: Tensor) -> None:
+        self.query, self.r, self.queries, self.keys = query, r, queries, keys
+        self.flops = 2.0 * query.numel() * len(r)
+
+    def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        # [batch, heads, queries, distances]
+        products = torch.einsum("bqhd,nhd->bhqn", self.query[:, first:stop], self.r)
+        keys = self.keys[:, None, key_first:key_stop]
+        rows = (self.queries[:, first:stop, None] - keys)[:, None]
+        return products.gather(-1, rows.expand(*products.shape[:3], -1))
 
 
 def _elementwise(
