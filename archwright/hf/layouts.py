@@ -191,28 +191,3 @@ class FirstRow:
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         yield foreign[0], ours[0]
-
-
-@dataclass(frozen=True)
-class FirstRowLast(Same):
-    """A table with its first row moved to the end."""
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        yield foreign[-1], ours[0][0]
-        yield foreign[:-1], ours[0][1:]
-
-
-@dataclass(frozen=True)
-class TurnsSwapped(Same):
-    """Interleaved groups: the first rows of all groups, the second rows, ...
-
-    Args:
-        groups: Number of groups.
-    """
-
-    groups: int
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        # [rows of a group, groups, ...]
-        theirs = foreign.unflatten(0, (-1, self.groups))
-        yield theirs, ours[0].unflatten(0, (self.groups, -1)).transpose(0, 1)

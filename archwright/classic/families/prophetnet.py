@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from archwright.hf.families.bart import NORMED_EMBEDDING, POST_NORM, STACKS
 from archwright.hf.families.common import TIED, attention_names, attention_size
 from archwright.hf.family import Family
-from archwright.hf.layouts import FirstRowLast, TurnsSwapped
+from archwright.hf.layouts import Same
 from archwright.hf.lenses import Computed, Config, Field, Get, Refuse, Set, Table
 from archwright.hf.two_stacks import in_both
 from archwright.hf.weight_map import Fused, Mapped
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from archwright.hf.layouts import Pairs
 
 STREAMS, ROWS = "ngram", "max_position_embeddings"
 
@@ -44,6 +51,31 @@ def _write_positions(get: Get) -> dict[str, Any]:
     if type(offset) is not int or offset < 1:
         return {}
     return {"pad_token_id": offset - 1, ROWS: get("context_length") + offset + 1}
+
+
+@dataclass(frozen=True)
+class FirstRowLast(Same):
+    """A table with its first row moved to the end."""
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        yield foreign[-1], ours[0][0]
+        yield foreign[:-1], ours[0][1:]
+
+
+@dataclass(frozen=True)
+class TurnsSwapped(Same):
+    """Interleaved groups: the first rows of all groups, the second rows, ...
+
+    Args:
+        groups: Number of groups.
+    """
+
+    groups: int
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        # [rows of a group, groups, ...]
+        theirs = foreign.unflatten(0, (-1, self.groups))
+        yield theirs, ours[0].unflatten(0, (self.groups, -1)).transpose(0, 1)
 
 
 def _buckets_first(layer: LayerSpec) -> TurnsSwapped:
