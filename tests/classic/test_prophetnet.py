@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from archwright.hf.families.prophetnet import PROPHETNET
 from torch import Tensor, nn
 
 from archwright import hf
+from archwright.classic.families.prophetnet import PROPHETNET
 from archwright.hf.verifying import verify
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.spec.errors import UserError
