@@ -16,7 +16,7 @@ from tests.durations import Durations, Recorder
 from tests.sentences import Sentences
 from tests.visitor import Visitor
 
-ROOMS = ("parts", "classic", "cpu", "model", "losses", "optim", "generation")
+ROOMS = ("parts", "classic.parts", "cpu", "model", "losses", "optim", "generation")
 jaxtyping.install_import_hook([f"archwright.{room}" for room in ROOMS], "beartype.beartype")
 
 import torch  # noqa: E402

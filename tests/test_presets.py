@@ -12,6 +12,7 @@ from archwright import presets
 from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.planning.counts import counts_of
 from archwright.spec import absent
+from archwright.spec.installed import preset_files
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.rules import enforce, suspicions
 
@@ -40,7 +41,7 @@ def test_a_model_keeps_the_rules_and_says_where_it_comes_from(name: str) -> None
     enforce(spec)
     assert spec.name == name
     assert spec.source
-    stated = tomllib.loads((FOLDER / "models" / f"{name}.toml").read_text("utf-8"))
+    stated = tomllib.loads(preset_files("models")[name].read_text("utf-8"))
     assert "source" in stated
 
 

@@ -19,6 +19,7 @@ from archwright.cli.list_verb import WHAT
 from archwright.cli.listings import index, listing
 from archwright.cli.main import VERBS
 from archwright.cli.new_verb import KINDS
+from archwright.spec.installed import preset_files
 from archwright.spec.other_names import CHOICES
 
 Node = dict[str, Any]
@@ -72,7 +73,7 @@ def _or_files(completer: Completer, verb: str) -> Callable[..., list[str]]:
 
 def _names(_prefix: str, verb: str, *_: object) -> Iterator[str]:
     for room in ROOMS.get(verb, ("models",)):
-        yield from _presets(room)
+        yield from preset_files(room)
     yield from (path.name for path in Path().glob("*.toml"))
     if verb not in ROOMS:
         yield from _runs()
@@ -155,10 +156,6 @@ def _explained(prefix: str, *_: object) -> Iterator[str]:
     yield from CHOICES
 
 
-def _presets(room: str) -> list[str]:
-    return [path.stem for path in (presets.FOLDER / room).glob("*.toml")]
-
-
 def _runs(*_: object) -> list[str]:
     return [str(path.parent) for path in Path("runs").glob("*/spec.toml")]
 
@@ -173,7 +170,7 @@ COMPLETERS: dict[str, Completer] = {
     "runs": _runs,
     "resume": _runs,
     "kind": lambda *_: KINDS,
-    "hardware": lambda *_: [presets.THIS, *_presets("hardware")],
+    "hardware": lambda *_: [presets.THIS, *preset_files("hardware")],
     "words": _of_list,
     "word": _explained,
 }

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from archwright import presets
 from archwright.cli.choices_table import Section, named, names_of, plain, with_parts, wrapped
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, print_table
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.installed import preset_files
 from archwright.spec.other_names import CHOICES
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ def _of_word(word: str, sections: Sequence[Section]) -> list[str]:
     for term, meaning in glossary.items():
         if plain(word) in map(plain, term.split(", ")):
             return [term, *wrapped(meaning)]
-    files = sorted(path.stem for path in (presets.FOLDER / "models").glob("*.toml"))
-    if models := [name for name in files if f"{name}-".startswith(f"{word.lower()}-")]:
+    if models := [
+        name for name in preset_files("models") if f"{name}-".startswith(f"{word.lower()}-")
+    ]:
         return [f"model: {', '.join(models)}", f"archwright show {models[0]}"]
     names = [n for s in sections for n in (s["name"], *(kind["name"] for kind in s["kinds"]))]
     raise UserError(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from archwright import presets
+from archwright.spec.installed import classic_folder
 
 FOLDER = presets.FOLDER / "listings"
 PLAIN = (".kind", "dim", "num_layers", "vocab_size", "context_length")
@@ -13,10 +14,10 @@ PLAIN = (".kind", "dim", "num_layers", "vocab_size", "context_length")
 
 
 def listing(name: str) -> Any:
-    """Return a listing, rebuilt if choices from outside the package are registered."""
+    """Return a listing, rebuilt if the choices are other ones than those of the whole package."""
     # If archwright.plugins is not loaded, no choices from outside are registered.
     plugins = sys.modules.get("archwright.plugins")
-    if plugins is not None and plugins.have_joined():
+    if (plugins is not None and plugins.have_joined()) or not classic_folder():
         from archwright.reporting.listings import LISTINGS
 
         if name in LISTINGS:

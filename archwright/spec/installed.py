@@ -1,9 +1,13 @@
-"""Choices from installed packages, and special choices of this one."""
+"""Choices from installed packages, and special choices, families and presets of this one."""
 
+import json
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 
+from archwright import presets
 from archwright.spec.errors import UserError
 
 CLASSIC = "archwright.classic"
@@ -11,14 +15,41 @@ CLASSIC = "archwright.classic"
 
 
 @cache
-def load_classic(half: str) -> None:
-    """Import the specs or parts of the special choices, if their package exists.
+def classic_folder() -> Path | None:
+    """Return the folder of the special choices; None if it is missing."""
+    package = find_spec(CLASSIC)
+    return Path(package.origin).parent if package and package.origin else None
+
+
+@cache
+def load_classic(part: str) -> ModuleType | None:
+    """Import specs, parts or families of the special choices; return None if their package is missing.
 
     Args:
-        half: "spec" (no torch) or "parts".
+        part: "spec" (no torch), "parts" or "families".
     """
-    if find_spec(CLASSIC):
-        import_module(f"{CLASSIC}.{half}")
+    return import_module(f"{CLASSIC}.{part}") if classic_folder() else None
+
+
+def preset_files(room: str) -> dict[str, Path]:
+    """Return the presets by name, in alphabetical order, with those of the special choices.
+
+    Args:
+        room: "models", "runs", "studies" or "hardware".
+    """
+    classic = classic_folder()
+    folders = [presets.FOLDER, *([classic / "presets"] if classic else [])]
+    files = [file for folder in folders for file in (folder / room).glob("*.toml")]
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
+
+
+def refuse_classic(name: str) -> None:
+    """Raise a UserError if `name` is a preset of the special choices and their package is missing."""
+    rows = json.loads((presets.FOLDER / "listings" / "models.json").read_text("utf-8"))["rows"]
+    if not classic_folder() and any(row["model"] == name for row in rows):
+        raise UserError(
+            f"{name}: a preset of {CLASSIC}, which is missing from this installation; reinstall archwright"
+        )
 
 
 @cache

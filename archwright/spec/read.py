@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import tomli_w
 
-from archwright import presets
 from archwright.spec.absent import refuse_absent
 from archwright.spec.choice import Choice, Spec, Uniform
 from archwright.spec.errors import UserError, hub_hint, nearest
+from archwright.spec.installed import preset_files, refuse_classic
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
@@ -234,10 +234,7 @@ def differing(specs: Sequence[Spec]) -> dict[str, tuple[str, ...]]:
 
 def preset_names(room: str) -> list[str]:
     """Return the names of the presets in a folder: models, runs or studies."""
-    folder = presets.FOLDER / room
-    return sorted(
-        f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
-    )
+    return [*preset_files(room)]
 
 
 def even_tables(spec: Spec) -> dict[str, bool]:
@@ -390,11 +387,11 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         hint = hint.replace('"?', '.toml"?')
         raise UserError(f"{text}: no such file{'.' * bool(hint)}{hint}")
     for kind in dict.fromkeys((room, "models")):
-        found = presets.FOLDER / kind / f"{text}.toml"
-        if found.is_file():
-            return found
+        if text in (files := preset_files(kind)):
+            return files[text]
     refuse_unpublished(text)
     refuse_absent(text)
+    refuse_classic(text)
     if text in study_names():
         raise UserError(f'"{text}" is a study, not a model; run it with: archwright compare {text}')
     names = (

@@ -1,4 +1,4 @@
-"""`python -m docs._make.hf_defaults` writes archwright/hf/defaults.json
+"""`python -m docs._make.hf_defaults` writes defaults.json of archwright/hf and archwright/classic/families
 from the installed release of `transformers`."""
 
 import dataclasses
@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from archwright.hf.defaults import FILE
-from archwright.hf.families import FAMILIES
+from archwright.hf import families
+from archwright.hf.defaults import files
 
 NOT_ARCHITECTURE = ("bos_token_id", "eos_token_id", "initializer_range", "model_type", "use_cache")
 """Fields of most classes that no family reads."""
@@ -48,5 +48,7 @@ def _declared(config_class: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    text = json.dumps(generate(FAMILIES), indent=1, sort_keys=True)
-    FILE.write_text(text + "\n", encoding="utf-8")
+    usual = families.families_in(families)
+    for file, names in zip(files(), (usual, families.FAMILIES.keys() - usual.keys()), strict=True):
+        text = json.dumps(generate(names), indent=1, sort_keys=True)
+        file.write_text(text + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from archwright.lab.report.csv_files import tables
 from archwright.lab.report.latex import escaped
 from archwright.lab.report.page import study_page
 from archwright.lab.report.paper import effects_table, methods, write_kit, write_paper
-from archwright.lab.report.references import Work, bibliography, choices_of, works_in
+from archwright.lab.report.references import Work, bibliography, choices_of, cited_in, works_in
 from archwright.lab.report.saved import RESULTS, open_study, save_results
 from archwright.lab.results import StudyResults
 from archwright.spec.errors import UserError
@@ -238,8 +238,7 @@ def test_works_are_read_from_sources(text: str | None, works: list[Work]) -> Non
 
 def test_works_without_a_name_get_that_of_no_other_work() -> None:
     """Reviewed by hand: a new source with authors and year alone belongs here, or names its work."""
-    files = [*presets.FOLDER.glob("[mrs]*/*.toml"), presets.FOLDER / "listings/choices.json"]
-    text = ";".join(re.sub(r'\\*"', ";", file.read_text("utf-8")) for file in files)
+    text = ";".join(re.sub(r'\\*"', ";", file.read_text("utf-8")) for file in cited_in())
     bare = re.findall(r"[A-Z][\w-]*(?: and [A-Z]\w+| et al\.)?, \d{4}(?=[;)])", text)
     completed = {f"{w.who}, {w.year}" for name in bare for w in works_in(name) if w.name}
     known = "Beltagy Brown Devlin Hu Press Radford Shazeer Su Vaswani Wang"
@@ -247,8 +246,7 @@ def test_works_without_a_name_get_that_of_no_other_work() -> None:
 
 
 def test_titles_are_of_works_that_sources_name() -> None:
-    files = [*presets.FOLDER.glob("[mrs]*/*.toml"), presets.FOLDER / "listings/choices.json"]
-    text = " ".join(" ".join(file.read_text("utf-8").split()) for file in files)
+    text = " ".join(" ".join(file.read_text("utf-8").split()) for file in cited_in())
     titles = tomllib.loads((presets.FOLDER / "works.toml").read_text("utf-8"))
     assert [name for name in titles if name not in text] == []
     assert all(re.fullmatch(r"\d{4}\.\d{5}", n) for _, *numbers in titles.values() for n in numbers)

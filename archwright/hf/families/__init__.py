@@ -1,9 +1,12 @@
 """Registry of families by the `model_type` of config.json."""
 
+import sys
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 
 from archwright.hf.family import Family
+from archwright.spec.installed import load_classic
 
 ORDER = (
     *("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "gemma", "gemma2"),
@@ -24,13 +27,20 @@ ORDER = (
     *("marian", "m2m_100", "fsmt", "reformer", "lfm2", "lfm2_moe"),
     *("rwkv7", "mamba", "falcon_mamba", "jamba", "recurrent_gemma"),
 )
-"""Model types in the order in which export tries them, usual ones first; others follow in any order."""
+"""Model types in the order in which export tries them, usual ones first; others follow in any order.
 
-_FOUND = {
-    family.model_type: family
-    for file in iter_modules(__path__)
-    for family in vars(import_module(f"{__name__}.{file.name}")).values()
-    if isinstance(family, Family)
-}
-FAMILIES = {name: _FOUND[name] for name in dict.fromkeys((*ORDER, *_FOUND))}
+Some are in `archwright.classic`, which may be missing."""
+
+
+def families_in(package: ModuleType) -> dict[str, Family]:
+    """Return the families in the modules of a package by `model_type`."""
+    names = [f"{package.__name__}.{file.name}" for file in iter_modules(package.__path__)]
+    values = [value for name in names for value in vars(import_module(name)).values()]
+    return {value.model_type: value for value in values if isinstance(value, Family)}
+
+
+_FOUND = families_in(sys.modules[__name__])
+if (classic := load_classic("families")) is not None:
+    _FOUND |= families_in(classic)
+FAMILIES = {name: _FOUND[name] for name in dict.fromkeys((*ORDER, *_FOUND)) if name in _FOUND}
 """Families by `model_type`. Export uses the first family that can represent the model."""

@@ -1,4 +1,4 @@
-"""BERT, its relatives and XLNet, as encoders and decoders.
+"""BERT and its relatives, as encoders and decoders.
 
 If a file of BERT or ALBERT has the classifier of the sequence objective, the classifier and its pooler are read.
 Otherwise the pooler is ignored.
@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from archwright.hf.families.blocks import has_sparse_blocks, sparse_blocks
 from archwright.hf.families.common import (
     ALL_BIASES,
     HIDDEN,
     LAYER_NORM,
     SIZES,
-    TIED,
     attention_names,
     attention_size,
     flag,
 )
-from archwright.hf.families.global_tokens import (
-    NUM_GLOBAL,
-    PARTS,
-    global_attention_mask,
-    longformer_attention,
-    windows,
-)
 from archwright.hf.family import Family
-from archwright.hf.layouts import FirstRow, View
+from archwright.hf.layouts import FirstRow
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -37,15 +28,12 @@ from archwright.hf.lenses import (
     Get,
     Refuse,
     Set,
-    Switch,
     Table,
     refused,
 )
-from archwright.hf.weight_map import Constant, Fused, When, filled
-from archwright.spec.embeddings import Head
+from archwright.hf.weight_map import Constant, Fused, When
 from archwright.spec.errors import UserError
-from archwright.spec.merge import validated
-from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,20 +132,6 @@ BERT = Family(
     undeclared={"position_embedding_type": "absolute"},
 )
 
-BIG_BIRD = BERT.derive(
-    "big_bird",
-    "BigBirdForCausalLM",
-    sparse_blocks("attention", Refuse("is_decoder", (False,))),
-    Refuse("rescale_embeddings", (False,)),
-    Refuse("use_bias", (True,)),
-    masked_architecture="BigBirdForMaskedLM",
-    counts_padding=has_sparse_blocks,
-    model_keys={
-        "bert.pooler.weight": filled(0.0, lambda spec: (spec.dim, spec.dim), read=False),
-        "bert.pooler.bias": filled(0.0, lambda spec: (spec.dim,), read=False),
-    },
-)
-
 
 def _read_positions(config: Config) -> Table:
     """Read RoBERTa's positions, offset by the padding row."""
@@ -234,21 +208,6 @@ DISTILBERT = BERT.derive(
 )
 
 
-LONGFORMER = ROBERTA.derive(
-    "longformer",
-    "LongformerForMaskedLM",
-    *longformer_attention("attention"),
-    Field("num_attention_heads", "attention.num_heads"),
-    Field("attention_probs_dropout_prob", "attention.dropout"),
-    windows("num_hidden_layers"),
-    masked_architecture="",
-    further_inputs=global_attention_mask,
-    layer_keys={f"attention.self.{name}_global": f"attention.{name}_global" for name in PARTS},
-    prefix="longformer.",
-    undeclared={NUM_GLOBAL: 1},
-)
-
-
 def _read_factors(config: Config) -> Table:
     """Read a factorized embedding, projected to the model width after its norm."""
     width, dim = config["embedding_size"], config["hidden_size"]
@@ -306,40 +265,6 @@ ALBERT = BERT.derive(
     ),
 )
 
-OF_TOKENS, OF_REPLACED = ("head.predicts", "tokens"), ("head.predicts", "replaced")
-"""Conditions for the heads of ELECTRA's generator and discriminator."""
-
-
-def _read_replaced_head(config: Config) -> Head:
-    """Read the discriminator head, with the activation of the layers."""
-    act = config["hidden_act"]
-    if act not in HEAD_ACTIVATIONS:
-        raise UserError(refused("hidden_act", act, tuple(HEAD_ACTIVATIONS)))
-    dense = {"kind": "dense", "activation": HEAD_ACTIVATIONS[act], "norm": {"kind": "none"}}
-    return validated(Head, {"predicts": "replaced", "bias": True, "transform": dense})
-
-
-ELECTRA = BERT.derive(
-    "electra",
-    "ElectraForCausalLM",
-    FACTORS,
-    Set({"head.transform.activation": "gelu"}),
-    masked_architecture="ElectraForMaskedLM",
-    pretraining_architecture="ElectraForPreTraining",
-    replaced_head="discriminator_predictions.dense_prediction.weight",
-    read_replaced_head=_read_replaced_head,
-    model_keys={
-        "electra.embeddings_project": "project_in",
-        "generator_predictions.dense": When(*OF_TOKENS, "head.transform.dense"),
-        "generator_predictions.LayerNorm": "head.transform.norm",
-        "generator_lm_head.bias": When(*OF_TOKENS, "head.bias"),
-        "discriminator_predictions.dense": When(*OF_REPLACED, "head.transform.dense"),
-        "discriminator_predictions.dense_prediction": When(*OF_REPLACED, "head"),
-    },
-    prefix="electra.",
-    ignored=(r"generator_lm_head\.weight", r"electra\.embeddings\.(position_ids|token_type_ids)"),
-)
-
 
 def _read_width(config: Config) -> Table:
     """Refuse a factorized embedding."""
@@ -368,77 +293,4 @@ ROFORMER = BERT.derive(
     masked_architecture="RoFormerForMaskedLM",
     model_keys={"roformer.encoder.embed_positions.weight": Constant(_sines)},
     prefix="roformer.",
-)
-
-
-def _reading(layer: LayerSpec) -> View:
-    """Return the layout [dim, heads, head_dim] of an input projection."""
-    return View(lambda weight: weight.mT.unflatten(1, (-1, attention_size(layer, "head_dim"))))
-
-
-def _writing(layer: LayerSpec) -> View:
-    """Return the layout [dim, heads, head_dim] of an output projection."""
-    return View(lambda weight: weight.unflatten(1, (-1, attention_size(layer, "head_dim"))))
-
-
-def _by_heads(layer: LayerSpec) -> View:
-    return View(lambda bias: bias.unflatten(0, (-1, attention_size(layer, "head_dim"))))
-
-
-def _unread(*before: int) -> Constant:
-    """Return zeros [*before, heads, head_dim] for unused segment parameters."""
-
-    def shape(spec: ModelSpec) -> tuple[int, ...]:
-        return (*before, *(attention_size(spec, option) for option in ("num_heads", "head_dim")))
-
-    return filled(0.0, shape, read=False)
-
-
-XLNET = Family(
-    "xlnet",
-    "XLNetLMHeadModel",
-    lenses=(
-        Field("vocab_size", "vocab_size"),
-        Field("d_model", "dim"),
-        Field("n_layer", "num_layers"),
-        Field("n_head", "attention.num_heads"),
-        Set({"residual.kind": "post", **LAYER_NORM, "position.kind": "transformer_xl"}),
-        Set({"attention.kind": "softmax", "head.bias": True}),
-        Field("layer_norm_eps", "norm.eps"),
-        Field("dropout", ("residual.dropout", "embedding.dropout", "attention.dropout")),
-        Activation("ff_activation", gated=False),
-        Field("d_inner", "feedforward.hidden_dim"),
-        Set({"feedforward.bias.up": True, "feedforward.bias.down": True}),
-        Switch(
-            "attn_type",
-            {
-                "bi": Set({"attention.mask.kind": "full"}),
-                "uni": Set({"attention.mask.kind": "causal"}),
-            },
-        ),
-        Refuse("clamp_len", (-1,)),
-        TIED,
-    ),
-    layers="transformer.layer.{i}.",
-    layer_keys={
-        "rel_attn.q": Fused(("attention.query.weight",), _reading),
-        "rel_attn.k": Fused(("attention.key.weight",), _reading),
-        "rel_attn.v": Fused(("attention.value.weight",), _reading),
-        "rel_attn.o": Fused(("attention.out.weight",), _writing),
-        "rel_attn.r": Fused(("attention.position.distance.weight",), _reading),
-        "rel_attn.r_w_bias": Fused(("attention.position.content_bias",), _by_heads),
-        "rel_attn.r_r_bias": Fused(("attention.position.distance_bias",), _by_heads),
-        "rel_attn.r_s_bias": _unread(),
-        "rel_attn.seg_embed": _unread(2),
-        "rel_attn.layer_norm": "residual.norms.{mixer}",
-        "ff.layer_1": "feedforward.up",
-        "ff.layer_2": "feedforward.down",
-        "ff.layer_norm": "residual.norms.feedforward",
-    },
-    model_keys={
-        "transformer.word_embedding": "embedding",
-        "transformer.mask_emb": filled(0.0, lambda spec: (1, 1, spec.dim), read=False),
-        "lm_loss": "head",
-    },
-    prefix="transformer.",
 )

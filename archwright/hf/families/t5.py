@@ -15,7 +15,6 @@ from archwright.hf.lenses import (
     Lens,
     Refuse,
     Set,
-    Switch,
     Table,
 )
 from archwright.hf.two_stacks import in_both
@@ -34,7 +33,7 @@ FEEDFORWARD = Activation(
 """Lens of the activation, including its gating."""
 
 
-def _read_head(config: Config) -> Table:
+def read_head(config: Config) -> Table:
     """Read the head; by default, logits scale by 1 / sqrt(dim) if tied."""
     tied = config["tie_word_embeddings"] is not False
     scaled = config.get("scale_decoder_outputs", tied)
@@ -59,7 +58,7 @@ def _bias(attention: str = SELF) -> str:
     return f"layer.0.{attention}.relative_attention_bias"
 
 
-def _layer(
+def layer_names(
     feedforward: str, attention: str = SELF, inner: str = "DenseReluDense"
 ) -> dict[str, Mapped]:
     """Return the tensor names of a layer with these module names."""
@@ -76,12 +75,12 @@ def _layer(
     }
 
 
-ENCODER = _layer("layer.1")
+ENCODER = layer_names("layer.1")
 CROSS_ATTENTION = {
     "layer.1.layer_norm": "residual.norms.cross_attention",
     **attention_names("layer.1.EncDecAttention", "cross_attention", maps="qkvo"),
 }
-DECODER = {**_layer("layer.2"), **CROSS_ATTENTION}
+DECODER = {**layer_names("layer.2"), **CROSS_ATTENTION}
 
 HEADS: tuple[Lens, ...] = (
     Field("num_heads", tuple(f"{a}.num_heads" for a in ATTENTIONS)),
@@ -117,7 +116,7 @@ T5 = Family(
         ),
         *DROPOUTS,
         Refuse("is_decoder", (False,)),
-        Computed(_read_head, _write_head, "tie_word_embeddings"),
+        Computed(read_head, _write_head, "tie_word_embeddings"),
     ),
     layers="decoder.block.{i}.",
     layer_keys=DECODER,
@@ -194,7 +193,7 @@ def _mixed(number: str) -> Layers:
 def _switch_layer(feedforward: str) -> dict[str, Mapped]:
     experts = f"{feedforward}.mlp.experts.expert_{{e}}"
     return {
-        **_layer(feedforward, inner="mlp"),
+        **layer_names(feedforward, inner="mlp"),
         f"{feedforward}.mlp.router.classifier": "feedforward.router",
         f"{experts}.wi": "feedforward.experts.up",
         f"{experts}.wo": "feedforward.experts.down",
@@ -205,7 +204,7 @@ SWITCH_TRANSFORMERS = T5.derive(
     "switch_transformers",
     "SwitchTransformersForConditionalGeneration",
     Computed(
-        _read_head, lambda get: {"tie_word_embeddings": get("head.tied")}, "tie_word_embeddings"
+        read_head, lambda get: {"tie_word_embeddings": get("head.tied")}, "tie_word_embeddings"
     ),
     Field("dropout_rate", ("embedding.dropout", "cross_attention.dropout")),
     *in_both(Field("dropout_rate", ("residual.dropout", "attention.dropout"))),
@@ -215,73 +214,3 @@ SWITCH_TRANSFORMERS = T5.derive(
     encoder_layer_keys=_switch_layer("layer.1"),
 )
 """Router losses follow the paper: one per layer, over all sequences. transformers has one per sequence, over layers."""
-
-
-LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
-
-
-def _read_scale(config: Config) -> Table:
-    """Read LongT5's head; `tie_word_embeddings` only determines the logit scale."""
-    # Tensors determine tying: transformers unties a head only if a file has both tables.
-    return {"head": _read_head(config)["head"] | {"tied": True}}
-
-
-def _write_scale(get: Get) -> dict[str, Any]:
-    return {"tie_word_embeddings": get("head.logit_scale") != 1}
-
-
-def _kind(encoder_attention: str) -> Set:
-    kind = {"encoder.attention.kind": encoder_attention}
-    return Set({**kind, "encoder.attention.mask.kind": "symmetric_window"})
-
-
-_SUMS: tuple[Lens, ...] = (
-    _kind("transient_global"),
-    Set({"encoder.attention.norm.kind": "rms", "encoder.attention.norm.weight": "plain"}),
-    Set({"encoder.attention.norm.scale_in": "input_dtype"}),
-    Field("layer_norm_epsilon", "encoder.attention.norm.eps"),
-    Field("global_block_size", "encoder.attention.block_size"),
-)
-
-
-def _long_encoder(ours: str, theirs: str) -> dict[str, Mapped]:
-    """Return the tensor names of the encoder's attention if its kind is `ours`."""
-    norm = {f"layer.0.{theirs}.global_input_layer_norm": "attention.norm"}
-    names = (_layer("layer.1", theirs) | norm).items()
-    return {k: When("attention.kind", ours, str(held)) for k, held in names if theirs in k}
-
-
-def _tables(ours: str, **held: str) -> dict[str, Mapped]:
-    """Return the names of the encoder's bias tables, in layer 0, if its attention kind is `ours`."""
-    return {
-        f"encoder.block.0.layer.0.{name}": When("encoder.attention.kind", ours, f"encoder.{table}")
-        for name, table in held.items()
-    }
-
-
-_RELATIVE = "relatives.relative_0.table"
-LONGT5 = T5.derive(
-    "longt5",
-    "LongT5ForConditionalGeneration",
-    Switch("encoder_attention_type", {"local": _kind("softmax"), "transient-global": _SUMS}),
-    Field("local_radius", "encoder.attention.mask.radius"),
-    *HEADS,
-    *DROPOUTS,
-    Computed(_read_scale, _write_scale, "tie_word_embeddings"),
-    ties_unsaid=True,
-    encoder_layer_keys={
-        **{name: held for name, held in _layer("layer.1").items() if SELF not in name},
-        **_long_encoder("softmax", LOCAL),
-        **_long_encoder("transient_global", SUMS),
-    },
-    model_keys={
-        **_tables("softmax", **{f"{LOCAL}.relative_attention_bias": _RELATIVE}),
-        **_tables(
-            "transient_global",
-            **{
-                f"{SUMS}.relative_attention_bias": _RELATIVE,
-                f"{SUMS}.global_relative_attention_bias": "relatives.sums_1.table",
-            },
-        ),
-    },
-)

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from archwright import presets
@@ -14,6 +16,7 @@ from archwright.lab.report.latex import escaped
 from archwright.reporting.choices import automatic_paths
 from archwright.spec.choice import Spec
 from archwright.spec.docstrings import field_docstrings
+from archwright.spec.installed import preset_files
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import version
@@ -74,11 +77,16 @@ def _read(text: str | None) -> Iterator[Work]:
         yield Work(m["who"], m["year"], (m["name"] or "")[2:].strip().rstrip("."))
 
 
+def cited_in() -> list[Path]:
+    """Return the files with sources of presets and choices."""
+    rooms = [preset_files(room).values() for room in ("models", "runs", "studies")]
+    return [*chain(*rooms), presets.FOLDER / "listings" / "choices.json"]
+
+
 @cache
 def _names() -> dict[tuple[str, str], str]:
     """Return the unambiguous names of works by authors and year."""
-    files = [*presets.FOLDER.glob("[mrs]*/*.toml"), presets.FOLDER / "listings/choices.json"]
-    texts = (re.sub(r'\\*"', ";", file.read_text(encoding="utf-8")) for file in files)
+    texts = (re.sub(r'\\*"', ";", file.read_text(encoding="utf-8")) for file in cited_in())
     found = {work for text in texts for work in _read(text) if work.name}
     several = Counter((work.who, work.year) for work in found)
     return {(w.who, w.year): w.name for w in found if several[w.who, w.year] == 1}

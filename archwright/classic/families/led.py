@@ -1,14 +1,14 @@
 """LED: BART with Longformer attention in the encoder."""
 
-from archwright.hf.families.bart import BART
-from archwright.hf.families.fairseq import LAYER_KEYS
-from archwright.hf.families.global_tokens import (
+from archwright.classic.families.global_tokens import (
     NUM_GLOBAL,
     PARTS,
     global_attention_mask,
     longformer_attention,
     windows,
 )
+from archwright.hf.families.bart import BART
+from archwright.hf.families.fairseq import LAYER_KEYS
 from archwright.hf.lenses import Field, Set
 
 LED = BART.derive(

@@ -1,7 +1,7 @@
 """BigBird-Pegasus: Blenderbot's pre-norm layers with BigBird attention in the encoder."""
 
+from archwright.classic.families.blocks import has_sparse_blocks, sparse_blocks
 from archwright.hf.families.bart import BLENDERBOT
-from archwright.hf.families.blocks import has_sparse_blocks, sparse_blocks
 from archwright.hf.families.common import flag
 from archwright.hf.families.fairseq import LAYER_KEYS
 from archwright.hf.lenses import Set
