@@ -1,7 +1,8 @@
 """Special choices of published models, joined to the workbench like choices from outside.
 
 No other module imports this package by name. `spec/installed.py` loads it (`load_classic`): `Choice.choices` its specs,
-without torch, and `Registry.of` its parts. Without this folder, its kinds are unknown and all else works.
+without torch, `Registry.of` its parts, and `hf.families` its families. Presets are files in `presets/`. Without this
+folder, its kinds and families are unknown, its presets are missing, and all else works.
 
 Members of the contracts, each with a default, that only these choices use:
 

@@ -13,9 +13,10 @@ HEAD = """\
 <!-- Written by `make docs` from the presets. -->
 
 For users who compare published models: the choices of each model in the package, oldest first. Each cell is
-derived from the model's file in [`archwright/presets/models`](../archwright/presets/models), which names the
-sources. Parameters are counted from the built model. `archwright list` prints this table, also as CSV or JSON;
-`archwright show NAME` prints a model, and `archwright diff A B` the differences between two.
+derived from the model's file in [`archwright/presets/models`](../archwright/presets/models), or for special systems in
+[`archwright/classic/presets/models`](../archwright/classic/presets/models), which names the sources. Parameters are
+counted from the built model. `archwright list` prints this table, also as CSV or JSON; `archwright show NAME` prints
+a model, and `archwright diff A B` the differences between two.
 
 A loss that is added in training, such as the z-loss of PaLM, OLMo 2 and Falcon 2, is not part of a model and
 not in this table.

@@ -1,83 +1,45 @@
 """Families and presets where archwright/classic is missing."""
 
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+import json
+from pathlib import Path
 
 import pytest
 
 from archwright.hf import FAMILIES, families
-from archwright.spec.installed import classic_folder, preset_files
-from tests.tiny import ROOT
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from archwright.spec.installed import preset_files
+from tests.classic.test_without import run
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run Python with a copy of the package without the folder."""
-    folder = tmp_path_factory.mktemp("without")
-    left_out = shutil.ignore_patterns("classic", "__pycache__")
-    shutil.copytree(ROOT / "archwright", folder / "archwright", ignore=left_out)
-    surroundings = {**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
-
-    def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, *words]
-        return subprocess.run(
-            command, cwd=folder, env=surroundings, capture_output=True, text=True, check=False
-        )
-
-    return run
-
-
-def special_presets() -> set[str]:
-    folder = classic_folder()
-    assert folder is not None
-    return {name for name, file in preset_files("models").items() if folder in file.parents}
-
-
-def test_the_list_leaves_its_presets_out(python: Run) -> None:
-    done = python("-m", "archwright", "list")
-    assert not done.stderr
-    names = {line.split()[0] for line in done.stdout.splitlines() if line}
-    assert not names & special_presets()
-    assert names >= preset_files("models").keys() - special_presets()
+def test_the_list_leaves_its_presets_out(copy: Path) -> None:
+    names = {line.split()[0] for line in run(copy, "list") if line}
+    special = {name for name, file in preset_files("models").items() if "classic" in file.parts}
+    assert "reformer" in special
+    assert not names & special
+    assert names >= preset_files("models").keys() - special
 
 
 @pytest.mark.parametrize("preset", ["modern", "t5-base", "bert-base", "original-transformer"])
-def test_other_presets_are_shown(preset: str, python: Run) -> None:
-    done = python("-m", "archwright", "show", preset)
-    assert done.returncode == 0
-    assert done.stdout.startswith(preset)
+def test_other_presets_are_shown(preset: str, copy: Path) -> None:
+    assert run(copy, "show", preset)[0].startswith(preset)
 
 
 @pytest.mark.parametrize("words", [("show", "reformer"), ("train", "longt5-base", "--dry-run")])
-def test_its_presets_are_one_line(words: tuple[str, ...], python: Run) -> None:
-    done = python("-m", "archwright", *words)
-    assert done.returncode == 2
-    assert done.stderr == (
+def test_its_presets_are_one_line(words: tuple[str, ...], copy: Path) -> None:
+    assert run(copy, *words, code=2) == [
         f"archwright: {words[1]}: a preset of archwright.classic, which is missing from this installation; "
-        "reinstall archwright\n"
-    )
+        "reinstall archwright"
+    ]
 
 
-def test_its_families_are_unknown(python: Run) -> None:
-    script = """
-from archwright.hf import FAMILIES, load_spec
-print(*FAMILIES)
-try:
-    load_spec({"model_type": "longformer"})
-except ValueError as error:
-    print(error)
-"""
-    names, error = python("-c", script).stdout.splitlines()
+def test_its_families_are_unknown(copy: Path) -> None:
     usual = families.families_in(families)
-    assert "llama" in usual
-    assert "reformer" in FAMILIES.keys() - usual.keys()
-    assert names.split() == [name for name in FAMILIES if name in usual]
-    assert error == (
-        f"config.json: model_type: found 'longformer'; expected one of {len(usual)} families "
+    assert {"reformer", "xlnet", "led"} <= FAMILIES.keys() - usual.keys()
+    assert [line.split()[0] for line in run(copy, "list", "families")[1:-1] if line] == sorted(
+        usual
+    )
+    (copy / "checkpoint").mkdir()
+    (copy / "checkpoint" / "config.json").write_text(json.dumps({"model_type": "longformer"}))
+    assert run(copy, "import", "checkpoint", code=2)[-1] == (
+        f"archwright: checkpoint/config.json: model_type: found 'longformer'; expected one of {len(usual)} families "
         '(see archwright list families). Did you mean "roformer"?'
     )

@@ -1,25 +1,15 @@
 """Without archwright/classic, all else works: a copy of the package that lacks the folder."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.tiny import ROOT, SHAPE, tiny_words, write_text
+from tests.tiny import SHAPE, tiny_words
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("without")
-    left_out = shutil.ignore_patterns("classic", "__pycache__")
-    shutil.copytree(ROOT / "archwright", folder / "archwright", ignore=left_out)
-    write_text(folder / "text.txt")
-    return folder
 
 
 def run(copy: Path, *words: str, code: int = 0) -> list[str]:
@@ -78,8 +68,3 @@ def test_models_train(copy: Path, preset: str) -> None:
 def test_its_kinds_are_unknown(copy: Path, word: str, start: str) -> None:
     (line,) = run(copy, "train", "modern", word, "data.text=text.txt", code=2)
     assert line.startswith(f"archwright: {start}")
-
-
-def test_a_preset_that_needs_it_says_so(copy: Path) -> None:
-    lines = run(copy, "show", "reformer", code=2)
-    assert all(line.startswith("archwright: reformer") for line in lines)
