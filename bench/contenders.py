@@ -77,7 +77,7 @@ def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
     from archwright.machine.precision import Precision
     from archwright.model import build
     from archwright.optim import build_optimizers
-    from archwright.spec.run_spec import AdamW
+    from archwright.spec.optimizers import AdamW
     from archwright.training.step import train_step
 
     model = build(llama_spec(shape), seed=0).train()

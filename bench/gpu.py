@@ -33,7 +33,8 @@ from archwright.optim import build_optimizers
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import AdamW, MachineSpec
+from archwright.spec.machine import MachineSpec
+from archwright.spec.optimizers import AdamW
 from archwright.training.step import train_step
 
 if __name__ == "__main__":  # as a script, its own folder is on the path

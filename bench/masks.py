@@ -27,8 +27,8 @@ from archwright.data.inputs import Batch, Inputs
 from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
+from archwright.spec.optimizers import AdamW
 from archwright.spec.read import load
-from archwright.spec.run_spec import AdamW
 from archwright.training.step import train_step
 from bench import timing
 

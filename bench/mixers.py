@@ -26,8 +26,8 @@ from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.parts.context import Context
+from archwright.spec.optimizers import AdamW
 from archwright.spec.read import load
-from archwright.spec.run_spec import AdamW
 from archwright.training.step import train_step
 from bench import timing
 

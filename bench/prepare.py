@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from archwright.data.prepare import num_threads, prepare
-from archwright.spec.run_spec import DataSpec, TokenizerSpec
+from archwright.spec.data import DataSpec, TokenizerSpec
 from archwright.text.corpus import open_corpus
 from archwright.text.open_tokenizer import open_tokenizer
 

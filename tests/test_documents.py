@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 from tests.commands import commands, linked_files, read
 from tests.tiny import ROOT
 

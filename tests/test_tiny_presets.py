@@ -14,7 +14,8 @@ from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.inspection.laws.law import NotTried
 from archwright.model import build
-from archwright.spec.attention import LatentAttention, SoftmaxAttention
+from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.latent import LatentAttention
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import flatten

@@ -12,10 +12,11 @@ from archwright.planning.memory import cache_bytes_per_token, least_memory, writ
 from archwright.planning.training_memory import split_one
 from archwright.reporting.terminal import print_resolved
 from archwright.scale.layout import ONE, Layout
+from archwright.spec.data import SYNTHETIC, DataSpec
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.read import collapse_uniform, even_tables
-from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.foreign import read_json
 from archwright.text.open_tokenizer import tokenizer_file

@@ -10,7 +10,7 @@ from archwright.format import columns, duration, exact, size
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
-    from archwright.spec.run_spec import DataSpec
+    from archwright.spec.data import DataSpec
     from archwright.training.data import Material
 
 ABOUT = """\

@@ -92,7 +92,7 @@ def run(words: Sequence[str]) -> int:
 
 def _measured(run: "RunSpec", options: argparse.Namespace) -> "Profile":
     from archwright.progress import Progress
-    from archwright.spec.run_spec import MachineSpec
+    from archwright.spec.machine import MachineSpec
     from archwright.training.profiling import profile
 
     with Progress("Measuring", 1.0) as progress:

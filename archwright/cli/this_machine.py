@@ -17,8 +17,9 @@ from archwright.planning.memory import total_memory
 from archwright.planning.workload import Workload
 from archwright.reporting.plan_rows import Figure
 from archwright.spec.hardware import Hardware
+from archwright.spec.machine import MachineSpec
 from archwright.spec.run_rules import enforce_run
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.training.measured_step import MeasuredStep, measure_step
 
 

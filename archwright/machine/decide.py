@@ -23,7 +23,8 @@ from archwright.parts.scans import SCANS
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.scale.layout import ONE, Layout
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.machine import MachineSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.version import version
 
 MOST_THREADS = 4

@@ -24,7 +24,7 @@ from archwright.parts.feedforward import Gated, GroupedExperts, Multiplied
 from archwright.parts.linear import to_autocast_dtype
 from archwright.parts.norms import LayerNorm, RMSNorm
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 
 LONGEST = 2**16
 """Numbers of a row that its kernels take at most."""

@@ -30,8 +30,8 @@ from archwright.parts.residuals import Groups, Wired, Wiring
 from archwright.parts.states import LayerState
 from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
+from archwright.spec.machine import ActivationCheckpointing
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import ActivationCheckpointing
 
 D = TypeVar("D", bound="Decoder")
 

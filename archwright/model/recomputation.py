@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
 )
 
 from archwright.parts.context import Context
-from archwright.spec.run_spec import ActivationCheckpointing
+from archwright.spec.machine import ActivationCheckpointing
 
 if TYPE_CHECKING:
     from archwright.model.model import Layer

@@ -17,9 +17,9 @@ from archwright.parts.linear import Embedding, GroupedLinear, Linear
 from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.run_spec import AdamW as AdamWSpec
-from archwright.spec.run_spec import Muon as MuonSpec
-from archwright.spec.run_spec import Optimizer as OptimizerSpec
+from archwright.spec.optimizers import AdamW as AdamWSpec
+from archwright.spec.optimizers import Muon as MuonSpec
+from archwright.spec.optimizers import Optimizer as OptimizerSpec
 
 Role = Literal["embedding", "head"] | branch.Role
 Parameters = list[tuple[str, nn.Parameter]]

@@ -4,7 +4,7 @@ import math
 from numbers import Real
 
 from archwright.parts.registry import Registry
-from archwright.spec.run_spec import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+from archwright.spec.schedules import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
 def learning_rate(schedule: Schedule, step: int, num_steps: int | float) -> float:

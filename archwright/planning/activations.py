@@ -6,7 +6,7 @@ from typing import NamedTuple, get_args
 from archwright.model.model import Decoder
 from archwright.planning.counter import Held
 from archwright.planning.trace import Precision, Trace, trace
-from archwright.spec.run_spec import ActivationCheckpointing
+from archwright.spec.machine import ActivationCheckpointing
 
 CHECKPOINTING: tuple[ActivationCheckpointing, ...] = get_args(ActivationCheckpointing)
 """Values of `machine.activation_checkpointing`. The backward pass recomputes: nothing; all except products with weights

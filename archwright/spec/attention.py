@@ -11,23 +11,28 @@ from archwright.spec.choice import (
     AutoCount,
     AutoWidth,
     BoolGroup,
-    Choice,
     ModelSizes,
     OptionalFloat,
     Probability,
     ScaleDown,
-    Tokens,
-    Width,
 )
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.mixers import ALL_INPUTS, Mixer
-from archwright.spec.norms import NoNorm, Norm, RMSNorm
-
-if TYPE_CHECKING:
-    from archwright.spec.cross_attention import SoftmaxCrossAttention
+from archwright.spec.norms import NoNorm, Norm
+from archwright.spec.scores import (
+    FixedScale,
+    NoQueryTemperature,
+    QueryTemperature,
+    ScoreScale,
+    SqrtScale,
+)
+from archwright.spec.value_embeddings import NoValueEmbedding, ValueEmbedding
 
 AUTO_HEAD_DIM = 64
 """Least head width if neither num_heads nor head_dim is set."""
+
+if TYPE_CHECKING:
+    from archwright.spec.cross_attention import SoftmaxCrossAttention
 
 
 class AttentionBias(BoolGroup):
@@ -41,139 +46,6 @@ class AttentionBias(BoolGroup):
     """Bias of the value projection."""
     out: bool = False
     """Bias of the output projection."""
-
-
-class ScoreScale(Choice):
-    """The axis of factors of the scores q k^T."""
-
-    axis: ClassVar[str] = "scale"
-
-    def numbers_of_heads(self, key_dim: int) -> dict[str, Any]:
-        """Return numbers for "auto" fields, with queries and keys of width `key_dim`."""
-        return {}
-
-
-class SqrtScale(ScoreScale):
-    """dim^-0.5; by default, dim is the head width (Vaswani et al., 2017)."""
-
-    kind: Literal["sqrt"] = "sqrt"
-    dim: AutoWidth = Field("auto", examples=[256])
-    """Width in the formula; auto: width of a head's query. Gemma 2 and 3 use another (query_pre_attn_scalar)."""
-
-    def numbers_of_heads(self, key_dim: int) -> dict[str, Any]:
-        return {"dim": key_dim} if self.dim == "auto" else {}
-
-    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        return {"dim": "auto"}
-
-
-class InverseScale(ScoreScale):
-    """numerator / head_dim (Yang et al., 2022, muP)."""
-
-    kind: Literal["inverse"] = "inverse"
-    numerator: float = Field(8.0, gt=0)
-    """Square root of the head_dim at which this scale equals 1 / sqrt(head_dim)."""
-
-
-class InverseLayerScale(ScoreScale):
-    """head_dim^-0.5 / n in layer n = 1, 2 ... (GPT-2's scale_attn_by_inverse_layer_idx)."""
-
-    kind: Literal["inverse_layer"] = "inverse_layer"
-
-
-class FixedScale(ScoreScale):
-    """A constant (Granite's attention_multiplier)."""
-
-    kind: Literal["fixed"] = "fixed"
-    value: float = Field(1.0, gt=0, examples=[0.125])
-    """The constant."""
-
-
-class NoScale(ScoreScale):
-    """No scale: q k^T (T5, GPT-Neo)."""
-
-    kind: Literal["none"] = "none"
-
-
-class QueryTemperature(Choice):
-    """The axis of position-dependent factors of queries."""
-
-    axis: ClassVar[str] = "query_temperature"
-
-
-class NoQueryTemperature(QueryTemperature):
-    """No factor: queries of all positions are scaled alike."""
-
-    kind: Literal["none"] = "none"
-
-
-class LogQueryTemperature(QueryTemperature):
-    """1 + coefficient ln(1 + floor((position + offset) / period)) (Llama 4, Ministral 3)."""
-
-    kind: Literal["log"] = "log"
-    coefficient: float = Field(0.1, ge=0)
-    """Factor of the logarithm."""
-    period: Tokens = Field(8192, examples=[64])
-    """Tokens per step."""
-    offset: int = Field(1, ge=0, le=2**30)
-    """Offset of positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
-
-    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        share = to.context_share
-        return {"period": max(8, round(self.period * share))} if share < 1 else {}
-
-
-class ValueEmbedding(Choice):
-    """The axis of value embeddings, added to values by token id. Each layer has a table of shape [vocab_size,
-    num_kv_heads * value_head_dim] and looks up its row e for each token."""
-
-    axis: ClassVar[str] = "value_embedding"
-
-    def num_parameters(self, num_kv_heads: int) -> int:
-        """Return the number of parameters, without the table, of resolved values."""
-        return 0
-
-
-class NoValueEmbedding(ValueEmbedding):
-    """No value embedding: values depend only on x."""
-
-    kind: Literal["none"] = "none"
-
-
-class ScaledValueEmbedding(ValueEmbedding):
-    """v = a v + b e, with learned scalars a and b per layer, initially 0.5 (Jordan et al., 2024, modded-nanogpt; after
-    Zhou et al., 2024, Value Residual Learning)."""
-
-    kind: Literal["scaled"] = "scaled"
-
-    def num_parameters(self, num_kv_heads: int) -> int:
-        return 2
-
-
-class GatedValueEmbedding(ValueEmbedding):
-    """v = v + 2 sigmoid(gate(x)) e, with a gate per key-value head; the factor of e is initially 1 (Karpathy, 2025,
-    nanochat)."""
-
-    kind: Literal["gated"] = "gated"
-    channels: AutoWidth = Field("auto", examples=[12])
-    """Number of leading coordinates of x that the gate reads; auto: min(32, dim)."""
-
-    def width(self, dim: int) -> int:
-        """Return the number of coordinates that the gate reads in a model of width `dim`."""
-        return min(32, dim) if self.channels == "auto" else self.channels
-
-    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        return {"channels": self.width(sizes.dim)}
-
-    def contradictions(self, sizes: ModelSizes) -> Iterator[str]:
-        if self.width(sizes.dim) > sizes.dim:
-            yield f"channels: found {self.channels}; expected at most dim = {sizes.dim}"
-
-    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        return {"channels": "auto"}
-
-    def num_parameters(self, num_kv_heads: int) -> int:
-        return int(self.channels) * num_kv_heads
 
 
 class Attention(Mixer):
@@ -346,101 +218,6 @@ class SoftmaxAttention(MaskedAttention):
         if self.value_embedding.is_none:
             return 0
         return vocab_size * int(self.num_kv_heads) * int(self.value_head_dim)
-
-
-class LatentBias(BoolGroup):
-    """Biases of latent attention's projections; `bias = true` or `false` sets all."""
-
-    query_down: bool = False
-    """Bias of the query latent, if there is one."""
-    latent: bool = False
-    """Bias of the latent of keys and values."""
-    rope_key: bool = False
-    """Bias of the rotary key."""
-    out: bool = False
-    """Bias of the output projection."""
-
-
-class LatentAttention(MaskedAttention):
-    """Keys and values of all heads are projections of one narrow latent (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1).
-    All heads share one rotary key. The cache holds only the latent and the rotary key."""
-
-    kind: Literal["latent"] = "latent"
-    takes: ClassVar[frozenset[str]] = ALL_INPUTS
-    num_heads: AutoCount = Field("auto", examples=[16])
-    """Heads; auto: dim / nope_head_dim. If both are auto, heads are at least 64 wide."""
-    query_rank: Width | Literal["none"] = Field("none", examples=[128])
-    """Width of the query latent; none: queries are projected from x."""
-    kv_rank: AutoWidth = Field("auto", examples=[128])
-    """Width of the latent of keys and values; auto: 4 nope_head_dim."""
-    nope_head_dim: AutoWidth = Field("auto", examples=[64])
-    """Width of the part of a head's query and key without rotation; auto: dim / num_heads."""
-    rope_head_dim: AutoWidth = Field("auto", examples=[32])
-    """Width of the part with rotary positions; auto: nope_head_dim / 2, rounded down to an even number."""
-    value_head_dim: AutoWidth = Field("auto", examples=[64])
-    """Width of a head's value; auto: nope_head_dim."""
-    norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
-    """Norm of the latents."""
-    bias: LatentBias = Field(LatentBias(), examples=[True])
-    """Biases of the projections of x and of the output projection."""
-    scale: ScoreScale = SqrtScale()
-    """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
-    softcap: OptionalFloat = Field("none", examples=[50.0])
-    """c tanh(s / c) over the scaled scores, before position biases and the mask."""
-    gate: Literal["none", "value", "head"] = "none"
-    """Multiply the heads' outputs by sigmoid(gate(x)), per value (value) or per head (head: Ling 3.0)."""
-    mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
-    """Keys that a query may attend to."""
-    dropout: Probability = 0.0
-    """Share of attention weights dropped in training."""
-
-    def heads(self, dim: int) -> dict[str, int]:
-        """Auto widths have the proportions of DeepSeek-V2, section 2.1.4."""
-        num_heads = num_heads_of(self.num_heads, self.nope_head_dim, dim)
-        nope = given_or_auto(self.nope_head_dim, max(1, dim // num_heads))
-        return {
-            "num_heads": num_heads,
-            "kv_rank": given_or_auto(self.kv_rank, 4 * nope),
-            "nope_head_dim": nope,
-            "rope_head_dim": given_or_auto(self.rope_head_dim, max(2, nope // 4 * 2)),
-            "value_head_dim": given_or_auto(self.value_head_dim, nope),
-        }
-
-    def key_dim(self, dim: int) -> int:
-        sizes = self.heads(dim)
-        return sizes["nope_head_dim"] + sizes["rope_head_dim"]
-
-    def rotary_dim(self, dim: int) -> int:
-        return self.heads(dim)["rope_head_dim"]
-
-    @property
-    def one_line(self) -> str:
-        widths = f"{self.nope_head_dim} + {self.rope_head_dim}, latent {self.kv_rank}"
-        return f"{self.mask.kind} attention in {self.num_heads} heads of {widths}"
-
-    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Keep the ratio of kv_rank to the head width and of query_rank to the model width."""
-        changes = super().scaled_down(to)
-        if self.kv_rank != "auto":
-            share = to.head_dim / self.heads(to.old.dim)["nope_head_dim"]
-            changes["kv_rank"] = max(2, 2 * round(self.kv_rank * share / 2))
-        if self.query_rank != "none":
-            changes["query_rank"] = to.width(self.query_rank)
-        return changes
-
-    def num_parameters(self, dim: int) -> int:
-        heads, rank, rope = int(self.num_heads), int(self.kv_rank), int(self.rope_head_dim)
-        nope, value = int(self.nope_head_dim), int(self.value_head_dim)
-        queries = dim * heads * (nope + rope)
-        if self.query_rank != "none":
-            queries = self.query_rank * (dim + heads * (nope + rope) + self.bias.query_down)
-            queries += self.norm.num_parameters(self.query_rank)
-        latent = (dim + self.bias.latent) * rank + self.norm.num_parameters(rank)
-        keys = (dim + self.bias.rope_key) * rope + rank * heads * nope
-        values = rank * heads * value
-        gate = dim * {"none": 0, "head": heads, "value": heads * value}[self.gate]
-        out = (heads * value + self.bias.out) * dim
-        return queries + latent + keys + values + gate + out
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:

@@ -5,17 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.attention import (
-    AttentionBias,
-    ScoreScale,
-    SqrtScale,
-    given_or_auto,
-    num_heads_of,
-    unequal_heads,
-)
+from archwright.spec.attention import AttentionBias, given_or_auto, num_heads_of, unequal_heads
 from archwright.spec.choice import AutoCount, AutoWidth, ModelSizes, OptionalFloat, Probability
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm
+from archwright.spec.scores import ScoreScale, SqrtScale
 
 
 class CrossAttention(Mixer):

@@ -10,13 +10,14 @@ import tomli_w
 
 from archwright.spec.absent import refuse_absent
 from archwright.spec.choice import Choice, Spec, Uniform
+from archwright.spec.data import SYNTHETIC, DataSpec
 from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.installed import preset_files, refuse_classic
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import Values, dump, flatten, override, prefixes, toml_value
-from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import read_toml
 from archwright.spec.unpublished import refuse_unpublished, unpublished

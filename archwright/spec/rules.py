@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, TypeVar
 
-from archwright.spec.attention import (
-    InverseScale,
-    LatentAttention,
-    MaskedAttention,
-    SoftmaxAttention,
-)
+from archwright.spec.attention import MaskedAttention, SoftmaxAttention
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.feedforward import Experts, Hidden
 from archwright.spec.init import Glorot, MuP
+from archwright.spec.latent import LatentAttention
 from archwright.spec.masks import Prefix, Window
 from archwright.spec.overrides import flatten, prefixes
 from archwright.spec.positions import (
@@ -27,6 +23,7 @@ from archwright.spec.positions import (
     T5Bias,
     rotary_dim,
 )
+from archwright.spec.scores import InverseScale
 
 if TYPE_CHECKING:
     from archwright.spec.model_spec import LayerSpec, ModelSpec

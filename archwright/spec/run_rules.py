@@ -5,12 +5,13 @@ from pathlib import PurePath
 from typing import cast
 
 from archwright.spec.choice import Spec
+from archwright.spec.data import STDLIB, SYNTHETIC
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
 from archwright.spec.mixers import Mixer
 from archwright.spec.objectives import Objective
 from archwright.spec.rules import enforce
-from archwright.spec.run_spec import STDLIB, SYNTHETIC, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.tasks import Task
 from archwright.spec.validation_errors import show
 

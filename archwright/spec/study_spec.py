@@ -9,8 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from archwright.spec.budget import Budget, TooMuch
 from archwright.spec.choice import Tokens, Width
+from archwright.spec.data import Texts
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import PartsFile, Texts
+from archwright.spec.run_spec import PartsFile
 from archwright.spec.shown import Shown
 
 Words = Annotated[Texts, Field(min_length=1)]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.format import percent
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.reading import Span, Surveyed, line_border, read, spans, survey
 from archwright.text.sources import find_files
 

@@ -11,9 +11,9 @@ import tokenizers
 
 from archwright.files import atomic_write, read_object, remove
 from archwright.progress import Progress
+from archwright.spec.data import TokenizerSpec
 from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.files import expanded, irregular
-from archwright.spec.run_spec import TokenizerSpec
 from archwright.text.bpe import LONGEST, WORDS, has_long_run, raw_bytes
 from archwright.text.bpe_training import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from archwright.spec.data import SYNTHETIC, DataSpec
 from archwright.spec.errors import UserError
 from archwright.spec.files import open_regular
-from archwright.spec.run_spec import SYNTHETIC, DataSpec
 from archwright.text import synthetic_pairs
 from archwright.text.corpus import Document, Readable
 from archwright.text.sources import TextFile, find_files

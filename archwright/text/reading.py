@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import open_regular
-from archwright.spec.run_spec import DataSpec
 from archwright.text.chunking import TARGET, pieces
 from archwright.text.sources import TextFile
 from archwright.text.surveys import Survey, cached_survey

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archwright.files import clear_errors
+from archwright.spec.data import STDLIB
 from archwright.spec.errors import UserError, hub_hint, nearest
 from archwright.spec.files import expanded, irregular
-from archwright.spec.run_spec import STDLIB
 from archwright.spec.tasks import Task
 from archwright.text.tables import BY_NAME, SUFFIXES, dataset_files, named_files
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from archwright.parts.branch import Branch
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
+from archwright.spec.machine import MachineSpec
 from archwright.spec.run_rules import enforce_run
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material, prepare_data
 from archwright.training.resolve import make_batches, make_model, resolved
 from archwright.training.session import Session

@@ -9,9 +9,10 @@ from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
 from archwright.data.task_text import NUM_HELD_OUT, SIDES, TaskText
 from archwright.runs import RunFolder
+from archwright.spec.data import TokenizerSpec
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import RunSpec, TokenizerSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.tasks import Task
 from archwright.text.cache import sweep
 from archwright.text.corpus import open_corpus

@@ -18,9 +18,10 @@ from archwright.model.build import build
 from archwright.model.model import Decoder
 from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
 from archwright.planning.counter import Counter
+from archwright.spec.machine import MachineSpec
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.training.measured_step import random_batch
 from archwright.training.resolve import check_memory
 from archwright.training.step import to_device

@@ -34,7 +34,8 @@ from archwright.runs import RunFolder
 from archwright.scale.layout import AXES, ONE, Layout
 from archwright.scale.processes import ALONE, OneOf, Processes, share_threads
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.machine import MachineSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.scale import ScaleSpec
 from archwright.training.data import Material, settled_task
 from archwright.training.progress import Progress

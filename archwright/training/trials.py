@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from archwright.machine.compiling import compile_parts, uncompile_parts
 from archwright.machine.liger import fuse, unfuse
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 from archwright.training.session import Session
 
 LONG = 600.0

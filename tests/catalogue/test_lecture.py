@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from archwright.catalogue.table import rows
-from archwright.spec.attention import LatentAttention, MaskedAttention, SoftmaxAttention
+from archwright.spec.attention import MaskedAttention, SoftmaxAttention
+from archwright.spec.latent import LatentAttention
 from archwright.spec.read import load, preset_names
 from archwright.spec.unpublished import unpublished
 from docs._make import lecture

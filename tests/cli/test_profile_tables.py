@@ -13,8 +13,8 @@ from archwright.cli.profile_tables import side_by_side
 from archwright.format import flops
 from archwright.model import build
 from archwright.planning.cost import flops_per_token
+from archwright.spec.machine import MachineSpec
 from archwright.spec.read import load
-from archwright.spec.run_spec import MachineSpec
 from archwright.training.profiling import PartProfile, Profile
 from tests.cli.typing_commands import error_lines
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from archwright.data.batches import Batches, share_of
 from archwright.data.prepare import prepare_documents
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.corpus import open_texts
 from archwright.text.tokenizer import Tokenizer

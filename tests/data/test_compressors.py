@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from archwright.data.compressors import baselines
-from archwright.spec.run_spec import DataSpec
+from archwright.spec.data import DataSpec
 from archwright.text.corpus import Documents, open_texts
 
 TEXTS = [Path(module.__file__).read_text("utf-8") for module in (gzip, lzma, subprocess, shutil)]

@@ -18,8 +18,8 @@ import pytest
 from archwright.data import store as module
 from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
+from archwright.spec.data import DataSpec, TokenizerSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec, TokenizerSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.cache import cache_folder
 from archwright.text.corpus import Corpus, open_corpus

@@ -14,8 +14,8 @@ from archwright.data.eval_windows import HeldOut, bits_per_byte
 from archwright.data.inputs import IGNORE, Batch
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.bpe_training import train_bpe
 from archwright.text.corpus import open_texts

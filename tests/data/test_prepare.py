@@ -14,8 +14,8 @@ from archwright.data import prepare as module
 from archwright.data.prepare import prepare, prepare_documents
 from archwright.data.store import TokenStore
 from archwright.data.writer import Writer, dtype_for
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.bpe_training import train_bpe
 from archwright.text.corpus import Documents, open_corpus, open_texts

@@ -20,8 +20,8 @@ from archwright.data import prepare as module
 from archwright.data.prepare import SHARD, Prepared, prepare, prepare_documents
 from archwright.data.store import FORMAT, VERIFIED, TokenStore
 from archwright.data.writer import Writer
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.cache import only_one
 from archwright.text.corpus import Documents, open_corpus, open_texts

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.corpus import open_texts
 from archwright.text.tokenizer import Tokenizer

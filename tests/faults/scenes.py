@@ -98,7 +98,7 @@ def _prepare() -> int:
 
 def _prepared() -> None:
     from archwright.data.prepare import prepare_documents
-    from archwright.spec.run_spec import DataSpec, TokenizerSpec
+    from archwright.spec.data import DataSpec, TokenizerSpec
     from archwright.text.cache import sweep
     from archwright.text.corpus import open_corpus
     from archwright.text.open_tokenizer import open_tokenizer
@@ -125,7 +125,7 @@ def _prepare_parts() -> int:
 
 def _prepared_parts() -> None:
     from archwright.data import prepare
-    from archwright.spec.run_spec import DataSpec
+    from archwright.spec.data import DataSpec
     from archwright.text.bpe import raw_bytes
     from archwright.text.cache import sweep
     from archwright.text.corpus import open_corpus

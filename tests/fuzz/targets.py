@@ -232,7 +232,7 @@ def _save(kind: str) -> None:
 
 
 def _own_tokenizer(kind: str) -> Any:
-    from archwright.spec.run_spec import DataSpec, TokenizerSpec
+    from archwright.spec.data import DataSpec, TokenizerSpec
     from archwright.text.corpus import open_corpus
     from archwright.text.open_tokenizer import open_tokenizer
 
@@ -315,7 +315,7 @@ def _make_datasets() -> None:
 
 def _rows(seed: Seed) -> object:
     """Read the documents of a table as `train` does."""
-    from archwright.spec.run_spec import DataSpec
+    from archwright.spec.data import DataSpec
     from archwright.text.corpus import open_corpus
 
     corpus = open_corpus(DataSpec(text=(seed.more.get("text", seed.name),)))
@@ -349,7 +349,7 @@ def _stores(workshop: Workshop) -> Sequence[Seed]:
 
 def _open_stores(shard: int) -> list[Any]:
     from archwright.data.prepare import prepare_documents
-    from archwright.spec.run_spec import DataSpec, TokenizerSpec
+    from archwright.spec.data import DataSpec, TokenizerSpec
     from archwright.text.corpus import open_corpus
     from archwright.text.open_tokenizer import open_tokenizer
 

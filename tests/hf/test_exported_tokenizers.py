@@ -17,8 +17,9 @@ from archwright.model.build import build
 from archwright.model.model import Decoder
 from archwright.runs.folder import RunFolder
 from archwright.runs.load import OpenRun
+from archwright.spec.data import DataSpec, TokenizerSpec
 from archwright.spec.read import load
-from archwright.spec.run_spec import DataSpec, RunSpec, TokenizerSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.corpus import open_texts
 from archwright.text.open_tokenizer import open_tokenizer

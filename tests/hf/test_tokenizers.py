@@ -16,8 +16,8 @@ from archwright.data.store import TokenStore
 from archwright.generation.writing import stream
 from archwright.hf.tokenizers import read_tokenizer
 from archwright.model.build import build
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.corpus import open_texts
 from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer

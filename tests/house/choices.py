@@ -1,8 +1,8 @@
 """Choices that are named outside their homes, and what else asks a value for its class instead of for what it does.
 
 The homes of a choice are its axis in `spec/`, the axis's parts, `optim/` for optimizers and schedules,
-`data/tasks/` for tasks, `hf/`, `presets/`, `classic/` and `spec/rules.py`; in `spec/model_spec.py` and
-`spec/run_spec.py` it may be a field's type or default.
+`data/tasks/` for tasks, `hf/`, `presets/`, `classic/` and `spec/rules.py`; in `spec/model_spec.py`,
+`spec/run_spec.py` and `spec/data.py` it may be a field's type or default.
 """
 
 import ast
@@ -16,17 +16,20 @@ ANYWHERE = ("hf", "presets", "classic")
 RULES = f"{PACKAGE}.spec.rules"
 GROUND = f"{PACKAGE}.spec.choice"
 """The base of all choices, of which "none" is one on most axes."""
-DEFAULTS = (f"{PACKAGE}.spec.model_spec", f"{PACKAGE}.spec.run_spec")
+DEFAULTS = tuple(f"{PACKAGE}.spec.{file}" for file in ("model_spec", "run_spec", "data"))
 PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "mixers"),
     "cross_attention": ("cross_attention", "mixers"),
     "feedforward": ("feedforward", "routing", "experts", "activations", "channel_mix"),
     "masks": ("masks", "attention_mask"),
+    "latent": ("mixers",),
     "recurrences": ("mixers",),
+    "scores": ("mixers",),
     "selective": ("mixers",),
+    "value_embeddings": ("mixers",),
 }
 """Files or folders in parts/ of axes that are not called as their file in spec/ is."""
-TRAINED = ("run_spec", "optimizers", "schedules")
+TRAINED = ("optimizers", "schedules")
 """Files in spec/ whose parts are in optim/."""
 HOLDING = (
     *("parts", "model", "losses", "optim", "planning", "generation", "training"),
@@ -125,7 +128,7 @@ class Choices:
             return self.kinds.get(choice) == "none"
         file = choice.split(".")[2]
         if source.room == "spec":
-            return any(axis.startswith(f"{source.module}.") for axis in self.axes)
+            return any(name.startswith(f"{source.module}.") for name in (*self.axes, *self.kinds))
         if source.room == "parts":
             return _part_of(source.module) in PARTS.get(file, (file,))
         if source.module == f"{PACKAGE}.data.objectives":
@@ -175,7 +178,7 @@ class Choices:
                     yield source.at(node, ast.unparse(node))
 
     def _may(self, source: Source, choice: str) -> bool:
-        """Tell whether a file is a home; `spec/model_spec.py` and `run_spec.py` are one of their own axes alone."""
+        """Tell whether a file is a home; those of `DEFAULTS` are one of their own axes alone."""
         if source.module in DEFAULTS:
             return self.axis(choice).startswith(f"{source.module}.")
         return self.is_home(source, choice)

@@ -21,7 +21,7 @@ from archwright.lab.procedure.verdict import DIVERGED, UNLEARNT, effects
 from archwright.lab.report.advice import advice, more_seeds, same_size
 from archwright.lab.results import Effect, Replicate, RunResult
 from archwright.spec.budget import Budget
-from archwright.spec.run_spec import AdamW
+from archwright.spec.optimizers import AdamW
 from archwright.spec.study_spec import StudySpec, parse_count
 
 LOSS = 3.5

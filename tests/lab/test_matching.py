@@ -18,7 +18,7 @@ from archwright.lab.design.variants import arms, set_by, split
 from archwright.model.build import build
 from archwright.planning.cost import run_flops_per_token
 from archwright.runs import RunFolder
-from archwright.spec.attention import SoftmaxAttention, ValueEmbedding
+from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
@@ -28,6 +28,7 @@ from archwright.spec.read import load, load_run, load_study, preset_names, study
 from archwright.spec.residuals import Residual
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import Match, StudySpec, parse_count
+from archwright.spec.value_embeddings import ValueEmbedding
 from archwright.training.data import prepare_data
 from archwright.training.resolve import make_batches
 from tests.tiny import tiny_run

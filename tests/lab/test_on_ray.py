@@ -14,7 +14,7 @@ from archwright.lab.compare import compare
 from archwright.lab.running import on_ray
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 from tests.lab.small import OPTIONS, events, few, numbers, trained_now, until, words, working_in
 from tests.tiny import surroundings
 

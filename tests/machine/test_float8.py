@@ -10,7 +10,7 @@ from archwright.machine.decide import decide
 from archwright.machine.float8 import Float8Products, check_float8
 from archwright.machine.precision import Precision
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 
 
 def test_it_is_for_gpus() -> None:

@@ -24,8 +24,8 @@ from archwright.runs import RunFolder
 from archwright.spec import norms
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import GeGLU, SwiGLU
+from archwright.spec.machine import MachineSpec
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import MachineSpec
 from archwright.training.step import StepResult, train_step
 from archwright.training.train import resume
 from tests.tiny import tiny_run

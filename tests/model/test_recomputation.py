@@ -13,8 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from archwright.model import build, recomputation
 from archwright.model.model import Decoder
+from archwright.spec.machine import ActivationCheckpointing
 from archwright.spec.read import load
-from archwright.spec.run_spec import ActivationCheckpointing
 from archwright.spec.scale_down import tiny
 
 MODELS = {

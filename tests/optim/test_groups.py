@@ -18,10 +18,10 @@ from archwright.parts.norms import RMSNorm
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import RMSNorm as RMSNormSpec
+from archwright.spec.optimizers import AdamW as AdamWSpec
+from archwright.spec.optimizers import Muon as MuonSpec
+from archwright.spec.optimizers import Optimizer as OptimizerSpec
 from archwright.spec.overrides import override
-from archwright.spec.run_spec import AdamW as AdamWSpec
-from archwright.spec.run_spec import Muon as MuonSpec
-from archwright.spec.run_spec import Optimizer as OptimizerSpec
 
 SMALL = ("dim=32", "num_layers=1", "vocab_size=64", "context_length=16")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archwright.optim.schedules import SCHEDULES, learning_rate, warmup_steps
-from archwright.spec.run_spec import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+from archwright.spec.schedules import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 ALL = [
     Cosine(warmup=10),

@@ -12,7 +12,8 @@ from pydantic import Field
 
 import archwright as aw
 from archwright.optim.groups import Parameters, parameter_groups
-from archwright.spec.run_spec import Betas, Optimizer, Schedule
+from archwright.spec.optimizers import Betas, Optimizer
+from archwright.spec.schedules import Schedule
 
 
 class Lion(Optimizer):

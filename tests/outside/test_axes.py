@@ -28,10 +28,11 @@ from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward
 from archwright.spec.mixers import Mixer
 from archwright.spec.norms import Norm, RMSNorm
+from archwright.spec.optimizers import AdamW, Optimizer
 from archwright.spec.read import load_run
 from archwright.spec.residuals import Residual
 from archwright.spec.run_rules import enforce_run
-from archwright.spec.run_spec import AdamW, Optimizer, RunSpec
+from archwright.spec.run_spec import RunSpec
 
 BASE = load_run("modern").override(
     *("model.dim=16", "model.num_layers=2", "model.vocab_size=64", "model.context_length=12"),

@@ -11,8 +11,8 @@ from archwright.cli import main
 from archwright.model import build
 from archwright.plugins import REGISTRIES, load_parts_file
 from archwright.runs import RunFolder
+from archwright.spec.optimizers import Optimizer
 from archwright.spec.read import load
-from archwright.spec.run_spec import Optimizer
 from tests.laws.laws import LAWS, Case
 from tests.tiny import ROOT, tiny_words, write_text
 

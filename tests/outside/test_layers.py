@@ -24,7 +24,7 @@ from archwright.reporting.curves import step_charts
 from archwright.reporting.history import read_history
 from archwright.runs import RunFolder
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import AdamW
+from archwright.spec.optimizers import AdamW
 from tests.tiny import tiny_words, write_text
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from archwright.spec import attention as spec
-from archwright.spec import norms
+from archwright.spec import norms, scores
 
 Array = np.ndarray
 Weights = Mapping[str, Array]
@@ -83,7 +83,7 @@ def vectors(
         if place == "before" and theta is not None:
             q, k = turned(q, theta), turned(k, theta)
     v = normed(choice.v_norm, weights, "value_norm", v) * choice.value_scale
-    if isinstance(choice.query_temperature, spec.LogQueryTemperature):
+    if isinstance(choice.query_temperature, scores.LogQueryTemperature):
         for t in range(len(q)):
             step = math.floor(
                 (t + choice.query_temperature.offset) / choice.query_temperature.period
@@ -100,15 +100,15 @@ def kv_heads(choice: spec.SoftmaxAttention) -> int:
 def score_scale(choice: spec.SoftmaxAttention) -> float:
     assert choice.head_dim != "auto"
     match choice.scale:
-        case spec.SqrtScale(dim=dim):
+        case scores.SqrtScale(dim=dim):
             return 1 / math.sqrt(choice.head_dim if dim == "auto" else dim)
-        case spec.InverseScale(numerator=numerator):
+        case scores.InverseScale(numerator=numerator):
             return numerator / choice.head_dim
-        case spec.FixedScale(value=value):
+        case scores.FixedScale(value=value):
             return value
-        case spec.InverseLayerScale():
+        case scores.InverseLayerScale():
             return 1 / math.sqrt(choice.head_dim) / LAYER_NUMBER
-        case spec.NoScale():
+        case scores.NoScale():
             return 1.0
     raise AssertionError(choice.scale)
 

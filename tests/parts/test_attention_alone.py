@@ -16,7 +16,7 @@ from archwright.parts.residuals import DeepNorm
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.spec import attention as spec
-from archwright.spec import feedforward, masks, positions, residuals
+from archwright.spec import feedforward, latent, masks, positions, residuals
 from archwright.spec import init as init_spec
 from archwright.spec.errors import UserError
 
@@ -36,7 +36,7 @@ def made(kind: str = "softmax", *, turning: bool = True, **options: object) -> n
     position = positions.RoPE() if turning else positions.NoPosition()
     part: nn.Module
     if kind == "latent":
-        wanted = spec.LatentAttention(num_heads=HEADS, rope_head_dim=4, **options)
+        wanted = latent.LatentAttention(num_heads=HEADS, rope_head_dim=4, **options)
         part = LatentAttention(wanted, DIM, LayerInfo(position=position))
     else:
         choice = spec.SoftmaxAttention(num_heads=HEADS, head_dim=4, num_kv_heads=2, **options)
@@ -159,8 +159,8 @@ def test_sizes_that_are_left_open_follow_from_the_dimensions() -> None:
     part = SoftmaxAttention(spec.SoftmaxAttention(), 256)
     assert (part.num_heads, part.head_dim, part.value_dim) == (4, 64, 64)
     assert part.spec.num_kv_heads == 4
-    latent = LatentAttention(spec.LatentAttention(), 256)
-    assert (latent.num_heads, latent.rank, latent.widths) == (4, 256, (64, 32))
+    mixer = LatentAttention(latent.LatentAttention(), 256)
+    assert (mixer.num_heads, mixer.rank, mixer.widths) == (4, 256, (64, 32))
     assert Gated(feedforward.SwiGLU(), 96).down.weight.shape == (96, 256)
     assert Plain(feedforward.ReLU(), 96).down.weight.shape == (96, 384)
     experts = Experts(feedforward.Experts(num_experts=2, shared="added"), 96)

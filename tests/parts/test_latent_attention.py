@@ -14,7 +14,7 @@ from archwright.parts.kernels import KERNELS
 from archwright.parts.mixers import LatentAttention
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import token_layout
-from archwright.spec import attention as spec
+from archwright.spec import latent as spec
 from archwright.spec import positions
 from archwright.spec.model_spec import ModelSpec
 from tests.parts.plain_attention import linear, normed, turned

@@ -15,9 +15,9 @@ from archwright.parts.context import Context
 from archwright.parts.mixers import LinearRecurrence, RecurrentMixer
 from archwright.parts.scans import SCANS
 from archwright.spec.errors import UserError
+from archwright.spec.machine import MachineSpec
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
-from archwright.spec.run_spec import MachineSpec
 
 SETTINGS = {
     "delta net": ("decay.kind=none",),

@@ -11,12 +11,9 @@ from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS
 from archwright.parts.sharing import LayerInfo
-from archwright.spec.attention import (
-    Attention,
-    LatentAttention,
-    SoftmaxAttention,
-)
+from archwright.spec.attention import Attention, SoftmaxAttention
 from archwright.spec.feedforward import FeedForward, SwiGLU
+from archwright.spec.latent import LatentAttention
 
 DIM, TOKENS = 32, 6
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}

@@ -8,11 +8,11 @@ import torch
 from archwright.model import Decoder, build, build_layer
 from archwright.optim.groups import roles
 from archwright.parts.mixers import SoftmaxAttention
-from archwright.spec.attention import GatedValueEmbedding, ValueEmbedding
 from archwright.spec.attention import SoftmaxAttention as Spec
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from archwright.spec.value_embeddings import GatedValueEmbedding, ValueEmbedding
 
 SMALL = load("modern").override(
     *("dim=48", "num_layers=2", "vocab_size=64", "context_length=16"),

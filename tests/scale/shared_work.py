@@ -26,7 +26,7 @@ from archwright.scale.group import Group
 from archwright.scale.layout import Block, Layout
 from archwright.scale.matrices import SharedMatrices
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import Muon
+from archwright.spec.optimizers import Muon
 from tests.scale.gradients import joined
 
 MIXTURE = ModelSpec(dim=16, num_layers=2, vocab_size=50, context_length=8).override(

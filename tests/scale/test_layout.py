@@ -23,8 +23,8 @@ from archwright.scale.layout import (
 )
 from archwright.scale.processes import OneOf
 from archwright.spec.errors import UserError
+from archwright.spec.optimizers import Optimizer
 from archwright.spec.read import load_run
-from archwright.spec.run_spec import Optimizer
 from archwright.spec.scale import ScaleSpec
 from tests.tiny import ROOT
 

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from archwright.catalogue import summaries
 from archwright.hf import exporting
 from archwright.spec.fingerprint import differing, fingerprint
+from archwright.spec.machine import MachineSpec
 from archwright.spec.mixers import Recurrence
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.read import diff, load, load_run
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from tests.strategies import model_specs
 
 WINDOWED = (

@@ -17,8 +17,8 @@ import pytest
 import regex
 from tokenizers import pre_tokenizers, trainers
 
+from archwright.spec.data import DataSpec, TokenizerSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec, TokenizerSpec
 from archwright.text import bpe, bpe_training
 from archwright.text.bpe import LONGEST, WORDS, has_long_run, train_here
 from archwright.text.bpe_training import train_bpe

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.corpus import Corpus, Documents, _documents, open_corpus, open_texts
 from archwright.text.reading import Span
 

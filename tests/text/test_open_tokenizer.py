@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from archwright.spec.data import DataSpec, TokenizerSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec, TokenizerSpec
 from archwright.text import open_tokenizer as module
 from archwright.text.bpe import raw_bytes
 from archwright.text.corpus import Documents, open_corpus, open_texts

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.pairs import open_pairs
 
 PAIRS = [(f"source {i}", f"target {i}") for i in range(200)]

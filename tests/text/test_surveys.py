@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from archwright.spec.run_spec import DataSpec
+from archwright.spec.data import DataSpec
 from archwright.text import reading, surveys
 from archwright.text.corpus import open_corpus
 

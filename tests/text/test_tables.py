@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import DataSpec
 from archwright.text.corpus import open_corpus, open_texts
 
 TEXTS = [f"text {i}, žluťoučký kůň 🐎\n" * (1 + i % 7) for i in range(3000)]

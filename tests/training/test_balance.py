@@ -14,7 +14,8 @@ from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import AdamW, RunSpec
+from archwright.spec.optimizers import AdamW
+from archwright.spec.run_spec import RunSpec
 from archwright.training.step import train_step
 from archwright.training.train import Stopped
 from tests.training.whole import at_step, leave_out, timeless, train

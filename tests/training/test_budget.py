@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from archwright.optim import learning_rate
-from archwright.spec.run_spec import WSD, Cosine, InverseSqrt, Linear, Schedule
+from archwright.spec.schedules import WSD, Cosine, InverseSqrt, Linear, Schedule
 from archwright.training.budget import READING, Clock, recorded_progress
 
 STEP = 0.04

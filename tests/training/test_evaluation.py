@@ -15,10 +15,11 @@ from archwright.model import build
 from archwright.model.model import Decoder
 from archwright.runs import RunFolder
 from archwright.runs.load import OpenRun
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken
-from archwright.spec.run_spec import DataSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.bpe_training import train_bpe
 from archwright.text.corpus import open_texts

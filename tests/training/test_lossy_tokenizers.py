@@ -20,10 +20,10 @@ from archwright.reporting.history import read_history
 from archwright.reporting.overlay import overlay_page
 from archwright.runs import RunFolder
 from archwright.runs.summaries import summaries
+from archwright.spec.data import DataSpec
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken
-from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.corpus import open_texts
 from archwright.text.tokenizer import Tokenizer

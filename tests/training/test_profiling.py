@@ -14,8 +14,9 @@ from archwright.losses import cross_entropy
 from archwright.parts.norms import RMSNorm
 from archwright.planning.cost import flops_per_token, run_flops_per_token
 from archwright.planning.counter import Counter
+from archwright.spec.machine import MachineSpec
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.training import profiling
 from tests.inspection.test_probes import parts_of
 

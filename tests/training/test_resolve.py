@@ -17,9 +17,10 @@ from archwright.runs import RunFolder
 from archwright.scale.layout import Layout
 from archwright.scale.processes import Processes
 from archwright.spec.errors import UserError
+from archwright.spec.machine import MachineSpec
 from archwright.spec.overrides import flatten
 from archwright.spec.read import load_run
-from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.training import resolve as resolve_room
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.progress import Silent

@@ -13,8 +13,8 @@ from archwright.data.inputs import Batch, Inputs
 from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
+from archwright.spec.optimizers import AdamW
 from archwright.spec.read import load, load_run
-from archwright.spec.run_spec import AdamW
 from archwright.training.step import train_step
 
 SIZES = ("dim=16", "num_layers=2", "vocab_size=64", "context_length=12", "attention.num_heads=2")

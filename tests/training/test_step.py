@@ -14,8 +14,9 @@ from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.scale.processes import Processes
+from archwright.spec.machine import ActivationCheckpointing
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import ActivationCheckpointing, AdamW
+from archwright.spec.optimizers import AdamW
 from archwright.training.step import StepResult, train_step
 
 SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).override(

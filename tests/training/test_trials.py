@@ -9,8 +9,8 @@ import pytest
 
 from archwright.model import build
 from archwright.model.model import Decoder
+from archwright.spec.machine import MachineSpec
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import MachineSpec
 from archwright.training.trials import compile_if_faster, fuse_if_faster
 
 

@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from archwright.classic.spec.equal_heads import EqualHeads
-from archwright.spec.attention import AttentionBias, ScoreScale, SqrtScale
+from archwright.spec.attention import AttentionBias
 from archwright.spec.choice import AutoTokens, Count, ModelSizes, OptionalFloat, Probability
 from archwright.spec.masks import Full, Mask
 from archwright.spec.mixers import ALL_INPUTS
 from archwright.spec.norms import NoNorm, Norm
+from archwright.spec.scores import ScoreScale, SqrtScale
 
 
 class DisentangledAttention(EqualHeads):

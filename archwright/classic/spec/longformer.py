@@ -6,10 +6,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from archwright.classic.spec.equal_heads import EqualHeads
-from archwright.spec.attention import AttentionBias, ScoreScale, SqrtScale
+from archwright.spec.attention import AttentionBias
 from archwright.spec.choice import Count, ModelSizes, OptionalFloat, Tokens
 from archwright.spec.masks import Mask
 from archwright.spec.mixers import ALL_INPUTS
+from archwright.spec.scores import ScoreScale, SqrtScale
 
 
 class Longformer(Mask):

@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from archwright.classic.spec.equal_heads import EqualHeads
-from archwright.spec.attention import ScoreScale, SqrtScale
 from archwright.spec.choice import Count, ModelSizes, ScaleDown, Tokens
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.mixers import ALL_INPUTS
+from archwright.spec.scores import ScoreScale, SqrtScale
 
 Buckets = Annotated[int, Field(ge=2, le=2**16, multiple_of=2)]
 """Number of buckets of a hash: even, as each direction and its opposite have one."""

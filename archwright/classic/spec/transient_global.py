@@ -6,11 +6,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from archwright.classic.spec.equal_heads import EqualHeads
-from archwright.spec.attention import AttentionBias, ScoreScale, SqrtScale
+from archwright.spec.attention import AttentionBias
 from archwright.spec.choice import ModelSizes, OptionalFloat, Tokens
 from archwright.spec.masks import Mask, SymmetricWindow
 from archwright.spec.mixers import ALL_INPUTS
 from archwright.spec.norms import Norm, RMSNorm
+from archwright.spec.scores import ScoreScale, SqrtScale
 
 
 class TransientGlobalAttention(EqualHeads):

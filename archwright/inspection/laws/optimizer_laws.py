@@ -11,7 +11,8 @@ from archwright.checkpoint import load, save
 from archwright.inspection.laws.law import Broken
 from archwright.optim import build_optimizers, learning_rate, set_learning_rates
 from archwright.optim.groups import Optimizers
-from archwright.spec.run_spec import Optimizer, Schedule
+from archwright.spec.optimizers import Optimizer
+from archwright.spec.schedules import Schedule
 
 STEPS = 20
 LENGTHS = (1, 100, 100.5)

@@ -38,8 +38,9 @@ from archwright.model.build import build
 from archwright.planning.cost import run_flops_per_token
 from archwright.runs import RunFolder
 from archwright.spec.budget import Budget
+from archwright.spec.data import TokenizerSpec
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import RunSpec, TokenizerSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec, parse_count
 from archwright.training.data import Material, prepare_data
 from archwright.training.evaluation import held_out_windows, reading_of

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from archwright.lab.external.command import Template, masked
 from archwright.lab.external.metric import metric_of
 from archwright.spec.budget import Budget
+from archwright.spec.data import Texts
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
-from archwright.spec.run_spec import Texts
 from archwright.spec.study_spec import OPTIONS, StudySpec, Words
 from archwright.spec.toml import read_toml
 

@@ -21,7 +21,7 @@ from archwright.lab.running.where import Where
 from archwright.lab.running.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 from archwright.training.interrupt import interruptions
 
 

@@ -30,9 +30,10 @@ from archwright.lab.results import (
 )
 from archwright.lab.running.scheduler import Execution
 from archwright.runs import RunFolder
+from archwright.spec.optimizers import Optimizer
 from archwright.spec.overrides import flatten
 from archwright.spec.read import differing
-from archwright.spec.run_spec import Optimizer, Schedule
+from archwright.spec.schedules import Schedule
 from archwright.spec.study_spec import Match
 from archwright.training.evaluation import FEW_DOCUMENTS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archwright.spec.run_spec import MachineSpec
+    from archwright.spec.machine import MachineSpec
 
 Answer = dict[str, Any]
 """Result of a job: `state` ("done", "failed", "stopped", "died" or "refused") and `why`, a short reason."""

@@ -13,7 +13,7 @@ from typing import Any
 from archwright.lab.running.jobs import Handle, Job
 from archwright.lab.running.remote import RemoteExecutor, RemoteHandle, RemoteJob, run_remote
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 
 ADDRESS = "RAY_ADDRESS"
 

@@ -15,7 +15,7 @@ from archwright.lab.running.jobs import Handle, Job
 from archwright.lab.running.remote import RemoteExecutor, RemoteHandle, RemoteJob
 from archwright.lab.running.where import WHOLE, parameters
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 
 AT_ONCE = 16
 """Default limit on queued and running jobs."""

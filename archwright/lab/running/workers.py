@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from archwright.lab.running.jobs import PATIENCE, Executor, Handle, Job
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.machine import MachineSpec
 
 TRIES = 3
 """Attempts at a job if its process dies."""

@@ -23,6 +23,7 @@ from archwright.spec import attention as spec
 from archwright.spec import cross_attention as cross_spec
 from archwright.spec import recurrences as recurrence_spec
 from archwright.spec import selective as selective_spec
+from archwright.spec.latent import LatentAttention as LatentSpec
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -31,7 +32,7 @@ ATTENTIONS = Registry(
     Mixer,
     {
         spec.SoftmaxAttention: SoftmaxAttention,
-        spec.LatentAttention: LatentAttention,
+        LatentSpec: LatentAttention,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

@@ -20,7 +20,7 @@ from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.parts.tensor_parallel import TensorParallel
-from archwright.spec import attention as spec
+from archwright.spec import latent as spec
 
 
 def _latent_costs(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from archwright.parts.registry import Registry
-from archwright.spec import attention as spec
+from archwright.spec import scores as spec
 
 Temperature = Callable[[Tensor, torch.dtype], Tensor]
 """Function from position ids [rows, length] and a dtype to factors of queries [rows, length]."""

@@ -18,8 +18,8 @@ from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 from archwright.spec import attention as spec
-from archwright.spec.attention import NoQueryTemperature
 from archwright.spec.norms import Norm
+from archwright.spec.scores import NoQueryTemperature
 
 
 class SoftmaxAttention(AttentionMixer):

@@ -8,7 +8,7 @@ from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.registry import Registry
 from archwright.parts.tensor_parallel import TensorParallel
 from archwright.parts.weighted_sum import WeightedSum
-from archwright.spec import attention as spec
+from archwright.spec import value_embeddings as spec
 
 Values = Float[Tensor, "batch length kv_heads value_dim"]
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 import archwright
 from archwright.optim.groups import Parameters, parameter_groups
-from archwright.spec.run_spec import Optimizer
+from archwright.spec.optimizers import Optimizer
 
 
 # 1. What it is called, and which options it has. `compare` tunes `lr`; a rate that is called otherwise is named with
