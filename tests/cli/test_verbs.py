@@ -190,7 +190,7 @@ def test_a_closed_stream_is_no_traceback(place: Path) -> None:
 
 @pytest.mark.slow
 def test_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "132")
     models, unpublished, recipes, studies, last = out(capsys, "list").split("\n\n")
     assert models.splitlines()[0].split() == [
         *("model", "year", "parameters", "norm", "wiring", "position", "heads", "activation")
@@ -199,7 +199,7 @@ def test_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert rows["textbook"] == ["2017", "21.0M", "LayerNorm", "post", "sinusoidal", "8/8", "ReLU"]
     assert rows["mixtral-8x7b"] == ["2024", "46.7B", "RMSNorm", "pre", "RoPE", "32/8", "SwiGLU"]
     assert rows["gpt-4"] == ["2023", *"??????"]
-    assert max(map(len, models.splitlines())) <= 120
+    assert max(map(len, models.splitlines())) <= 132
     assert "gpt-4: unpublished: " in unpublished
     assert recipes.splitlines()[1].split()[:2] == ["demo", "modern"]
     assert studies.splitlines()[1].split()[:2] == ["activation", "modern"]

@@ -238,7 +238,8 @@ def _make_foreign() -> None:
 
 def _make_study() -> None:
     """Plan a study with workers that time nothing."""
-    from archwright.lab import compare, plan
+    from archwright.lab import compare
+    from archwright.lab.design import plan
     from archwright.lab.design.command_line import Command, study_of
     from archwright.lab.design.planner import Planner
 

@@ -65,8 +65,8 @@ def test_every_variant_has_every_seed_at_a_grid_of_equal_size(results: StudyResu
     known = losses(results)
     for name, grid in results.grids.items():
         assert len(grid) == 3
-        assert all((name, seed, lr) in known for seed in (0, 1) for lr in grid)  # which tune
-        assert [seed for n, seed, _ in known if n == name and seed > 1] == [2, 3]
+        assert all((name, s, lr) in known for s in results.study.tuning_seed_numbers for lr in grid)
+        assert [seed for n, seed, _ in known if n == name and seed < 2] == [0, 1]
         ratios = [b / a for a, b in pairwise(grid)]
         # A half or a quarter of a step where the valley is narrow.
         step = next(s for s in (3, 3**0.5, 3**0.25) if ratios[0] > s * 0.95)
@@ -76,16 +76,18 @@ def test_every_variant_has_every_seed_at_a_grid_of_equal_size(results: StudyResu
 def test_fresh_seeds_are_compared_at_the_rate_that_others_found(results: StudyResults) -> None:
     known = {(r.variant, r.seed, r.lr): r.halves for r in results.runs}
     assert [(r.variant, r.seed) for r in results.replicates] == [
-        (name, seed) for name in ("modern", "norm.kind=layer") for seed in (2, 3)
+        (name, seed) for name in ("modern", "norm.kind=layer") for seed in (0, 1)
     ]
+    tuning = results.study.tuning_seed_numbers
+    assert not {0, 1} & {*tuning}
     for found in results.replicates:
         grid = results.grids[found.variant]
-        pooled = [fmean(known[found.variant, seed, lr].tuning for seed in (0, 1)) for lr in grid]
+        pooled = [fmean(known[found.variant, seed, lr].tuning for seed in tuning) for lr in grid]
         assert found.lr == pytest.approx(tuned(pooled, grid).lr, rel=6e-3)
         assert found.loss == known[found.variant, found.seed, found.lr].judged
     [effect] = results.effects
     by = {(r.variant, r.seed): r.loss for r in results.replicates}
-    assert list(effect.differences) == [by["norm.kind=layer", s] - by["modern", s] for s in (2, 3)]
+    assert list(effect.differences) == [by["norm.kind=layer", s] - by["modern", s] for s in (0, 1)]
 
 
 def test_a_paper_kit_and_a_page_need_neither_text_nor_runs(
@@ -144,14 +146,17 @@ def test_a_finished_study_trains_nothing_again(results: StudyResults, place: Pat
 def test_studies_share_runs(results: StudyResults, place: Path) -> None:
     before = set((place / "studies" / "runs").iterdir())
     other = compare(*words("text.txt", ":feedforward.kind=gelu"), quiet=True, **OPTIONS)
-    both = [
-        {r.key for r in (*s.runs, *s.shorter_runs) if r.variant == "modern"}
+    made, shared = (
+        {r.key for r in (*s.runs, *s.shorter_runs) if r.seed < 2 and r.variant == "modern"}
         for s in (results, other)
-    ]
-    assert len(both[0]) >= 3 + 2 + 4
-    assert both[0] == both[1]
+    )
+    # Tuning seeds differ, so that runs are shared if the learning rates agree.
+    assert results.study.tuning_seed_numbers != other.study.tuning_seed_numbers
+    lrs = [next(r.lr for r in s.replicates if r.variant == "modern") for s in (results, other)]
+    assert len(made) == len(shared) == 2 + 4
+    assert made == shared if lrs[0] == lrs[1] else not made & shared
     new = set((place / "studies" / "runs").iterdir()) - before
-    assert len(new) == len(other.runs) + len(other.shorter_runs) - len(both[1])
+    assert len(new) == len(other.runs) + len(other.shorter_runs) - len(made & shared)
 
 
 def test_runs_are_evaluated_on_their_way_only_where_that_is_shown(
@@ -159,15 +164,15 @@ def test_runs_are_evaluated_on_their_way_only_where_that_is_shown(
 ) -> None:
     """The rate is placed, and what compute is worth is told, by the losses at the end."""
     for run in (*results.runs, *results.shorter_runs):
-        compared = run.seed > 1 and run.tokens == results.tokens_per_run
+        compared = run.seed < 2 and run.tokens == results.tokens_per_run
         steps = [p.tokens / results.tokens_per_run for p in run.curve]
         assert steps == ([0.5, 1.0] if compared else [run.tokens / results.tokens_per_run])
     study = place / "study"
     planned = saved(read_study(study / STUDY), RunFolder(study))
     assert planned is not None
-    assert planned.run("modern", 0, 0.0).evaluate.every == 20
-    assert planned.run("modern", 2, 0.0).evaluate.every == 10
-    assert planned.run("modern", 2, 0.0, 0.5).evaluate.every == 10
+    assert planned.run("modern", planned.study.tuning_seed_numbers[0], 0.0).evaluate.every == 20
+    assert planned.run("modern", 1, 0.0).evaluate.every == 10
+    assert planned.run("modern", 1, 0.0, 0.5).evaluate.every == 10
 
 
 def test_the_first_pairs_are_trained_for_shorter_horizons(results: StudyResults) -> None:
@@ -176,7 +181,7 @@ def test_the_first_pairs_are_trained_for_shorter_horizons(results: StudyResults)
     assert sorted(found) == sorted(
         (name, seed, whole // part)
         for name in ("modern", "norm.kind=layer")
-        for seed in (2, 3)
+        for seed in (0, 1)
         for part in (4, 2)
     )
     lrs = {r.variant: r.lr for r in results.replicates}
@@ -207,12 +212,12 @@ def test_pairs_are_added_to_a_study_that_was_inconclusive(
     given = words("text.txt", ":norm.kind=layer")
     shutil.copytree(place / "study", place / "added")
     ahead = plan(*given, out="added", add_seeds=2, **OPTIONS)
-    assert announcement(ahead).endswith("then seeds 2 to 5")
-    assert announcement(plan(*given, out="added", **OPTIONS)).endswith("then seeds 2 to 3")
+    assert announcement(ahead).endswith("then seeds 0 to 3")
+    assert announcement(plan(*given, out="added", **OPTIONS)).endswith("then seeds 0 to 1")
     more = compare(*given, quiet=True, out="added", add_seeds=2, **OPTIONS)
     assert results.effects[0].outcome == "inconclusive"
     assert more.study.ends == (2, 4)
-    assert [r.seed for r in more.replicates if r.variant == "modern"] == [2, 3, 4, 5]
+    assert [r.seed for r in more.replicates if r.variant == "modern"] == [0, 1, 2, 3]
     before, after = losses(results), losses(more)
     assert {cell: after[cell] for cell in before} == before
     assert "--add-seeds" not in more.command
@@ -236,7 +241,7 @@ def test_a_study_that_time_cut_short_has_ended_there(
     with monkeypatch.context() as patch:
         patch.setattr(Execution, "_late", leave_out)
         cut = compare(*given, quiet=True, out="cut", **options)
-    assert [r.seed for r in cut.replicates if r.variant == "modern"] == [2, 3]
+    assert [r.seed for r in cut.replicates if r.variant == "modern"] == [0, 1]
     assert cut.effects[0].outcome == "inconclusive"
     assert "1 of 3 seeds was left out: the budget did not pay for them." in cut.notes
     assert "Shorter horizons were left out: the budget did not pay for them." in cut.notes
@@ -246,7 +251,7 @@ def test_a_study_that_time_cut_short_has_ended_there(
     assert (again.verdict, again.notes) == (cut.verdict, cut.notes)
     more = compare(*given, quiet=True, out="cut", add_seeds=1, **options)
     assert more.study.ends == (2, 3)
-    assert [r.seed for r in more.replicates if r.variant == "modern"] == [2, 3, 4]
+    assert [r.seed for r in more.replicates if r.variant == "modern"] == [0, 1, 2]
 
 
 def test_pairs_are_added_to_nothing_but_what_has_ended(results: StudyResults, place: Path) -> None:
@@ -376,9 +381,8 @@ def test_length_is_judged_where_positions_reach(place: Path) -> None:
 def test_a_plan_trains_nothing(place: Path) -> None:
     before = set(place.rglob("*"))
     estimated = plan(*words("text.txt", ":norm.kind=rms,norm.eps=1e-3"), **OPTIONS)
-    # Of each variant two pairs, three rates of one tuning seed and a tenth of another, and shorter horizons; two rates
-    # more of the baseline, and half a one of the variant.
-    assert estimated.num_runs == round(2 * (2 + 1.1 * 3 + 2 * 2) + 2.5)
+    # Of each variant two pairs at three lengths, and three rates of two tuning seeds. Two rates more of the baseline.
+    assert estimated.num_runs == 2 * (2 * 3 + 2 * 3) + 2
     assert estimated.seconds > 0
     assert {p for p in set(place.rglob("*")) - before if "cache" not in p.parts} == set()
 

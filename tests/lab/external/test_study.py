@@ -349,7 +349,7 @@ def test_a_study_file(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"lr": None}, "--lr: found {lr} in the command without --lr; expected both or neither"),
         ({"metric": ""}, "--metric: expected stdout:REGEX, jsonl:FILE:KEY or csv:FILE:COLUMN"),
-        ({"size": "1M"}, "--size: not an option of a study with --command"),
+        ({"size": "1M"}, "--size: not an option of another trainer, whose models are not known"),
         ({"budget": "40steps"}, '--budget: found "40steps"; expected a time such as 10h'),
         ({"cost_per_step": ["0"]}, '--cost-per-step: found "0"; expected VARIANT=X'),
         ({"cost_per_step": ["0=1"]}, "--cost-per-step: found no cost of 0.05"),
