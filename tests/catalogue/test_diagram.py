@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from archwright.catalogue.diagram import diagram
 from archwright.parts.branch import Branch
-from archwright.parts.residuals import RESIDUALS
+from archwright.parts.residuals import RESIDUALS, Wired
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.residuals import PerBranch, Residual
@@ -26,7 +26,7 @@ class Bare(Branch):
         return self.function(x)
 
 
-BRANCHES = {"attention": Bare(torch.sin), "feedforward": Bare(torch.cos)}
+BRANCHES = {"attention": Wired(Bare(torch.sin)), "feedforward": Wired(Bare(torch.cos))}
 
 
 class Shift(nn.Module):

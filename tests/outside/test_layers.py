@@ -232,7 +232,7 @@ class TestMultiToken:
         model(TOKENS[:1])
         found = pop_aux_losses(model)["multi_token_loss"]
         context = model.new_context(TOKENS[:1])
-        x = model.projected(model.embedding(TOKENS[:1]))
+        x = model.embedding(TOKENS[:1])
         h = model.through([*model.stack][:-1], model.begin(x, context), context)
         h, expected = last.residual.norms["recurrence"](h), 0.0
         for k, module in enumerate(part.ahead, 1):
