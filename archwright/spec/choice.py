@@ -198,6 +198,8 @@ class Choice(Spec):
             cls.kinds = {}
         elif "kind" in cls.model_fields:
             kind = cls.model_fields["kind"].default
+            if not cls.__module__.startswith("archwright."):
+                load_classic("spec")  # whose kinds are taken
             taken = cls.kinds.get(kind)
             if taken is not None and _place(taken) != _place(cls):  # a module may be loaded again
                 raise ValueError(

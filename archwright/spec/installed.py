@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -14,11 +13,10 @@ CLASSIC = "archwright.classic"
 """Special choices of published models. No other module names this package, and all others work without it."""
 
 
-@cache
 def classic_folder() -> Path | None:
-    """Return the folder of the special choices; None if it is missing."""
-    package = find_spec(CLASSIC)
-    return Path(package.origin).parent if package and package.origin else None
+    """Return the folder of the special choices in this copy of the package; None if it is missing."""
+    folder = presets.FOLDER.parent / "classic"
+    return folder if (folder / "__init__.py").is_file() else None
 
 
 @cache

@@ -34,6 +34,14 @@ ONLY_MODELS = {"base", *ModelSpec.model_fields} - {*RunSpec.model_fields}
 """Keys of models only, which a run has in its model's table."""
 RUN_FILE = "spec.toml"
 """Name of the spec's file in a run folder."""
+REMOVED: Values = {
+    "stream_decay": 1.0,
+    "predicting_streams": 0,
+    "global_tokens": 0,
+    "global_norm": False,
+    "distance_scores": {"kind": "none"},
+}
+"""Removed options with their defaults, which run folders of before record."""
 MAX_CHAIN = 8
 """Most files in a chain of bases; presets have at most three."""
 MOST_NAMES = 10
@@ -161,7 +169,13 @@ def is_run(name: str | Path) -> bool:
 
 def read_run(path: Path) -> RunSpec:
     """Return the run in the spec.toml of a run folder."""
-    return _located(path, RunSpec, _read(path, RunSpec))
+    return _located(path, RunSpec, _without_removed(_read(path, RunSpec)))
+
+
+def _without_removed(values: Values) -> Values:
+    """Return nested values without `REMOVED` options at their defaults."""
+    kept = {key: value for key, value in values.items() if REMOVED.get(key, ...) != value}
+    return {k: _without_removed(v) if isinstance(v, dict) else v for k, v in kept.items()}
 
 
 def load_study(name: str | Path) -> StudySpec:

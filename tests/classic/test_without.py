@@ -68,3 +68,13 @@ def test_models_train(copy: Path, preset: str) -> None:
 def test_its_kinds_are_unknown(copy: Path, word: str, start: str) -> None:
     (line,) = run(copy, "train", "modern", word, "data.text=text.txt", code=2)
     assert line.startswith(f"archwright: {start}")
+
+
+def test_a_choice_from_outside_cannot_take_a_special_kind() -> None:
+    """Also before anything has loaded the special choices: later, all specs would be refused."""
+    code = (
+        "from typing import Literal\nfrom archwright.spec.attention import SoftmaxAttention\n"
+        "class Mine(SoftmaxAttention):\n    kind: Literal['lsh'] = 'lsh'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "is taken by archwright.classic.spec.lsh.LSHAttention" in done.stderr

@@ -34,9 +34,11 @@ class Fault:
 
     @property
     def tests_of_room(self) -> tuple[str, ...]:
-        """Where the tests of that room are; `tests/parts` compares the CPU's kernel with the others."""
+        """Where the tests of that room are; other folders compare the CPU's kernel and special families with others."""
         alone = Path(self.file).parts[1].endswith(".py")
         own = f"tests/test_{self.room}.py" if alone else f"tests/{self.room}"
+        if self.file.startswith("archwright/classic/families/"):
+            return (own, "tests/hf")
         return (own, "tests/parts") if self.room == "cpu" else (own,)
 
     def planted(self, source: str) -> str:

@@ -3,6 +3,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+import tomli_w
 from hypothesis import given, settings
 
 from archwright.spec.errors import UserError
@@ -393,3 +394,17 @@ def test_a_change_drops_the_sources_of_what_it_replaces() -> None:
         run = load_run("modern").override(*words)
         assert run.model.sources == changed.sources
         assert "source of no value" not in str(suspicions(changed))
+
+
+def test_run_folders_of_before_are_read_without_removed_options(tmp_path: Path) -> None:
+    """Those at their defaults only: others changed the model."""
+    run = RunSpec()
+    model = run.model_dump()["model"] | {"global_tokens": 0, "predicting_streams": 0}
+    model["attention"] |= {"distance_scores": {"kind": "none"}}
+    values = run.model_dump(by_alias=True) | {"model": model, "stream_decay": 1.0}
+    file = tmp_path / "spec.toml"
+    file.write_text(tomli_w.dumps(values))
+    assert read_run(file) == run
+    file.write_text(tomli_w.dumps(values | {"model": model | {"global_tokens": 2}}))
+    with pytest.raises(UserError, match="global_tokens: unknown option"):
+        read_run(file)

@@ -2,16 +2,16 @@
 
 import tomllib
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 
+from archwright.spec.installed import preset_files
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
-from archwright.spec.read import preset_names, to_toml
+from archwright.spec.read import to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
 from tests.strategies import model_specs, run_specs
@@ -31,9 +31,8 @@ def test_it_is_a_schema(spec: type[ModelSpec | RunSpec]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("room", "spec"), [("models", ModelSpec), ("runs", RunSpec)])
 def test_it_accepts_the_presets(room: str, spec: type[ModelSpec | RunSpec]) -> None:
-    for name in preset_names(room):
-        file = resources.files("archwright.presets") / room / f"{name}.toml"
-        validator(spec).validate(tomllib.loads(file.read_text()))
+    for file in preset_files(room).values():
+        validator(spec).validate(tomllib.loads(file.read_text("utf-8")))
 
 
 @pytest.mark.slow
