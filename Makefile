@@ -12,7 +12,7 @@ ROTATION ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) / 1
 # hundreds of processes would compile the package anew.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-all laws laws-scale mutants fuzz faults faults-scale house check bench bench-full docs pictures site clean
+.PHONY: help demo test test-fast test-all laws laws-scale mutants fuzz faults faults-scale house check bench bench-full docs course pictures site clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -78,6 +78,10 @@ docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m docs._make.catalogue
 	$(BIN)/python -m docs._make.architectures
 	$(BIN)/python -m docs._make.lecture
+
+course: $(VENV)/.installed-dev  ## run the pages of docs/course and draw their figures (ARGS="norms": one page)
+	OMP_NUM_THREADS=1 $(BIN)/python -m docs._make.course $(ARGS)
+	$(BIN)/python -m docs._make.figures $(ARGS)
 
 pictures: $(VENV)/.installed  ## photograph the README's pages: make pictures STUDY=studies/NAME RUN=runs/demo (needs Chromium)
 	$(BIN)/python -m docs._make.pictures $(STUDY) $(RUN)

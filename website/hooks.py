@@ -4,6 +4,7 @@ Links in pages are those that work in a checkout; here they become links of the 
 """
 
 import ast
+import html
 import posixpath
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -26,6 +28,7 @@ OF_ROOT = {
 }
 """Pages beside docs/, by their path in a checkout."""
 RESULTS = "bench/results"
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 LINK = re.compile(r"(?<!!)\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -168,3 +171,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({posixpath.relpath(target, posixpath.dirname(here) or '.')}{found[2] or ''})"
 
     return LINK.sub(relinked, markdown)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn formulas in LaTeX into MathML, which browsers draw without a script."""
+
+    def drawn(formula: re.Match[str]) -> str:
+        return convert(
+            html.unescape(formula[3]), display="inline" if formula[2] == "(" else "block"
+        )
+
+    return FORMULA.sub(drawn, content)
