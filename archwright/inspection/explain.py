@@ -74,11 +74,6 @@ def numbers_of_kind(choice: type[Choice], words: Words) -> list[Numbers]:
         return tables
 
 
-def numbers_of_option(name: str) -> list[Numbers]:
-    """Return the example table of an option, if it has one."""
-    return [OPTIONS[name]()] if name in OPTIONS else []
-
-
 def small(*words: str) -> ModelSpec:
     """Return the spec of a small model with some assignments."""
     plain = ModelSpec(dim=64, num_layers=1, vocab_size=128, context_length=64)
@@ -286,5 +281,3 @@ AXES: dict[str, Callable[[type[Choice], Words], Numbers]] = {
     "schedule": schedule,
 }
 """Functions that return an example table of a choice, by axis."""
-OPTIONS: dict[str, Callable[[], Numbers]] = {"num_kv_heads": kv_heads}
-"""Functions that return an example table, by option."""

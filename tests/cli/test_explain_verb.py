@@ -18,8 +18,12 @@ from archwright.spec.errors import UserError
         (("attention", "model.attention"), "attention"),
         (("d_ff", "d-ff"), "feedforward.hidden_dim"),
         (("gradient clipping",), "max_grad_norm"),
-        (("mfu",), "utilisation, MFU"),
-        (("kv-cache", "KVCache"), "kv cache"),
+        (("mfu",), "utilisation, utilization, MFU"),
+        (("kv-cache", "KVCache", "KV cache"), "kv cache"),
+        (("parallel layers",), "residual: parallel"),
+        (("rotary position embeddings",), "position: rope"),
+        (("linear attention",), "linear attention"),
+        (("tokens",), "token"),
         (("top-p", "nucleus_sampling"), "top-p, nucleus sampling"),
         (("led",), "model: led-base, led-large"),
         (("llama-3-8b", "Llama-3-8B"), "model: llama-3-8b"),
@@ -41,9 +45,24 @@ def test_no_word_is_no_axis(word: str) -> None:
 
 def test_every_word_of_the_notes_is_explained() -> None:
     words = (
-        "perplexity, swish, sine, heads, vocabulary, biases, double norm, serial, relative, aspect ratio, "
-        "sparse attention, reformer, bpe, tokenizer, embedding, init, truncated normal, temperature, "
-        "cross-entropy, sgd, flops, precision, data"
+        "perplexity, kv cache, attention, swish, sine, sinusoidal, d_ff, d_model, heads, head dimension, vocabulary, "
+        "vocabulary size, biases, no bias, double norm, sandwich norm, serial, parallel layers, relative position, "
+        "absolute positions, learned positions, aspect ratio, sparse attention, led, longformer, reformer, lsh, "
+        "locality-sensitive hashing, reversible layers, bpe, byte-pair encoding, tokenizer, tokenization, embedding, "
+        "init, initialization, truncated normal, top-p, top-k, temperature, gradient clipping, clipping, "
+        "gradient norm, vanishing gradients, cross-entropy, sgd, adam, adamw, muon, mfu, flops, pre-norm, post-norm, "
+        "layernorm, rmsnorm, gelu, relu, silu, glu, reglu, geglu, swiglu, gated linear unit, gating, activation, "
+        "activation function, ffn, mlp, ffn ratio, rope, rotary, alibi, t5 bias, nope, no position, extrapolation, "
+        "residual stream, residual connection, norm, normalization, dropout, weight decay, warmup, warm-up, "
+        "cosine schedule, learning rate, batch size, z-loss, qk-norm, soft-cap, logit soft-capping, softmax, logits, "
+        "loss spike, overflow, gqa, mqa, mha, mla, multi-head attention, grouped-query attention, "
+        "multi-query attention, arithmetic intensity, roofline, sliding window, swa, interleaving, causal mask, "
+        "encoder-decoder, decoder-only, moe, mixture of experts, ssm, linear attention, scaling law, chinchilla, "
+        "depth, width, expressiveness, permutation invariant, unicode, special tokens, end of text, bits per byte, "
+        "epsilon, bf16, fp16, precision, checkpoint, tied embeddings, weight tying, prefill, decoding, generation, "
+        "autoregressive, memory, parameters, cargo culting, convergence, xavier, kv heads, query, key, value, tokens, "
+        "context length, rope theta, bert, gpt-2, gemma 2, transformer, original transformer, hidden states, "
+        "regularization, data, epoch, throughput, latency, stability, teacher forcing, ablation"
     )
     for word in words.split(", "):
         assert list(explain_verb._explanations(word, listing("choices"))), word

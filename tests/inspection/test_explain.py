@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from archwright.inspection.explain import AXES, Numbers, formula, numbers_of_kind, numbers_of_option
+from archwright.inspection.explain import AXES, Numbers, formula, kv_heads, numbers_of_kind
+from archwright.inspection.terms import TERMS
 from archwright.plugins import REGISTRIES
 from archwright.spec.choice import Choice
 
@@ -64,7 +65,7 @@ def test_the_stream_of_pre_norm_grows_and_that_of_post_norm_does_not() -> None:
 
 
 def test_gqa_caches_what_its_key_heads_need() -> None:
-    (found,) = numbers_of_option("num_kv_heads")
+    found = kv_heads()
     caches = {row[1]: row[3] for row in found.rows[1:]}
     assert caches["32"] == "524 kB"  # 2 x 32 layers x 32 heads x 128, in 16 bits
     assert caches["1"] == "16.4 kB"
@@ -90,3 +91,17 @@ def test_formulas_are_those_of_the_parts() -> None:
     assert "sqrt(mean(x^2) + eps)" in formula(KINDS["norm", "rms"])
     ends = ("Raises:", "Args:", "Attributes:")
     assert not any(end in formula(choice) for end in ends for choice in KINDS.values())
+
+
+def test_terms_compute_what_the_literature_says() -> None:
+    tables = {name: {row[0]: row[1:] for row in make().rows} for name, make in TERMS.items()}
+    assert tables["perplexity"]["0.6931"] == ("1", "2")
+    # Multi-head attention: 2 n tokens per cached element, 16 of a batch of 32 at n = 128.
+    assert tables["arithmetic intensity"]["128"] == ("120", "1.37e+03", "0.97", "16")
+    assert tables["z_loss"]["0"] == ("8.318", f"{1e-4 * math.log(4096) ** 2:.4g}")
+    assert tables["attention.softcap"]["capped"][-1] == "50"
+    assert tables["max_grad_norm"]["1"] == ("5", "0.6, 0.8")
+    assert tables["aspect ratio"]["gpt-3-175b"][-1] == "128"
+    assert tables["feedforward.hidden_dim"]["4,096"][0] == "16,384"
+    assert tables["BPE"]["4"] == (" low es", "low| low|es|t| |n|e|w|es|t")
+    assert tables["schedule.warmup"]["rate"][4] == "1"
