@@ -7,12 +7,10 @@ import pytest
 
 from docs._make.course import FOLDER, Block, blocks, differences, pages, run
 from docs._make.figures.__main__ import drawings
+from docs._make.lecture import VERDICT, anchor
 from tests.commands import commands, linked_files, read
 
 PAGES = pages()
-VERDICT = re.compile(
-    r"^\*\*(Right|Mostly right|Conditional|Overstated|Contested|Wrong)\.\*\* ", re.MULTILINE
-)
 STATEMENT = re.compile(r"^### ", re.MULTILINE)
 SOURCE = re.compile(r"^\*(Slides?|Notes?|Assignment)\b.*\*$", re.MULTILINE)
 SLIDES = re.compile(r"[Ss]lides? (\d+)(?: (?:to|and) (\d+))?")

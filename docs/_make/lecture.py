@@ -1,11 +1,12 @@
-"""`python -m docs._make.lecture` writes docs/lecture.md: each claim and each row of the lecture, its preset, its
-errors, and commands that test it."""
+"""`python -m docs._make.lecture` writes docs/lecture.md: slides and their statements in docs/course, each row of the
+lecture's table, its preset and its errors."""
 
 import csv
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -16,6 +17,11 @@ from archwright.spec.read import load
 from archwright.spec.unpublished import unpublished
 
 FILE = Path(__file__).parents[1] / "lecture.md"
+COURSE = FILE.parent / "course"
+SLIDES = re.compile(r"^\*Slides? (\d+(?: (?:to|and) \d+)?)\b.*\*$", re.MULTILINE)
+VERDICT = re.compile(
+    r"^\*\*(Right|Mostly right|Conditional|Overstated|Contested|Wrong)\.\*\* ", re.MULTILINE
+)
 
 TITLES = {
     "year": "year",
@@ -34,35 +40,16 @@ GATED = ("SwiGLU", "GeGLU", "GEGELU")
 HEAD = """\
 # Lecture 3 in archwright
 
-<!-- Written by `make docs` from docs/_make/lecture_data and the presets. -->
+<!-- Written by `make docs` from docs/course, docs/_make/lecture_data and the presets. -->
 
-For students of Stanford's CS336 (2025): the claims of lecture 3 on Transformer architectures, slide by slide, with
-a verdict from the literature and commands to test each claim. Claims and numbers are from public notes on the
-lecture, not from the slides.
+For students of Stanford's CS336 (2025): lecture 3 on Transformer architectures, slide by slide. Each statement links to
+its section in the [course](course/index.md): formula, derivation, a command with its output, the literature's figure
+and a verdict. Statements and numbers are from public notes on the lecture, not from the slides.
 
-`show`, `list` and `diff` print immediately, `plan` calculates, `profile` measures for a few seconds, and `train`
-uses its budget. `compare` takes minutes to an hour and ends with its own verdict and an interval, valid for its
-size and budget. It may differ from the verdict given here. `--dry-run` prints the duration without training.
-"""
+## Slides
 
-ROPE = """\
-### RoPE and a text that moves
-
-The same text at positions 0 to 31 and 1000 to 1031: with sinusoidal positions the logits change, with RoPE only by
-rounding.
-
-```python
-import torch
-
-import archwright as aw
-
-spec = aw.load("modern").override("dim=64", "num_layers=2", "vocab_size=256", "context_length=2048")
-tokens = torch.arange(32)[None]
-for kind in ("rope", "sinusoidal"):
-    model = aw.build(spec.override(f"position.kind={kind}"), seed=0)
-    here, there = (model(tokens, position_ids=torch.arange(32) + s).logits for s in (0, 1000))
-    print(kind, (here - there).abs().max().item())
-```
+| slides | statement | verdict |
+|---|---|---|
 """
 
 TABLE = """\
@@ -81,7 +68,6 @@ FOLDER = Path(__file__).parent / "lecture_data"
 
 Cells = dict[str, str]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
-Verdict = Literal["right", "mostly right", "conditional", "overstated", "contested", "wrong"]
 
 WIRINGS = {
     "pre": ("Serial", "yes"),
@@ -161,37 +147,11 @@ class Remark(Spec):
     command: str
 
 
-class Claim(Spec):
-    """A claim of one or more slides, its verdict in the literature, and commands that test it."""
-
-    slides: Annotated[tuple[int, int], Field(strict=False)]
-    """First and last slide."""
-    claim: str
-    verdict: Verdict
-    remark: str
-    commands: Texts = Field(min_length=1)
-
-
-class Topic(Spec):
-    """Claims on one subject."""
-
-    title: str
-    claims: Annotated[tuple[Claim, ...], Field(strict=False)]
-
-
 class Corrections(Spec):
     """Wrong cells, and incomplete rows."""
 
     corrections: Annotated[tuple[Correction, ...], Field(strict=False)]
     remarks: Annotated[tuple[Remark, ...], Field(strict=False)]
-
-
-class Claims(Spec):
-    """The slides."""
-
-    without_claims: Annotated[tuple[int, ...], Field(strict=False)]
-    """Slides that claim nothing: titles, summaries, references."""
-    topics: Annotated[tuple[Topic, ...], Field(strict=False)]
 
 
 def table() -> list[Row]:
@@ -211,11 +171,6 @@ def table() -> list[Row]:
 def corrections() -> Corrections:
     """Return the errors and omissions of the table."""
     return Corrections.model_validate(_toml("corrections.toml"))
-
-
-def claims() -> Claims:
-    """Return the claims of the slides."""
-    return Claims.model_validate(_toml("claims.toml"))
 
 
 def in_lecture_words(cells: Cells) -> Cells:
@@ -249,22 +204,28 @@ def write() -> None:
 
 def markdown() -> str:
     """Return the page."""
-    lines = [HEAD]
-    for topic in claims().topics:
-        lines.append(f"## {topic.title}\n")
-        for claim in topic.claims:
-            lines += _claim(claim)
-        if topic.title == "Positions":
-            lines.append(ROPE)
-    return "\n".join([*lines, TABLE, *_table(), *_convergence(), *_rows_below()]).rstrip() + "\n"
+    rows = "\n".join(_slides())
+    return "\n".join([HEAD + rows, "", TABLE, *_table(), *_convergence(), *_rows_below()]).rstrip() + "\n"
 
 
-def _claim(claim: Claim) -> Iterator[str]:
-    first, last = claim.slides
-    slides = f"Slide {first}" if first == last else f"Slides {first} to {last}"
-    yield f"**{slides}. {claim.claim}**\n"
-    yield f"*{claim.verdict.capitalize()}.* {claim.remark}".rstrip() + "\n"
-    yield "```sh\n" + "\n".join(claim.commands) + "\n```\n"
+def _slides() -> Iterator[str]:
+    """Yield a row for each statement of the course with slides, by slide."""
+    found = []
+    for page in sorted(COURSE.glob("*.md")):
+        for statement in page.read_text("utf-8").split("\n### ")[1:]:
+            title = statement.partition("\n")[0]
+            source, verdict = SLIDES.search(statement), VERDICT.search(statement)
+            if source and verdict:
+                link = f"course/{page.name}#{anchor(title)}"
+                first = int(source[1].split()[0])
+                found.append((first, source[1], f"[{title}]({link})", verdict[1].lower()))
+    for _, slides, link, verdict in sorted(found):
+        yield f"| {slides} | {link} | {verdict} |"
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
 
 
 def _table() -> Iterator[str]:

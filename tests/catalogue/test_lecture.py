@@ -13,7 +13,7 @@ from archwright.spec.latent import LatentAttention
 from archwright.spec.read import load, preset_names
 from archwright.spec.unpublished import unpublished
 from docs._make import lecture
-from docs._make.lecture import Correction, Row, claims, corrections, in_lecture_words, table
+from docs._make.lecture import Correction, Row, corrections, in_lecture_words, table
 from tests.commands import commands, linked_files, read
 
 TABLE = table()
@@ -68,14 +68,6 @@ def test_published_code_is_the_evidence_that_is_named(correction: Correction) ->
     assert all(line in text for line in correction.lines)
 
 
-def test_every_slide_is_claimed_or_has_no_claim() -> None:
-    found = claims()
-    slides = [c.slides for topic in found.topics for c in topic.claims]
-    claimed = {slide for first, last in slides for slide in range(first, last + 1)}
-    assert claimed.isdisjoint(found.without_claims)
-    assert {*claimed, *found.without_claims} == {*range(1, 69)}
-
-
 def test_the_page_is_the_one_that_the_data_make() -> None:
     assert lecture.markdown() == PAGE, "run `make docs`"
 
@@ -90,13 +82,6 @@ def test_every_link_of_the_page_leads_somewhere() -> None:
 @pytest.mark.parametrize("line", commands(PAGE))
 def test_a_command_of_the_page_can_be_typed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read(line, monkeypatch)
-
-
-def test_rope_moves_with_the_text_as_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(code, {})
-    moved = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert float(moved["rope"]) < 1e-4 < 1e-2 < float(moved["sinusoidal"])
 
 
 @pytest.mark.parametrize("name", unpublished())
