@@ -205,7 +205,10 @@ def write() -> None:
 def markdown() -> str:
     """Return the page."""
     rows = "\n".join(_slides())
-    return "\n".join([HEAD + rows, "", TABLE, *_table(), *_convergence(), *_rows_below()]).rstrip() + "\n"
+    return (
+        "\n".join([HEAD + rows, "", TABLE, *_table(), *_convergence(), *_rows_below()]).rstrip()
+        + "\n"
+    )
 
 
 def _slides() -> Iterator[str]:
