@@ -32,7 +32,7 @@ def cache_per_token() -> Figure:
     figure, axes = plt.subplots(figsize=(7.2, 4.2))
     names: list[str] = []
     for kind, models in KINDS.items():
-        sizes = sorted(((cache_bytes_per_token(_model(name)), name) for name in models))[::-1]
+        sizes = sorted((cache_bytes_per_token(_model(name)), name) for name in models)[::-1]
         places = range(len(names), len(names) + len(sizes))
         axes.barh(places, [size / 1e3 for size, _ in sizes], label=kind)
         for place, (size, _) in zip(places, sizes, strict=True):

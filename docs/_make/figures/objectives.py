@@ -68,9 +68,7 @@ def temperature() -> Figure:
         places = np.arange(len(p))
         for chosen, style in ((kept, "full"), (~kept, "none")):
             at = np.flatnonzero(chosen[:shown])
-            left.plot(
-                places[at], p[at], "o", color=line.get_color(), fillstyle=style, markersize=4
-            )
+            left.plot(places[at], p[at], "o", color=line.get_color(), fillstyle=style, markersize=4)
     left.set_xticks(range(shown), [LABELS.get(int(i), chr(i)) for i in order[:shown]])
     left.set(xlabel='byte after "re"', ylabel="probability")
     left.legend()
