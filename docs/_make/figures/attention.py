@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 import archwright as aw
 from archwright.model.model import Decoder
 from archwright.planning.memory import cache_bytes_per_token
-from archwright.planning.roofline import operators, ridge
+from archwright.planning.roofline import Phase, operators, ridge
 from archwright.spec.hardware import load_hardware
 
 KINDS = {
@@ -62,7 +62,12 @@ def roofline() -> Figure:
         [0.3, knee, 10_000], [0.3 * hardware.memory_bandwidth / 1e12, peak / 1e12, peak / 1e12], "k"
     )
     axes.lines[0].set_color("#808080")
-    passes = (("prefill", 1), ("decode", 1), ("decode", 64), ("decode", 512))
+    passes: tuple[tuple[Phase, int], ...] = (
+        ("prefill", 1),
+        ("decode", 1),
+        ("decode", 64),
+        ("decode", 512),
+    )
     for number, (phase, texts) in enumerate(passes):
         found = {o.name: o for o in operators(model, phase, texts=texts, length=8192)}
         for mark, name in zip(MARKS, PARTS, strict=True):

@@ -27,7 +27,7 @@ def perplexity_and_bits() -> Figure:
     perplexities, bits = [], []
     for size in SIZES:
         if size == 256:
-            ids = np.frombuffer(text.encode(), np.uint8)
+            ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
         else:
             ids = Tokenizer(train_bpe([text], size, [END]), END).encode(text)
         train, test = np.array_split(ids, 2)
