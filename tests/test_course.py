@@ -85,6 +85,11 @@ def test_a_command_of_a_page_can_be_typed(line: str, monkeypatch: pytest.MonkeyP
     read(line, monkeypatch)
 
 
+def test_code_without_an_output_is_no_block() -> None:
+    page = "```sh\narchwright list\n```\n\n```python\nprint(1)\n```\n\n```text\n1\n```"
+    assert [block.code for block in blocks(page)] == ["print(1)\n"]
+
+
 @pytest.mark.parametrize(
     ("recorded", "printed", "is_alike"),
     [

@@ -6,7 +6,7 @@ costs by the number of layers of the kind. Embeddings, head and loss are traced 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
@@ -160,7 +160,7 @@ def _traced(
         inside.callback(model.train, was_training)
         if precision == "autocast":
             inside.enter_context(torch.autocast("cpu", torch.bfloat16))
-        with nullcontext() if trains else torch.no_grad():
+        with torch.set_grad_enabled(trains):
             tokens = torch.zeros(texts, length, dtype=torch.long)
             _PASSES[phase](model, counter, tokens if real else fake_like(tokens), target_length)
     partial = {name for name, m in modules if isinstance(m, Linear) and m.cut == "rowwise"}

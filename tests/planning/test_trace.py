@@ -145,3 +145,10 @@ def test_one_layer_of_a_kind_stands_for_all() -> None:
     assert found.times == [4]
     assert sum(found.flops.values()) == pytest.approx(sum(counter.flops.values()), rel=1e-3)
     assert sum(found.num_bytes.values()) == pytest.approx(sum(counter.num_bytes.values()), rel=0.01)
+
+
+def test_training_is_traced_without_gradients_of_the_caller() -> None:
+    model = build(small("modern"))
+    with torch.no_grad():
+        inside = trace(model, "training", length=8).flops
+    assert inside == trace(build(small("modern")), "training", length=8).flops
