@@ -4,6 +4,7 @@ import math
 
 import torch
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def positions_rope() -> Figure:
     return figure
 
 
-def _angles(axes: plt.Axes) -> None:
+def _angles(axes: Axes) -> None:
     """Draw a query and a key of two coordinates at positions (4, 1) and (10, 7), turned by 0.35 per token."""
     rotary = Rotary(spec.RoPE(), 2)
     q, k, speed = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.7]), 0.35
@@ -94,9 +95,7 @@ def _angles(axes: plt.Axes) -> None:
             )
             axes.text(1.2 * x, 1.2 * y, f"{name} at {at}", ha="center", va="center")
         axes.plot([], [], color=f"C{number}", label=f"m = {m}, n = {n}")
-    axes.set(
-        xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal", title="equal angles"
-    )
+    axes.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal", title="equal angles")
     axes.set_xticks([])
     axes.set_yticks([])
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.35), fontsize=9)

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from archwright.classic.parts.lsh import LSHAttention
+from archwright.classic.spec import lsh
 from archwright.classic.spec.longformer import Longformer
-from archwright.classic.spec.lsh import LSHAttention as LSH
 from archwright.parts.context import Context
 from archwright.parts.init import GPT2, initialise
 from archwright.parts.masks import pairs, pattern_of, visible_block
@@ -52,7 +52,9 @@ def sparse_pairs() -> Figure:
     counts = {
         "causal": [pairs(pattern_of(masks.Causal(), 1), n) for n in lengths],
         "LSH, 2 rounds, chunks of 64": [256.0 * n for n in lengths],
-        "Longformer, radius 256": [pairs(pattern_of(Longformer(radius=256), 1), n) for n in lengths],
+        "Longformer, radius 256": [
+            pairs(pattern_of(Longformer(radius=256), 1), n) for n in lengths
+        ],
         "fixed, √n, 8 summaries": [
             pairs(pattern_of(masks.Fixed(stride=round(n**0.5), num_summary=8), 1), n)
             for n in lengths
@@ -77,7 +79,8 @@ def _mask(mask: masks.Mask) -> Tensor:
 
 def _hashed() -> Tensor:
     """Return the pairs that one round of LSH attention with a causal mask evaluates, for random queries."""
-    part = LSHAttention(LSH(num_heads=1, num_buckets=16, chunk_size=4), 32)
+    choice = lsh.LSHAttention.model_validate({"num_heads": 1, "num_buckets": 16, "chunk_size": 4})
+    part = LSHAttention(choice, 32)
     initialise(part, GPT2(init.GPT2(embedding_std=0.02), num_layers=1, dim=32), seed=0)
     # Pairs that carry a gradient from values to outputs are evaluated.
     x = torch.randn(1, LENGTH, 32, generator=torch.Generator().manual_seed(0))
@@ -86,5 +89,7 @@ def _hashed() -> Tensor:
     with torch.no_grad():
         projected = part.query_key(x)
     out = part(x, context, projected=[projected, values])
-    rows = [torch.autograd.grad(out[0, i].sum(), values, retain_graph=True)[0] for i in range(LENGTH)]
+    rows = [
+        torch.autograd.grad(out[0, i].sum(), values, retain_graph=True)[0] for i in range(LENGTH)
+    ]
     return torch.stack([row[0].abs().sum(-1) > 0 for row in rows])
