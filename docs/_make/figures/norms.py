@@ -29,7 +29,9 @@ def norm_placement() -> Figure:
         low, high = norms.amin(0), norms.amax(0)
         gradient.fill_between(range(1, LAYERS + 1), low, high, alpha=0.15)
     stream.set(xlabel="after layer", ylabel="RMS of the stream", ylim=(0, None))
-    gradient.set(xlabel="layer", ylabel="gradient norm", yscale="log")
+    gradient.set(xlabel="layer", ylabel="gradient norm", ylim=(0, None))
+    for axes in (stream, gradient):
+        axes.set_xticks(range(0, LAYERS + 1, 2))
     stream.legend()
     return figure
 

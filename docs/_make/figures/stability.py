@@ -5,6 +5,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from archwright.losses import cross_entropy
+from archwright.parts.kernels.scores import ScoreMods
 
 CAP = 50.0
 
@@ -12,13 +13,13 @@ CAP = 50.0
 def softcap_and_z_loss() -> Figure:
     """Draw value and slope of a soft-cap, and the z-loss beside the cross-entropy over a common shift of logits."""
     figure, (cap, loss) = plt.subplots(1, 2)
-    x = torch.linspace(-200, 200, 81, dtype=torch.float64, requires_grad=True)
-    y = CAP * torch.tanh(x / CAP)
+    x = torch.linspace(-200, 200, 81, requires_grad=True)
+    y = ScoreMods(scale=1.0, softcap=CAP).scores(x, None, None)
     (slope,) = torch.autograd.grad(y.sum(), x)
     cap.plot(x.detach(), y.detach(), label="50 tanh(x / 50)")
-    cap.plot(x.detach(), CAP * slope, linestyle="--", label="slope, times 50")
-    cap.set(xlabel="score x before the cap", ylabel="after the cap", xlim=(-200, 200))
-    cap.legend(loc="upper left")
+    cap.plot(x.detach(), CAP * slope, linestyle="--", label="50 times its slope")
+    cap.set(xlabel="score x before the cap", ylabel="after the cap", xlim=(-200, 200), ylim=(-75, 55))
+    cap.legend(loc="lower right")
 
     vocab, target = 4096, torch.tensor([0])
     shifts = torch.linspace(-100, 100, 81)
