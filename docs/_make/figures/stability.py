@@ -18,7 +18,9 @@ def softcap_and_z_loss() -> Figure:
     (slope,) = torch.autograd.grad(y.sum(), x)
     cap.plot(x.detach(), y.detach(), label="50 tanh(x / 50)")
     cap.plot(x.detach(), CAP * slope, linestyle="--", label="50 times its slope")
-    cap.set(xlabel="score x before the cap", ylabel="after the cap", xlim=(-200, 200), ylim=(-75, 55))
+    cap.set(
+        xlabel="score x before the cap", ylabel="after the cap", xlim=(-200, 200), ylim=(-75, 55)
+    )
     cap.legend(loc="lower right")
 
     vocab, target = 4096, torch.tensor([0])
