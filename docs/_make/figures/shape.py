@@ -61,16 +61,15 @@ def vocabularies() -> Figure:
     years = sorted({int(row["year"]) for row in rows})
     figure, axes = plt.subplots()
     spread = np.random.default_rng(0).uniform(-0.25, 0.25, len(rows))
-    points = [
-        (int(row["year"]) + x, int(row["vocabulary"])) for row, x in zip(rows, spread, strict=True)
-    ]
-    axes.scatter(*zip(*points, strict=True), s=8, alpha=0.6)
+    sizes = [int(row["vocabulary"]) for row in rows]
+    positions = [int(row["year"]) + x for row, x in zip(rows, spread, strict=True)]
+    axes.scatter(positions, sizes, s=8, alpha=0.6)
     medians = [
         np.median([int(row["vocabulary"]) for row in rows if int(row["year"]) == year])
         for year in years
     ]
     axes.step(years, medians, where="mid", color="#f97316", label="median")
-    for row, point in zip(rows, points, strict=True):
+    for row, point in zip(rows, zip(positions, sizes, strict=True), strict=True):
         if row["model"] in VOCABULARIES:
             place = VOCABULARIES[row["model"]]
             axes.annotate(row["model"], point, xytext=place, textcoords="offset points", size=7)
