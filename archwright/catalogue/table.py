@@ -4,14 +4,15 @@ A column reads an option by its name, so that plug-ins with an option of this na
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from archwright import format as fmt
 from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.catalogue.summaries import called, word
-from archwright.spec.attention import Attention
+from archwright.spec.attention import Attention, MaskedAttention
 from archwright.spec.choice import Spec
 from archwright.spec.feedforward import FeedForward
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -110,6 +111,34 @@ def _heads(attention: Attention) -> str:
 def _mixers(layer: LayerSpec) -> str:
     recurrence = "" if layer.recurrence.is_none else word(layer.recurrence.rule)
     return " + ".join(filter(None, [_heads(layer.attention), recurrence]))
+
+
+def _heads_and_dims(spec: ModelSpec) -> list[tuple[int, int]]:
+    """Return the number of query heads and their width, for each kind of layer with attention."""
+    attentions = [layer.attention for layer in layers(spec)]
+    return [
+        (attention.heads(spec.dim)["num_heads"], attention.key_dim(spec.dim))
+        for attention in attentions
+        if isinstance(attention, MaskedAttention)
+    ]
+
+
+def _head_dim(spec: ModelSpec) -> str:
+    return _numbers(head_dim for _, head_dim in _heads_and_dims(spec))
+
+
+def _heads_over_dim(spec: ModelSpec) -> str:
+    return _numbers(number * head_dim / spec.dim for number, head_dim in _heads_and_dims(spec))
+
+
+def _hidden_over_dim(spec: ModelSpec) -> str:
+    hidden = [layer.feedforward.hidden_layer for layer in layers(spec)]
+    return _numbers(feedforward.width(spec.dim) / spec.dim for feedforward in hidden if feedforward)
+
+
+def _numbers(numbers: Iterable[float]) -> str:
+    """Join the distinct numbers of all kinds of layers."""
+    return " + ".join(dict.fromkeys(map(fmt.significant, numbers)))
 
 
 def _activation(feedforward: FeedForward) -> str:
@@ -267,6 +296,15 @@ COLUMNS = {
     ),
     "layers": Column("Number of layers.", lambda spec: str(spec.num_layers)),
     "dim": Column("Width of the residual stream.", lambda spec: str(spec.dim)),
+    "dim_over_layers": Column(
+        "Aspect ratio: width of the residual stream over number of layers.",
+        lambda spec: fmt.significant(spec.dim / spec.num_layers),
+    ),
+    "head_dim": Column("Width of a query head.", _head_dim),
+    "heads_over_dim": Column("Number of query heads times their width, over dim.", _heads_over_dim),
+    "hidden_over_dim": Column(
+        "Hidden width of the feed-forward, or of each expert, over dim.", _hidden_over_dim
+    ),
     "vocabulary": Column("Rows of the embedding.", lambda spec: str(spec.vocab_size)),
     "context": Column("Longest sequence, in tokens.", lambda spec: str(spec.context_length)),
 }

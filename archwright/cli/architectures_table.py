@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ IN_DIGITS = {
 """Formatters of large numbers by column."""
 
 FORMATS = ("text", "csv", "markdown", "json")
+
+DECIMAL = re.compile(r"\d+\.\d+")
 
 UNKNOWN = "?"
 """Cell of an unpublished value."""
@@ -111,5 +114,11 @@ def with_costs(
     return {**models, "rows": rows}
 
 
-def _numbers(record: Record) -> dict[str, str | int]:
-    return {key: int(cell) if cell.isdigit() else cell for key, cell in record.items()}
+def _numbers(record: Record) -> dict[str, str | int | float]:
+    return {key: _number(cell) for key, cell in record.items()}
+
+
+def _number(cell: str) -> str | int | float:
+    if cell.isdigit():
+        return int(cell)
+    return float(cell) if DECIMAL.fullmatch(cell) else cell

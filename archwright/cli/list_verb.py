@@ -25,6 +25,7 @@ EXAMPLES = """\
   archwright list attention.qk_norm.kind=rms --by-year
   archwright list qwen           the models with a word in their names
   archwright list models --wide  every column of the table of architectures
+  archwright list llama --columns layers,dim,dim_over_layers
   archwright list models --format csv > architectures.csv
   archwright list choices        every axis with its kinds
   archwright list choices mask   an axis with options, users, and a command for each kind
@@ -50,6 +51,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--wide", dest="all_columns", action="store_true", help="of models: every column"
     )
+    parser.add_argument("--columns", metavar="A,B", help="of models: these columns")
     parser.add_argument("--by-year", action="store_true", help="of models: the number per year")
     options, _ = parser.parse_with_parts(words)
     rest = [*options.words]
@@ -65,10 +67,10 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f"list {what}: {filters[0]} is for models; leave it out, or list models")
     if names:
         _check_names(what, names)
-    wide = options.all_columns or options.format != "text"
+    wide = options.all_columns or options.columns is not None or options.format != "text"
     if (wide or options.by_year) and what not in (None, "models"):
         raise UserError(
-            f"list {what}: --wide, --by-year and --format are for models; leave them out, or list models"
+            f"list {what}: --wide, --columns, --by-year and --format are for models; leave them out, or list models"
         )
     if name:
         print_choices_of(name, listing("choices"), tuple(options.parts))
@@ -115,14 +117,27 @@ def _print_models(
     if options.by_year:
         print_table(by_year(rows, models["rows"]))
     elif rows or options.format != "text":
-        names_of_columns = [*with_all["rows"][0]]
+        columns = [*with_all["rows"][0]]
+        if options.columns is not None:
+            columns = _chosen(options.columns, columns)
+            rows = [{name: row[name] for name in columns} for row in rows]
+        all_columns = options.all_columns or options.columns is not None
         shown = {**models, "rows": rows}
-        print_architectures(
-            shown, options.format, all_columns=options.all_columns, names=names_of_columns
-        )
+        print_architectures(shown, options.format, all_columns=all_columns, names=columns)
     if (filters or names) and options.format == "text":
         selection = ", ".join(filter(None, [conditions, *(f"named {name}" for name in names)]))
         print(f"{len(rows)} of {len(models['rows'])} models: {selection}")
+
+
+def _chosen(words: str, columns: Sequence[str]) -> list[str]:
+    """Return the columns named in a list with commas, between the name of a model and its unpublished details."""
+    model, *inner, unpublished = columns
+    names = [word.strip().replace(" ", "_") for word in words.split(",")]
+    for name in names:
+        if name not in inner:
+            hint = nearest(name, inner)
+            raise UserError(f'--columns: got "{name}", expected one of {", ".join(inner)}.{hint}')
+    return [model, *dict.fromkeys(names), unpublished]
 
 
 def _print(what: str) -> None:

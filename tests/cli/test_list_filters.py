@@ -157,3 +157,33 @@ def test_what_no_terminal_reads_is_whole(
     monkeypatch.setattr("sys.__stdout__", None)
     assert main(["list", "models"]) == 0
     assert capsys.readouterr().out.splitlines()[0].endswith("activation")
+
+
+def test_columns_of_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = {"dim_over_layers": "42.7", "head_dim": "128", "heads_over_dim": "16"}
+    assert "t5-11b" in names(**shape, hidden_over_dim="64")
+    assert "llama-3-8b" in names(dim_over_layers="128", heads_over_dim="1", hidden_over_dim="3.5")
+    assert "gemma-4-31b" in names(head_dim="256 + 512")  # layers of two kinds
+    assert "deepseek-v3" in names(head_dim="192", heads_over_dim="3.43")  # latent attention
+    assert "mamba-130m" in names(head_dim="", heads_over_dim="", hidden_over_dim="")
+    wide = {row["model"] for row in ROWS if float(row["dim_over_layers"] or 0) > 200}
+    assert found(capsys, "dim_over_layers>200") == wide
+    assert {"gopher-280b", "bloom-176b"} <= wide
+
+
+@pytest.mark.parametrize("format", ["text", "csv", "markdown", "json"])
+def test_named_columns_are_shown(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpt-2-xl", "--columns", "layers,dim over layers", "--format", format]
+    assert main(["list", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "48" in shown
+    assert "33.3" in shown
+    assert "LayerNorm" not in shown
+    if format == "json":
+        record = {"model": "gpt-2-xl", "layers": 48, "dim_over_layers": 33.3, "unpublished": ""}
+        assert json.loads(shown) == [record]
+
+
+def test_named_columns_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = error_lines(capsys, "list", "gpt-2", "--columns", "layers,aspect")
+    assert line.startswith('--columns: got "aspect", expected one of year,')
