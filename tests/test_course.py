@@ -84,7 +84,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("line", [line for page in PAGES for line in commands(text_of(page))])
 def test_a_command_of_a_page_can_be_typed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read(line, monkeypatch)
+    read(line.partition(" | ")[0], monkeypatch)
 
 
 def test_code_without_an_output_is_no_block() -> None:
