@@ -42,7 +42,7 @@ def _first_pass(kind: str, seed: int) -> tuple[list[float], list[float]]:
     tokens = torch.randint(256, (4, 65), generator=torch.Generator().manual_seed(seed))
     with aw.Probes(model) as probes:
         loss = cross_entropy(model(tokens[:, :-1]).logits, tokens[:, 1:])
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        loss.total.backward()
     norms = probes.values["gradient_norm"]
     rms = [*probes.values["residual_rms"].values()]
     return rms, [norms[f"layers.{i}"] for i in range(LAYERS)]

@@ -14,7 +14,7 @@ def softcap_and_z_loss() -> Figure:
     """Draw value and slope of a soft-cap, and the z-loss beside the cross-entropy over a common shift of logits."""
     figure, (cap, loss) = plt.subplots(1, 2)
     x = torch.linspace(-200, 200, 81, requires_grad=True)
-    y = ScoreMods(scale=1.0, softcap=CAP).scores(x, None, None)
+    y = ScoreMods(scale=1.0, softcap=CAP).scores(x[None, None, None], None, None).flatten()
     (slope,) = torch.autograd.grad(y.sum(), x)
     cap.plot(x.detach(), y.detach(), label="50 tanh(x / 50)")
     cap.plot(x.detach(), CAP * slope, linestyle="--", label="50 times its slope")
