@@ -29,6 +29,7 @@ OF_ROOT = {
 """Pages beside docs/, by their path in a checkout."""
 RESULTS = "bench/results"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -170,7 +171,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             raise PluginError(f"{source_of(here)}: {found[1]} has no page on the site")
         return f"]({posixpath.relpath(target, posixpath.dirname(here) or '.')}{found[2] or ''})"
 
-    return LINK.sub(relinked, markdown)
+    parts = CODE.split(markdown)
+    return "".join(part if i % 2 else LINK.sub(relinked, part) for i, part in enumerate(parts))
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
