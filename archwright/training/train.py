@@ -17,8 +17,9 @@ from archwright.reporting.loggers import check_installed, loggers
 from archwright.runs import RUNS, RunFolder
 from archwright.runs.ending import early_end, early_end_text
 from archwright.runs.load import OpenRun, open_run
+from archwright.scale.checks import check_layout
 from archwright.scale.launch import EndedError, LostError, end_with_torchrun, is_first, launched
-from archwright.scale.layout import ONE, Layout, check_layout, kept_layout, layout_of
+from archwright.scale.layout import ONE, Layout, kept_layout, layout_of
 from archwright.scale.processes import ALONE, OneOf
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec

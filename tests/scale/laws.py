@@ -42,9 +42,10 @@ from torch import Tensor
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.inspection.laws.case import Case as SmallModel
 from archwright.model.build import build
+from archwright.scale.checks import check_layout
 from archwright.scale.group import Group
 from archwright.scale.launch import Launch
-from archwright.scale.layout import AXES, Layout, check_layout, layout_of
+from archwright.scale.layout import AXES, Layout, layout_of
 from archwright.scale.processes import Processes
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts
