@@ -11,10 +11,10 @@ from archwright.spec.run_spec import RunSpec
 
 
 def check_layout(run: RunSpec, layout: Layout) -> None:
-    """Refuse what several processes would train otherwise than one, before anything is done.
+    """Refuse runs that several ranks would train differently from one rank.
 
     Raises:
-        UserError: one line for each reason.
+        UserError: A line for each reason.
     """
     if layout.size > 1 and (lines := [*_refusals(run, layout)]):
         raise UserError(*lines)
@@ -38,20 +38,34 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
         yield (
             f"{path}: found {share}, of which {layout.size} processes would draw otherwise than one; expected 0"
         )
-    for path, spec in _inside(run.model, "model"):
+    for path, spec in _nested_specs(run.model, "model"):
         if isinstance(spec, Routing) and spec.draws:
             yield (
                 f'{path}.kind: found "{spec.kind}", which draws experts, otherwise in {layout.size} processes than '
                 "in one; expected another"
             )
-    yield from _without_parts(run, layout)
+    stages = layout.pipeline
+    if stages > 1 and run.grad_accum_steps < stages:
+        yield (
+            f"grad_accum_steps: found {run.grad_accum_steps}; expected at least scale.pipeline = {stages}, as each "
+            "stage works on another microbatch"
+        )
+    elif layout.is_interleaved and run.grad_accum_steps % stages:
+        yield (
+            f"grad_accum_steps: found {run.grad_accum_steps}; expected a multiple of scale.pipeline = {stages}, as "
+            'scale.pipeline_schedule = "interleaved_1f1b" takes microbatches in rounds of as many'
+        )
     if layout.num_shards * layout.tensor * layout.pipeline > 1 and not run.optimizer.can_shard:
         yield (
             f'optimizer.kind: found "{run.optimizer.kind}", which does not say that it can be cut up; expected '
             "can_shard = True in its spec, or replicas alone: scale.shard=1, scale.context=1, scale.tensor=1 and "
             "scale.pipeline=1"
         )
-    yield from _unshareable(run.model, layout)
+    yield from _of_model(run.model, layout)
+    yield from _of_machine(run, layout)
+
+
+def _of_machine(run: RunSpec, layout: Layout) -> Iterator[str]:
     machine = run.machine
     if machine.precision in ("fp16", "fp8"):
         yield f'machine.precision: found "{machine.precision}" of several processes; expected "bf16" or "fp32"'
@@ -69,31 +83,16 @@ def _refusals(run: RunSpec, layout: Layout) -> Iterator[str]:
         )
 
 
-def _without_parts(run: RunSpec, layout: Layout) -> Iterator[str]:
-    """Yield why a batch has too few microbatches for a pipeline."""
-    parts, stages = run.grad_accum_steps, layout.pipeline
-    if stages > 1 and parts < stages:
-        yield (
-            f"grad_accum_steps: found {parts}; expected at least scale.pipeline = {stages}, as each stage works on "
-            "another microbatch"
-        )
-    elif layout.is_interleaved and parts % stages:
-        yield (
-            f"grad_accum_steps: found {parts}; expected a multiple of scale.pipeline = {stages}, as "
-            'scale.pipeline_schedule = "interleaved_1f1b" takes microbatches in rounds of as many'
-        )
-
-
-def _unshareable(spec: ModelSpec, layout: Layout) -> Iterator[str]:
-    """Yield what of a model, or of its texts, processes cannot share out, as its parts say."""
+def _of_model(spec: ModelSpec, layout: Layout) -> Iterator[str]:
+    """Yield refusals by the model's parts, which need torch."""
     axes = (layout.context, layout.tensor, layout.expert, layout.pipeline)
     if max(axes) == 1 and layout.param_dtype == "float32":
         return
     from archwright.model.build import build
-    from archwright.scale import context, experts, shards, stages, tensor
+    from archwright.scale import context, experts, fsdp, stages, tensor
 
     model = build(spec, device="meta")
-    if layout.param_dtype != "float32" and not shards.units(model):
+    if layout.param_dtype != "float32" and not fsdp.units(model):
         yield (
             f'scale.param_dtype: found "{layout.param_dtype}", but no layer of this model is gathered by itself, as '
             'layers are reversible or share their weights; expected "float32"'
@@ -109,21 +108,21 @@ def _unshareable(spec: ModelSpec, layout: Layout) -> Iterator[str]:
 
 
 def dropouts(run: RunSpec) -> list[tuple[str, float]]:
-    """Return the path and the share of each dropout of a run's model."""
+    """Return path and probability of each dropout of a run's model."""
     return [
         (f"{path}.{name}", getattr(spec, name))
-        for path, spec in _inside(run.model, "model")
+        for path, spec in _nested_specs(run.model, "model")
         for name in type(spec).model_fields
         if name.endswith("dropout") and getattr(spec, name)
     ]
 
 
-def _inside(spec: Spec, path: str) -> Iterator[tuple[str, Spec]]:
-    """Yield a spec and all that it holds, with their paths."""
+def _nested_specs(spec: Spec, path: str) -> Iterator[tuple[str, Spec]]:
+    """Yield a spec and all specs inside, with their paths."""
     yield path, spec
     for name in type(spec).model_fields:
         if isinstance(inner := getattr(spec, name), Spec):
-            yield from _inside(inner, f"{path}.{name}")
+            yield from _nested_specs(inner, f"{path}.{name}")
     if isinstance(spec, StackSpec):
         for kind in spec.layer_kinds:
-            yield from _inside(spec.layers_by_kind[kind], f"{path}.layer_kinds.{kind}")
+            yield from _nested_specs(spec.layers_by_kind[kind], f"{path}.layer_kinds.{kind}")

@@ -1,101 +1,70 @@
-"""The processes that torchrun started, and what they tell one another."""
+"""The ranks that torchrun started: rendezvous, orders of rank 0, reports, and failures."""
 
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from archwright.data.batches import share_of
-from archwright.data.inputs import Batch
 from archwright.format import duration
-from archwright.model.model import Decoder, Output
-from archwright.optim import Optimizers
-from archwright.parts.branch import Branch
 from archwright.scale import connections
-from archwright.scale.context import share_texts
-from archwright.scale.held_parameters import HeldParameters, Look
+from archwright.scale.distributed import Distributed
 from archwright.scale.launch import EndedError, Launch, LostError, awaited
-from archwright.scale.layout import ONE, Layout
-from archwright.scale.processes import Passes, Processes, stretch_of
-from archwright.scale.shards import ModelShards
+from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
 
-if TYPE_CHECKING:
-    from archwright.scale.pipeline import Pipeline
-
-T = TypeVar("T")
 Order = dict[str, Any]
-"""What the first process tells the others to do with it, as JSON."""
+"""Order of rank 0 to the other ranks, as JSON."""
 
 START = timedelta(days=7)
-"""Time that the others wait for the first to prepare a run: reading a large text takes its time."""
+"""Time limit of the other ranks while rank 0 prepares a run, such as a large text."""
 LOOK_SECONDS = 0.1
-"""Time between looks of the first process at whether the others have heard what it begins with."""
+"""Seconds between rank 0's checks for ranks that have joined."""
 ROOM = 2048
-"""Bytes of an order that are sent at once."""
+"""Bytes of the first message of an order."""
+LEAVE = "leave"
+"""Order to leave the group."""
+_ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+_ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
+_PROCESS = uuid4().hex
+"""Unique name of this process, which differs after a restart by torchrun."""
 
 
-class Group(Processes):
-    """All processes of a run, of which this is one; the first orders, the others follow.
+class Group(Distributed):
+    """All ranks of a run. Rank 0 sends orders, and the others execute them.
 
-    Args:
-        launch: the place of this process.
+    Attributes:
+        number: Number of groups that this process has joined, equal on all ranks.
+        is_stuck: True if a failed group prevents another one, because a GPU still waits for other ranks.
+        busy: True if all ranks execute an order and would not receive another one.
     """
 
     number = 0
-    """How many groups this process has been in; all processes have been in as many."""
     is_stuck = False
-    """Whether a group has failed so that its processes cannot be in another: a GPU that waits for others hears of
-    nothing."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.layout, self.device = launch, ONE, torch.device("cpu")
-        self.is_open = False
-        self.busy = False
-        """Whether processes are at work together, so that an order would not be heard."""
-        self.stop_asked = False
-        """Whether this process was asked to stop, or, behind a sum, any."""
+        super().__init__(launch)
+        self.is_open = self.busy = False
         with awaited(launch):
             store, _, _ = next(rendezvous("env://", timeout=START))
         self._ends = PrefixStore("archwright/ends", store)
-        # A script may train twice. Until `begin` and `wait_to_begin` this is a place that processes which torchrun has
-        # started again share with those before them; from then on, one of this group alone.
+        # A script may train twice, so groups are numbered. Restarted processes use the same numbers, so `begin` and
+        # `wait_to_begin` replace this store by one with a unique name.
         self._store = PrefixStore(f"archwright/{Group.number}", store)
         Group.number += 1
-        self._looks: list[Look] = []
-        """What sees the gradients of a step."""
-        self._shards: ModelShards | None = None
-        self._stage: dist.ProcessGroup | None = None
-        """Those that compute the same layers; None: all."""
-        self._pipeline: Pipeline | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.launch.rank // (self.layout.tensor * self.layout.context) % self.size
-
-    @property
-    def counts(self) -> bool:
-        """Whether what this process found counts in a sum: that of others of its tensor group is the same, and other
-        stages have found nothing."""
-        return self.launch.rank % self.layout.tensor == 0
 
     def begin(self, order: Order) -> None:
-        """Let the others begin with an order, and join them; for the first process.
+        """Send the first order, and connect; called by rank 0.
 
         Raises:
-            LostError: another process has ended, or does not answer.
+            LostError: Another rank has ended or does not answer.
         """
         with self.together():
             self._answer_all(order)
@@ -103,23 +72,22 @@ class Group(Processes):
             self._open(order)
 
     def _answer_all(self, order: Order) -> None:
-        """Give an order to each of the others that asks for it, until all have it.
+        """Send an order to each rank that asks for it, until all have received it.
 
-        torchrun often keeps one store over all restarts, and nothing that it tells a process is the same on all
-        machines and new after each restart: TORCHELASTIC_RESTART_COUNT counts what one machine's torchrun saw fail. So
-        each process that follows asks under a name of its own, which no order of earlier processes answers. What the
-        first one finds may have been asked by processes that are dead: it gives the order to every name that it
-        finds, until each of the others says, at a place that this group alone has, that it has heard.
+        torchrun often keeps one store over all restarts, and no value that it sets is equal on all machines and new
+        after each restart: TORCHELASTIC_RESTART_COUNT counts the failures that one machine's torchrun has noticed. So
+        each rank asks under a unique name, which no order to earlier processes answers. Some names may belong to ended
+        processes: rank 0 answers every name, until each rank has confirmed in the store of this group.
         """
         everyone, name = self._store, uuid4().hex
         self._store = PrefixStore(name, everyone)
         ranks = range(1, self.launch.size)
-        asking, heard = ([f"{what}/{rank}" for rank in ranks] for what in (_ASKING, _HEARD))
+        asking, heard = ([f"{key}/{rank}" for rank in ranks] for key in (_ASKING, _HEARD))
         answer, answered = json.dumps({"group": name, "order": order}), set[bytes]()
         until = time.monotonic() + connections.PATIENCE.total_seconds()
         while not self._store.check(heard):
             if time.monotonic() > until:
-                if order["do"] == LEAVE:  # there is nothing to do without them either
+                if order["do"] == LEAVE:  # there is nothing to do without the other ranks either
                     return
                 raise self._lost(_silence())
             if everyone.check(asking):
@@ -127,11 +95,11 @@ class Group(Processes):
                 for asker in new:
                     everyone.set(f"{_BEGIN}/{asker.decode()}", answer)
                 answered |= new
-            # One process alone looks again and again: the others wait in the store.
+            # Only rank 0 polls; the others wait in the store.
             time.sleep(LOOK_SECONDS)
 
     def wait_to_begin(self) -> Order:
-        """Return the order that the first process begins with, and join it if there is something to do."""
+        """Return the first order, and connect if there is something to do."""
         everyone, name = self._store, uuid4().hex
         everyone.set(f"{_ASKING}/{self.launch.rank}", name)
         everyone.wait([f"{_BEGIN}/{name}"], START)
@@ -154,10 +122,10 @@ class Group(Processes):
             connections.open_all(backend, self._store, self.launch)
 
     def order(self, order: Order) -> None:
-        """Tell all others what to do; for the first process.
+        """Broadcast an order; called by rank 0.
 
         Raises:
-            LostError: another process has ended, or does not answer.
+            LostError: Another rank has ended or does not answer.
         """
         text = json.dumps(order).encode()
         head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
@@ -167,10 +135,10 @@ class Group(Processes):
                 dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
 
     def next_order(self) -> Order:
-        """Return what the first process tells this one to do.
+        """Receive an order from rank 0.
 
         Raises:
-            LostError: it has ended, or does not answer.
+            LostError: Rank 0 has ended or does not answer.
         """
         head = torch.empty(ROOM, dtype=torch.uint8)
         with self.together():
@@ -185,29 +153,29 @@ class Group(Processes):
         order: Order = json.loads(text)
         return order
 
-    def tell(self, what: str, value: Any) -> None:
-        """Say something to the first process, which need not listen; a thread of its own may do so."""
-        self._store.set(f"{what}/{self.launch.rank}", json.dumps(value))
+    def tell(self, key: str, value: Any) -> None:
+        """Report a value to rank 0 without waiting. Another thread may call this."""
+        self._store.set(f"{key}/{self.launch.rank}", json.dumps(value))
 
-    def reports(self, what: str) -> list[Any] | None:
-        """Return what all processes have reported, None as long as one has not; it is then forgotten."""
-        keys = [f"{what}/{rank}" for rank in range(self.launch.size)]
+    def reports(self, key: str) -> list[Any] | None:
+        """Return and delete the reports of all ranks; None until all have reported."""
+        keys = [f"{key}/{rank}" for rank in range(self.launch.size)]
         if not self._store.check(keys):
             return None
-        found = [json.loads(self._store.get(key)) for key in keys]
+        values = [json.loads(self._store.get(key)) for key in keys]
         for key in keys:
             self._store.delete_key(key)
-        return found
+        return values
 
     def meet(self) -> None:
-        """Wait for all processes."""
+        """Wait for all ranks."""
         dist.barrier()
 
     def leave(self) -> None:
-        """Part in good order.
+        """Disconnect after all ranks have arrived.
 
         Raises:
-            LostError, EndedError: another process has not come so far.
+            LostError, EndedError: Another rank has ended before.
         """
         if self.is_open:
             with self.together():
@@ -216,8 +184,9 @@ class Group(Processes):
             connections.destroy()
 
     def abandon(self, end: Mapping[str, Any]) -> None:
-        """End a group that is not as far as to hear orders: whatever others wait for raises at once, and they raise
-        what `end` says of it, or of what another process has met before."""
+        """Disconnect a rank that cannot execute orders.
+
+        Pending operations of other ranks fail at once. Their exceptions report `end`, or an earlier failure."""
         if not self.is_open:
             return
         self._report(end)
@@ -228,25 +197,27 @@ class Group(Processes):
             Group.is_stuck = True
 
     def remember_end(self, run: str, end: Mapping[str, Any] | None) -> None:
-        """Write down why a run ended for good, for those that torchrun starts in its place; None: it goes on."""
+        """Store the reason of a run's end for processes that torchrun restarts; None: the run continues."""
         self._ends.set(run, json.dumps([_PROCESS, end]))
 
     def end_before(self, run: str) -> dict[str, Any] | None:
-        """Return why a run ended for good before torchrun started these processes in place of those that trained it;
-        None where it did not, or torchrun has kept no store since."""
+        """Return the reason of a run's end before a restart by torchrun; None if the run did not end."""
         if not self._ends.check([run]):
             return None
         process, end = json.loads(self._ends.get(run))
-        # A script may take up a run that it has stopped itself.
+        # A script may resume a run that it has stopped itself.
         return None if process == _PROCESS else end
 
     def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
-        """Say why all processes end, where no other one has; return whether that is so, and the reason that the
-        first one gave: what an `EndedError` is made of, None where it has only seen that another is gone."""
+        """Store the reason of a failure, unless another rank has; None: only the loss of another rank is known.
+
+        Returns:
+            Whether this rank is the first, and the stored reason, which are the arguments of an `EndedError`.
+        """
         mine = json.dumps({"process": self.launch.rank, "end": end})
         try:
             first = self._store.compare_set(_REPORTED, "", mine).decode()
-        except (dist.DistError, RuntimeError):  # the store is gone with the process that kept it
+        except (dist.DistError, RuntimeError):  # the process with the store has ended
             return self.launch.rank == 0, None
         return first == mine, json.loads(first)["end"]
 
@@ -256,11 +227,11 @@ class Group(Processes):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Work together, while the block lasts, on an order that all processes have.
+        """Execute an order on all ranks.
 
         Raises:
-            LostError: another process has ended, or does not answer.
-            EndedError: another process could not go on, and gave its reason.
+            LostError: Another rank has ended or does not answer.
+            EndedError: Another rank has failed and reported the reason.
         """
         was_busy, self.busy = self.busy, True
         try:
@@ -268,191 +239,30 @@ class Group(Processes):
         except LostError:
             raise
         except RuntimeError as error:
-            if not is_lost(error):
+            text = str(error)
+            if not isinstance(error, dist.DistError) and not any(
+                words in text.lower() for words in _ENGINES
+            ):
                 raise
-            raise self._lost(_what(error)) from error
+            # NCCL's errors differ only in their first line.
+            detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
+            is_late = "timed out waiting" in text.lower()
+            raise self._lost(_silence() if is_late else f"has ended{detail}") from error
         self.busy = was_busy
-
-    def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
-        """Return all processes as a grid, of which axes of one process are left out, but that of shards."""
-        axes = {name: n for name, n in sizes.items() if n > 1 or name == "shard"}
-        return connections.new_mesh(self.device.type, axes)
-
-    def cut(self, model: Decoder) -> None:
-        layout = self.layout
-        if layout.context > 1:
-            rows = layout.pipeline * layout.num_readers
-            mesh = self._grid({"shard": rows, "context": layout.context, "tensor": layout.tensor})
-            share_texts(model, mesh.get_group("context"))
-        self._stage = self._pipeline = None
-        if layout.pipeline > 1:
-            grid = self._grid(
-                {"pipeline": layout.pipeline, "shard": layout.size // layout.pipeline}
-            )
-            self._stage = grid.get_group("shard")
-        # Context groups stand among those of shards, and so do expert groups.
-        outer = {"pipeline": layout.pipeline, "replicate": layout.replicate}
-        tensor = {"tensor": layout.tensor}
-        experts, shards = None, layout.num_shards
-        mesh = self._grid(outer | {"shard": shards} | tensor)
-        if layout.expert > 1:
-            inner = {"shard": shards // layout.expert, "expert": layout.expert}
-            experts = self._grid(outer | inner | tensor)
-        self._shards = ModelShards(
-            model,
-            mesh,
-            sequence=layout.sequence,
-            experts=experts,
-            param_dtype=layout.param_dtype,
-            num_stages=layout.num_stages,
-            stage=self._stage,
-        )
-        if layout.pipeline > 1:
-            from archwright.scale.pipeline import Pipeline  # which loads much
-
-            self._pipeline = Pipeline(model, self._shards.stages, self._shards.add_up_gradients)
-
-    def drawn(
-        self, model: Decoder, draws: Iterable[tuple[str, Callable[[], Tensor]]]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of a model by name, in the memory of the CPU, which all processes have then. Each draws one of
-        those that come next, while the others draw theirs."""
-        like, left = dict(model.named_parameters()) | dict(model.named_buffers()), iter(draws)
-        while hand := list(islice(left, self.launch.size)):
-            own = hand[self.launch.rank][1]() if self.launch.rank < len(hand) else None
-            for turn, (name, _) in enumerate(hand):
-                if own is not None and turn == self.launch.rank:
-                    value, own = own.to("cpu", like[name].dtype).contiguous(), None
-                else:
-                    value = torch.empty(like[name].shape, dtype=like[name].dtype)
-                dist.broadcast(value, turn)
-                yield name, value
-                del value  # a table may be large, and the next one as well
-
-    @property
-    def shards(self) -> ModelShards:
-        """What this process holds of the model."""
-        assert self._shards is not None, "a model is cut up first"
-        return self._shards
-
-    def rows(self, part: Batch) -> Batch:
-        return self.tokens(part[share_of(len(part.targets), self.rank, self.size)])
-
-    def tokens(self, batch: Batch) -> Batch:
-        size = self.layout.context
-        return stretch_of(batch, self.launch.rank // self.layout.tensor % size, size)
-
-    def dealt(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        left = iter(items)
-        while hand := list(islice(left, self.size)):
-            mine = len(hand) > self.rank
-            # All make as many passes over the model, as each needs the others' shards.
-            yield hand[self.rank if mine else 0], mine
-
-    def sums(self, numbers: Sequence[float]) -> list[float]:
-        own = [number * self.counts for number in numbers]
-        # That a process was asked to stop rides along, which costs no message of its own.
-        values = torch.tensor([*own, self.stop_asked], dtype=torch.float64)
-        dist.all_reduce(values)
-        *found, asked = values.tolist()
-        if asked:  # else a signal that came meanwhile would be forgotten
-            self.stop_asked = True
-        return found
-
-    def mean(self, values: Tensor) -> Tensor:
-        total = values.detach() * self.counts
-        dist.all_reduce(total, group=self._stage)
-        return total / self.layout.num_stretches
-
-    def add_up_counts(self, branches: Iterable[Branch]) -> None:
-        found = [
-            (branch, name, value)
-            for branch in branches
-            for name in branch.counts
-            if (value := getattr(branch, name)) is not None
-        ]
-        if found:
-            total = torch.cat([value.flatten() for _, _, value in found]) * self.counts
-            dist.all_reduce(total, group=self._stage)
-            parts = total.split([value.numel() for _, _, value in found])
-            for (branch, name, value), part in zip(found, parts, strict=True):
-                setattr(branch, name, part.view_as(value))
-
-    def before_part(self, model: nn.Module, *, is_last: bool) -> None:
-        self.shards.add_up_gradients(is_last)
-
-    def backward(self, model: nn.Module, parts: Sequence[Batch], passes: Passes) -> None:
-        if self._pipeline is None:
-            super().backward(model, parts, passes)
-        else:
-            self._pipeline.backward(parts, passes)
-
-    def without_gradients(self) -> AbstractContextManager[Any]:
-        # FSDP2 keeps the tensors that its first pass gathers into, and asks later ones for their version, which those
-        # of inference mode do not have (torch 2.13): a run of which the end alone is left begins with an evaluation.
-        return torch.no_grad()
-
-    def output(self, model: nn.Module, batch: Batch) -> Output | None:
-        if self._pipeline is None:
-            return super().output(model, batch)
-        return self._pipeline.output(batch)
-
-    def take(self, optimizers: Optimizers) -> Optimizers:
-        self.shards.take(optimizers)
-        return optimizers
-
-    def held(self) -> HeldParameters:
-        return HeldParameters(self.shards, self._looks)
-
-    def bring_gradients(self) -> None:
-        self.shards.bring_gradients()
-        for look in self._looks:
-            for name, p in self.shards.held().items():
-                if p.grad is not None:
-                    look(name, p.grad)
-
-    def drop_gradients(self) -> None:
-        self.shards.drop_gradients()
-
-    def norm(self, own: Tensor) -> Tensor:
-        return self.shards.norm(own)
-
-
-def check_gpus(launch: Launch, there: int) -> None:
-    """Refuse more processes on a machine than it has GPUs.
-
-    Raises:
-        UserError: it has fewer.
-    """
-    if launch.local_size > there:
-        raise UserError(
-            f"--nproc-per-node: found {launch.local_size} processes on a machine of {there} GPU{'s' * (there != 1)}; "
-            f"expected at most {there}"
-        )
-
-
-def is_lost(error: BaseException) -> bool:
-    """Tell whether an error says that another process does not answer."""
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(words in text for words in _ENGINES)
-
-
-def _what(error: Exception) -> str:
-    text = str(error)
-    if "timed out waiting" in text.lower():
-        return _silence()
-    # NCCL's errors look alike whatever went wrong between GPUs: its first line tells which it was.
-    detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
-    return f"has ended{detail}"
 
 
 def _silence() -> str:
     return f"does not answer for {duration(connections.PATIENCE.total_seconds())}"
 
 
-_ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
-_ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
-_PROCESS = uuid4().hex
-"""A name that no other process has, such as one that torchrun starts in its place."""
-LEAVE = "leave"
-"""The order to part."""
+def check_gpus(launch: Launch, there: int) -> None:
+    """Refuse more ranks on a machine than it has GPUs.
+
+    Raises:
+        UserError: There are fewer GPUs than ranks.
+    """
+    if launch.local_size > there:
+        raise UserError(
+            f"--nproc-per-node: found {launch.local_size} processes on a machine of {there} GPU{'s' * (there != 1)}; "
+            f"expected at most {there}"
+        )
