@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from archwright.model.model import Decoder
 from archwright.optim import Optimizers
 from archwright.optim.shards import Shards, WholeMatrices
+from archwright.parts.linear import GroupedLinear
 from archwright.scale import fsdp
 from archwright.scale.exchange import add_up, gathered
 from archwright.scale.experts import split_experts
@@ -75,21 +76,15 @@ class ModelShards(Shards):
         axes = mesh.mesh_dim_names or ()
         groups = {name: mesh.get_group(name) for name in ("pipeline", "tensor") if name in axes}
         self.stages = StageShards(model, groups.get("pipeline"), num_stages)
-        if (tensor := groups.get("tensor")) is not None:
+        self._tensor = groups.get("tensor")
+        if self._tensor is not None:
             split, self._partial = split_branches(
-                model, tensor, sequence=sequence, stages=self.stages.runs
+                model, self._tensor, sequence=sequence, stages=self.stages.runs
             )
             for name, axis in split.items():
-                self._splits[name].append(_Split(axis, tensor))
-        self._tensor = tensor
-        mixtures = []
+                self._splits[name].append(_Split(axis, self._tensor))
+        mixtures = [] if experts is None else self._split_experts(model, experts)
         if experts is not None:
-            group = experts.get_group("expert")
-            mixtures = split_experts(model, group)
-            local_experts = {p for maps in mixtures for m in maps for p in m.parameters()}
-            for name, p in model.named_parameters():
-                if p in local_experts:
-                    self._splits[name].append(_Split(0, group))
             kept = (n for n in experts.mesh_dim_names or () if n in ("replicate", "shard"))
             experts = experts[tuple(kept)]
         self.stages.drop()
@@ -111,6 +106,15 @@ class ModelShards(Shards):
         self._updated: list[nn.Parameter] = []
         self._looks: list[Look] = []
         self._matrices: SharedMatrices | None = None
+
+    def _split_experts(self, model: Decoder, mesh: DeviceMesh) -> list[list[GroupedLinear]]:
+        group = mesh.get_group("expert")
+        mixtures = split_experts(model, group)
+        local = {p for maps in mixtures for m in maps for p in m.parameters()}
+        for name, p in model.named_parameters():
+            if p in local:
+                self._splits[name].append(_Split(0, group))
+        return mixtures
 
     def take(self, optimizers: Optimizers) -> None:
         """Replace the optimizers' parameters by their local shards."""
