@@ -57,8 +57,9 @@ def new_mesh(device_type: str, axes: Mapping[str, int]) -> DeviceMesh:
 def close() -> bool:
     """Shut down the sockets of all groups; return False if the system does not list them.
 
-    Torch closes a gloo group when Python deletes its last reference, but meshes, modules and tracebacks keep some.
-    After a shutdown of the sockets, pending and later operations of other ranks raise at once.
+    Torch closes a gloo group when Python deletes its last reference, but meshes, modules and tracebacks keep some;
+    `ProcessGroup.abort` leaves the peers of a gloo group waiting (torch 2.13). After a shutdown of the sockets, pending
+    and later operations of other ranks raise at once.
     """
     for number, node in _sockets.items():
         with contextlib.suppress(OSError):  # already closed
