@@ -20,13 +20,9 @@ TRANSPOSED = "-fno-ipa-cp"
 def compile_parts(
     model: Decoder, wanted: str, *, whole_loss: bool, device: str = ""
 ) -> tuple[str, str]:
-    """Compile each layer and, with `whole_loss`, the head; return the setting that is used and the reason.
-
-    Compilation for a CPU needs a C++ compiler; without one, nothing is compiled.
+    """Compile each layer and, if it returns all logits at once, the head; return the used setting and the reason.
 
     Args:
-        wanted: Setting `machine.compile`.
-        whole_loss: True if the head returns all logits at once.
         device: Device of the training; default: that of the parameters.
     """
     if wanted == "none":

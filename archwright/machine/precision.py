@@ -1,7 +1,7 @@
 """Precision of a training step: weights in float32, matrix products by autocast."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -36,18 +36,14 @@ class Precision:
         self.products = Float8Products(head, emulated=emulated) if name == "fp8" else None
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass."""
-        if self.name == "fp32":
-            return nullcontext()
-        autocast = torch.autocast(self.device.type, dtype=self.dtype)
-        return autocast if self.products is None else self._both(autocast, self.products)
-
     @contextmanager
-    def _both(self, *contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    def autocast(self) -> Iterator[None]:
+        """Context of a forward pass."""
         with ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context)
+            if self.name != "fp32":
+                stack.enter_context(torch.autocast(self.device.type, dtype=self.dtype))
+            if self.products is not None:
+                stack.enter_context(self.products)
             yield
 
     @property
