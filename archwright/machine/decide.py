@@ -101,7 +101,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     decisions = Decisions(machine, peaks)
     _check_device(machine.device)
     check_liger(machine)
-    _use_threads(machine.threads)
+    torch.set_num_threads(int(machine.threads))
     torch.set_float32_matmul_precision(machine.float32_matmul_precision)
     return decisions
 
@@ -192,7 +192,7 @@ def _check_device(device: str) -> None:
 def _decide_threads(decisions: Decisions) -> None:
     if decisions.machine.threads == "auto":
         decisions.decide("threads", usable_cores(), "one for each core")
-    _use_threads(decisions.machine.threads)
+    torch.set_num_threads(int(decisions.machine.threads))
 
 
 def usable_cores() -> int:
@@ -200,11 +200,6 @@ def usable_cores() -> int:
     # The affinity mask may exclude cores. macOS and Windows have none.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return int(min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1))
-
-
-def _use_threads(threads: int | str) -> None:
-    assert isinstance(threads, int)
-    torch.set_num_threads(threads)
 
 
 def _decide_float32(decisions: Decisions) -> None:

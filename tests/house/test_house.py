@@ -271,9 +271,8 @@ def test_every_reshape_says_what_shape_it_makes() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """What to do: move what both modules need into the one that needs less, or into its own module."""
     rows = {row.what: row.places for row in imports.counts(read(ROOT))}
-    assert rows["circles of imports, those inside functions included"] == ()
+    assert rows["circles of imports"] == ()
 
 
 def test_the_way_to_a_llamas_attention() -> None:
