@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from archwright.catalogue.parameter_counts import parameter_counts
-from archwright.inspection.laws.case import Case, enlarged
 from archwright.model.build import build
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.parts import context
@@ -24,6 +23,7 @@ from archwright.planning.counts import counts_of
 from archwright.spec import masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.testing.case import Case, enlarged
 from tests.laws.laws import obey, reachable
 from tests.strategies import two_stack_specs
 
