@@ -16,20 +16,12 @@ from archwright.planning.memory import (
     cache_bytes_per_later_token,
     cache_bytes_per_token,
 )
-from archwright.planning.micro_batch import share_of
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
 from archwright.planning.rules_of_thumb import Suspicion, suspicions
 from archwright.planning.serving import BYTES, Serving, serving
-from archwright.planning.split import Split
-from archwright.planning.splits import refuse_split, splits
+from archwright.planning.split import Split, problems, splits
 from archwright.planning.stages import Needs
-from archwright.planning.training_memory import (
-    USABLE,
-    Setup,
-    TrainingMemory,
-    setup,
-    setups_of,
-)
+from archwright.planning.training_memory import USABLE, Setup, TrainingMemory, setup
 from archwright.planning.workload import Workload
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -297,8 +289,8 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     if spec.encoder_model is not None:
         target_length = run.objective.target_length(context)
     counts, forward = counted(model), forward_flops_by_part(model, context, target_length)
-    if work.split is not None:
-        refuse_split(work.split, model, context)
+    if work.split is not None and (lines := [*problems(work.split, model, context)]):
+        raise UserError(*lines)
     work = _with_a_text(work, context)
     needs, texts = Needs(run, model, context), work.batch_tokens / context
     _refuse_micro_batch(needs, work, texts)
@@ -420,7 +412,10 @@ def _ways(needs: Needs, work: Workload, texts: float, per_token: float) -> Itera
         return max(computing * (1 + again) * (1 + way.bubble), sent)
 
     for split in _splits(needs, work, work.devices):
-        yield from sorted(setups_of(needs, split, texts, memory, work.micro_batch), key=seconds)
+        ways = (
+            setup(needs, split, again, texts, work.micro_batch, memory) for again in CHECKPOINTING
+        )
+        yield from sorted(ways, key=seconds)
 
 
 def _splits(needs: Needs, work: Workload, devices: int) -> Iterator[Split]:
@@ -433,7 +428,7 @@ def _splits(needs: Needs, work: Workload, devices: int) -> Iterator[Split]:
 
 def _refuse_micro_batch(needs: Needs, work: Workload, texts: float) -> None:
     """Raise a UserError if a micro-batch exceeds the sequences of a group of devices."""
-    most = max(share_of(texts, split) for split in _splits(needs, work, work.devices))
+    most = max(split.share_of(texts) for split in _splits(needs, work, work.devices))
     if work.micro_batch is not None and work.micro_batch > most:
         raise UserError(
             f"micro-batch: found {work.micro_batch:,}; expected at most {int(most):,}, the sequences of a step for a "

@@ -8,13 +8,19 @@ import torch
 
 from archwright.model import build
 from archwright.planning.activations import CHECKPOINTING
-from archwright.planning.exchange import exchanged
-from archwright.planning.micro_batch import Batch, largest_micro
 from archwright.planning.plans import Plan, plan, why_not
-from archwright.planning.split import AXES, Split, parse_split
-from archwright.planning.splits import Degrees, problems, splits
+from archwright.planning.split import (
+    AXES,
+    Batch,
+    Degrees,
+    Split,
+    largest_micro,
+    parse_split,
+    problems,
+    splits,
+)
 from archwright.planning.stages import Needs, layers_by_stage, optimizer_bytes
-from archwright.planning.training_memory import held, micro_batches_kept, setup
+from archwright.planning.training_memory import exchanged, held, micro_batches_kept, setup
 from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run
