@@ -10,8 +10,8 @@ from torch import nn
 from archwright.model.model import Decoder
 from archwright.optim.groups import build_optimizers
 from archwright.optim.muon import Muon
+from archwright.planning.cost import part_of
 from archwright.planning.counter import OTHER, Key
-from archwright.planning.counts import part_of
 from archwright.planning.stages import PER_WEIGHT, optimizer_bytes
 from archwright.planning.trace import Precision, trace
 from archwright.spec.hardware import Hardware

@@ -1,6 +1,6 @@
 """Pipeline stages before any other split; a single stage is the whole model."""
 
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,8 +115,8 @@ class Needs:
         self, layers: list[tuple[Layer, ModelSpec, int]], is_first: bool, is_last: bool
     ) -> Stage:
         by_layer, first, last = self._weights
-        weights_of = {layer: by_layer[layer] for layer, *_ in layers}
-        weights = dict(ChainMap(*weights_of.values()))
+        of_layers = [by_layer[layer] for layer in dict.fromkeys(layer for layer, *_ in layers)]
+        weights = {at: each for by_id in of_layers for at, each in by_id.items()}
         around = (first if is_first else {}) | (last if is_last else {})
         around = {at: each for at, each in around.items() if at not in weights}
         spec = self.model.spec
@@ -125,7 +125,7 @@ class Needs:
             spec.dim * spec.residual.streams,
             2 - is_first - is_last,
             _added_up(weights | around),
-            max(map(_added_up, weights_of.values()), key=lambda weights: sum(weights.values())),
+            max(map(_added_up, of_layers), key=lambda weights: sum(weights.values())),
             _added_up(around),
             Counter(kind for *_, kind in layers),
             self.logits if is_last else 0.0,

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from archwright.planning.split import Split, parse_split
+from archwright.planning.training_memory import USABLE, Setup
 from archwright.spec.errors import UserError
 from archwright.spec.hardware import Hardware, load_hardware
 
@@ -18,6 +19,10 @@ MOST_DEVICES = 2**24
 NOT_TRAINED_IN = ("int8", "fp4")
 """Precisions for serving only."""
 MOST_PRICE = 1e6
+MOST_BUBBLE = 1.0
+"""Largest pipeline bubble: idle time over compute time."""
+FEW_SEQUENCES = "few sequences"
+"""Reason if a step has fewer micro-batches than groups of devices."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,33 @@ class Workload:
     """Split of the training; None: the first that fits."""
     micro_batch: int | None = None
     """Sequences per micro-batch; None: the largest number that fits."""
+
+    @property
+    def texts(self) -> float:
+        """Sequences per training step, once `context` is known."""
+        assert self.context is not None
+        return self.batch_tokens / self.context
+
+    @property
+    def memory(self) -> float:
+        """Usable bytes per device."""
+        return USABLE * self.hardware.memory_bytes
+
+    def why_not(self, way: Setup) -> str:
+        """Return the reason why a setup does not fit; empty if it fits."""
+        if way.split.ranks * way.batch.micro > self.texts:
+            return FEW_SEQUENCES
+        if way.memory.total > self.memory:
+            return "memory"
+        return "pipeline bubble" if way.bubble > MOST_BUBBLE and self.split is None else ""
+
+    def exchange(self, way: Setup) -> float | None:
+        """Return the seconds of communication per step at full bandwidth.
+
+        None without communication or a known bandwidth.
+        """
+        links = self.hardware.interconnect_bandwidth
+        return None if links == "none" or not way.exchange else sum(way.exchange.values()) / links
 
     @property
     def training_precision(self) -> str:
@@ -100,7 +132,10 @@ def workload(
         lines.append(f"micro-batch: found {micro_batch}; expected 1 or more sequences")
     if price is not None and not 0 <= price <= MOST_PRICE:
         lines.append(f"price: found {price:g}; expected 0 to {MOST_PRICE:,.0f}")
-    shares = [_share(text) for text in mfu.split("-")]
+    try:
+        shares = [float(text) for text in mfu.split("-")]
+    except ValueError:
+        shares = [math.nan]
     if len(shares) > 2 or not all(0 < share <= 1 for share in shares) or shares != sorted(shares):
         lines.append(f'mfu: found "{mfu}"; expected a share of the peak such as 0.4, or 0.3-0.5')
     fixed = None
@@ -110,21 +145,19 @@ def workload(
         lines += error.lines
     if lines or device is None:
         raise UserError(*lines)
-    by_parameter = tokens.endswith(PER_PARAMETER)
-    limits = shares[0], shares[-1]
     return Workload(
         device,
         devices,
         precision,
-        amount,
-        by_parameter,
-        batch_tokens,
-        batch,
-        context,
-        limits,
-        price,
-        fixed,
-        micro_batch,
+        tokens=amount,
+        per_parameter=tokens.endswith(PER_PARAMETER),
+        batch_tokens=batch_tokens,
+        batch=batch,
+        context=context,
+        mfu=(shares[0], shares[-1]),
+        price=price,
+        split=fixed,
+        micro_batch=micro_batch,
     )
 
 
@@ -132,10 +165,3 @@ def _amount(text: str) -> float:
     """Return a number of tokens; NaN if the text is invalid."""
     match = AMOUNT.fullmatch(text.replace("_", ""))
     return float(match[1]) * SCALES[match[2]] if match else math.nan
-
-
-def _share(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

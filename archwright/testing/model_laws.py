@@ -12,7 +12,7 @@ from archwright.model.model import Decoder, Output
 from archwright.optim.groups import without_role
 from archwright.parts.masks import prefix_size
 from archwright.parts.mixers import AttentionMixer, RecurrentMixer
-from archwright.planning.counts import counted
+from archwright.planning.cost import counted
 from archwright.planning.trace import trace
 from archwright.spec.errors import UserError
 from archwright.testing.case import Case, close, spread

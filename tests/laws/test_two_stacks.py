@@ -19,7 +19,7 @@ from archwright.parts.context import Context, Memory
 from archwright.parts.kernels import KERNELS, eager
 from archwright.parts.masks import AttentionMask, Causal, prefix_size
 from archwright.parts.states import SourceKV
-from archwright.planning.counts import counts_of
+from archwright.planning.cost import counts_of
 from archwright.spec import masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
