@@ -257,9 +257,8 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     context = work.context or spec.context_length
     refuse_positions(spec, context)
     model = build(spec, device="meta")
-    target_length = None
-    if spec.encoder_model is not None:
-        target_length = run.objective.target_length(context)
+    has_encoder = spec.encoder_model is not None
+    target_length = run.objective.target_length(context) if has_encoder else None
     counts, forward = counted(model), forward_flops_by_part(model, context, target_length)
     if work.split is not None and (lines := [*problems(work.split, model, context)]):
         raise UserError(*lines)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from archwright.planning.split import Split, parse_split
@@ -118,26 +119,7 @@ def workload(
         lines += error.lines
     if devices is None:
         devices = 1 if device is None else device.usual_devices
-    amount = _amount(tokens.removesuffix(PER_PARAMETER))
-    if not 0 < amount <= MOST_TOKENS:
-        lines.append(f'tokens: found "{tokens}"; expected a number such as 15T, 300B or 20xparams')
-    batch_tokens = BATCH if batch is None else _amount(batch)
-    if not 1 <= batch_tokens <= MOST_TOKENS:
-        lines.append(f'batch: found "{batch}"; expected tokens of a step, such as 4M or 512k')
-    if not 1 <= devices <= MOST_DEVICES:
-        lines.append(f"devices: found {devices}; expected 1 to {MOST_DEVICES:,}")
-    if context is not None and not 1 <= context <= 2**30:
-        lines.append(f"context: found {context}; expected 1 to {2**30:,}")
-    if micro_batch is not None and micro_batch < 1:
-        lines.append(f"micro-batch: found {micro_batch}; expected 1 or more sequences")
-    if price is not None and not 0 <= price <= MOST_PRICE:
-        lines.append(f"price: found {price:g}; expected 0 to {MOST_PRICE:,.0f}")
-    try:
-        shares = [float(text) for text in mfu.split("-")]
-    except ValueError:
-        shares = [math.nan]
-    if len(shares) > 2 or not all(0 < share <= 1 for share in shares) or shares != sorted(shares):
-        lines.append(f'mfu: found "{mfu}"; expected a share of the peak such as 0.4, or 0.3-0.5')
+    lines += _mistakes(tokens, batch, devices, context, micro_batch, price, mfu)
     fixed = None
     try:
         fixed = None if split == "auto" else parse_split(split, max(1, devices))
@@ -145,13 +127,14 @@ def workload(
         lines += error.lines
     if lines or device is None:
         raise UserError(*lines)
+    shares = _shares(mfu)
     return Workload(
         device,
         devices,
         precision,
-        tokens=amount,
+        tokens=_amount(tokens.removesuffix(PER_PARAMETER)),
         per_parameter=tokens.endswith(PER_PARAMETER),
-        batch_tokens=batch_tokens,
+        batch_tokens=BATCH if batch is None else _amount(batch),
         batch=batch,
         context=context,
         mfu=(shares[0], shares[-1]),
@@ -159,6 +142,41 @@ def workload(
         split=fixed,
         micro_batch=micro_batch,
     )
+
+
+def _mistakes(
+    tokens: str,
+    batch: str | None,
+    devices: int,
+    context: int | None,
+    micro_batch: int | None,
+    price: float | None,
+    mfu: str,
+) -> Iterator[str]:
+    """Yield a line for each option out of its range."""
+    if not 0 < _amount(tokens.removesuffix(PER_PARAMETER)) <= MOST_TOKENS:
+        yield f'tokens: found "{tokens}"; expected a number such as 15T, 300B or 20xparams'
+    if batch is not None and not 1 <= _amount(batch) <= MOST_TOKENS:
+        yield f'batch: found "{batch}"; expected tokens of a step, such as 4M or 512k'
+    if not 1 <= devices <= MOST_DEVICES:
+        yield f"devices: found {devices}; expected 1 to {MOST_DEVICES:,}"
+    if context is not None and not 1 <= context <= 2**30:
+        yield f"context: found {context}; expected 1 to {2**30:,}"
+    if micro_batch is not None and micro_batch < 1:
+        yield f"micro-batch: found {micro_batch}; expected 1 or more sequences"
+    if price is not None and not 0 <= price <= MOST_PRICE:
+        yield f"price: found {price:g}; expected 0 to {MOST_PRICE:,.0f}"
+    shares = _shares(mfu)
+    if len(shares) > 2 or not all(0 < share <= 1 for share in shares) or shares != sorted(shares):
+        yield f'mfu: found "{mfu}"; expected a share of the peak such as 0.4, or 0.3-0.5'
+
+
+def _shares(mfu: str) -> list[float]:
+    """Return the ends of a range; NaN if the text is invalid."""
+    try:
+        return [float(text) for text in mfu.split("-")]
+    except ValueError:
+        return [math.nan]
 
 
 def _amount(text: str) -> float:
