@@ -9,7 +9,7 @@ from archwright.data.batches import TextLengths
 from archwright.model.build import build
 from archwright.model.model import Decoder
 from archwright.parts.linear import Linear
-from archwright.planning.trace import Trace, trace
+from archwright.planning.trace import trace
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
@@ -84,16 +84,12 @@ def forward_flops(
 
 def prefill_flops(model: Decoder, length: int) -> float:
     """Return the FLOPs of reading a text or source, with one token's logits."""
-    return _products(trace(model, "prefill", length=length, precision="bf16"))
+    return trace(model, "prefill", length=length, precision="bf16").total("product", "leaf")
 
 
 def next_token_flops(model: Decoder, length: int) -> float:
     """Return the FLOPs of the last (decoder) token, with earlier tokens cached."""
-    return _products(trace(model, "decode", length=length, precision="bf16"))
-
-
-def _products(found: Trace) -> float:
-    return found.total("product", "leaf")
+    return trace(model, "decode", length=length, precision="bf16").total("product", "leaf")
 
 
 def run_flops_per_token(run: RunSpec, model: Decoder, lengths: TextLengths | None = None) -> float:

@@ -10,16 +10,7 @@ import torch
 from archwright.model import build
 from archwright.planning.activations import CHECKPOINTING
 from archwright.planning.plans import Plan, plan
-from archwright.planning.split import (
-    AXES,
-    Batch,
-    Degrees,
-    Split,
-    largest_micro,
-    parse_split,
-    problems,
-    splits,
-)
+from archwright.planning.split import Batch, Split, largest_micro, parse_split, problems, splits
 from archwright.planning.stages import Needs, layers_by_stage, optimizer_bytes
 from archwright.planning.training_memory import exchanged, held, micro_batches_kept, setup
 from archwright.planning.workload import workload
@@ -476,9 +467,9 @@ def test_ways_that_are_looked_at_cut_the_model_evenly(name: str, devices: int) -
         assert not [*problems(split, needs.model, LENGTH)]
 
 
-def test_the_order_of_ways() -> None:
+def test_the_order_of_ways(llama: Needs) -> None:
     """Inside a server first, then FSDP, then stages, and parts of a text last."""
-    degrees = Degrees(tensor=(2, 4, 8), pipeline=(2, 4), context=(2,), experts=())
+    degrees = replace(llama.degrees, pipeline=(2, 4), context=(2,))
     names = [split.name for split in splits(64, degrees)]
     assert names == [
         "DDP",
@@ -569,4 +560,4 @@ def test_a_split_is_called_as_it_is_asked_for() -> None:
         split.name
         == "FSDP, tensor-parallel 2, pipeline-parallel 2, context-parallel 2, expert-parallel 4"
     )
-    assert [*split.axes] == [*AXES]
+    assert [*split.axes] == ["tensor", "pipeline", "context", "experts"]
