@@ -12,7 +12,7 @@ from torch import nn
 
 from archwright.model.model import Decoder
 from archwright.parts.norms import NORMS
-from archwright.planning.counter import OTHER, PartStack
+from archwright.planning.counter import OTHER, PartStack, followed
 
 PHASES = ("forward", "backward", "update")
 Times = dict[tuple[str, str], float]
@@ -88,11 +88,7 @@ class StepMeter(PartStack):
 def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
     """Attach a meter to the parts of a model."""
     with ExitStack() as attached:
-        for module, part in parts_of(model):
-            before = module.register_forward_pre_hook(lambda m, x, part=part: meter.enter(part))
-            after = module.register_forward_hook(lambda m, x, out: meter.leave())
-            attached.callback(before.remove)
-            attached.callback(after.remove)
+        attached.enter_context(followed(parts_of(model), meter))
         for module in model.modules():
             if "kernel" in vars(module):
                 _meter_function(module, "kernel", KERNEL, meter, attached)
@@ -102,28 +98,24 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
         yield
 
 
-def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
-    """Yield modules and their parts, outer modules before inner ones."""
-    yield model.head, "head"
+def parts_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
+    """Yield parts and their modules, outer modules before inner ones."""
+    yield "head", model.head
     for stack in model.stacks:
-        if stack.embedding is not None:
-            yield stack.embedding, "embedding"
-        if stack.project_in is not None:
-            yield stack.project_in, "embedding"
-        for module in (stack.position, *stack.rotaries.values()):
-            if module is not None:
-                yield module, "positions"
+        yield from (("embedding", m) for m in (stack.embedding, stack.project_in) if m is not None)
+        positions = (stack.position, *stack.rotaries.values())
+        yield from (("positions", m) for m in positions if m is not None)
     for layer in dict.fromkeys(model.all_layers):  # shared layers appear repeatedly
-        yield layer, "residual adds"  # except its branches and norms
+        yield "residual adds", layer  # except its branches and norms
         for name in layer.branches:
             part = "feed-forward" if name == "feedforward" else "attention projections"
-            yield layer.get_submodule(name), part
+            yield part, layer.get_submodule(name)
     norms = tuple(
         part
         for part in NORMS.values()
         if isinstance(part, type) and not issubclass(part, nn.Identity)
     )
-    yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
+    yield from (("norms", m) for m in model.modules() if isinstance(m, norms))
 
 
 def _meter_function(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from archwright.catalogue.parameter_counts import parameter_counts
-from archwright.inspection.laws.case import Case, enlarged
 from archwright.model.build import build
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.parts import context
@@ -20,10 +19,11 @@ from archwright.parts.context import Context, Memory
 from archwright.parts.kernels import KERNELS, eager
 from archwright.parts.masks import AttentionMask, Causal, prefix_size
 from archwright.parts.states import SourceKV
-from archwright.planning.counts import counts_of
+from archwright.planning.cost import counts_of
 from archwright.spec import masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.testing.case import Case, enlarged
 from tests.laws.laws import obey, reachable
 from tests.strategies import two_stack_specs
 
