@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -37,18 +39,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Order = dict[str, Any]
-"""What the first process tells the others to do with it, as JSON."""
+"""How rank 0 begins a run, as JSON."""
 
 START = timedelta(days=7)
 """Time that the others wait for the first to prepare a run: reading a large text takes its time."""
 LOOK_SECONDS = 0.1
 """Time between looks of the first process at whether the others have heard what it begins with."""
+WAIT_SECONDS = 10.0
+"""Time between messages of rank 0 to the ranks that wait for it."""
 ROOM = 2048
-"""Bytes of an order that are sent at once."""
+"""Bytes of a message that are sent at once."""
 
 
 class Group(Processes):
-    """All processes of a run, of which this is one; the first orders, the others follow.
+    """All processes of a run, of which this is one.
 
     Args:
         launch: the place of this process.
@@ -63,8 +67,8 @@ class Group(Processes):
     def __init__(self, launch: Launch) -> None:
         self.launch, self.layout, self.device = launch, ONE, torch.device("cpu")
         self.is_open = False
-        self.busy = False
-        """Whether processes are at work together, so that an order would not be heard."""
+        self.agreed = False
+        """True if every rank has the exception that ends the run, so that the group can be left in order."""
         self.stop_asked = False
         """Whether this process was asked to stop, or, behind a sum, any."""
         with awaited(launch):
@@ -80,6 +84,10 @@ class Group(Processes):
         self._stage: dist.ProcessGroup | None = None
         """Those that compute the same layers; None: all."""
         self._pipeline: Pipeline | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.launch.rank == 0
 
     @property
     def rank(self) -> int:
@@ -153,44 +161,95 @@ class Group(Processes):
         with self.together():
             connections.open_all(backend, self._store, self.launch)
 
-    def order(self, order: Order) -> None:
-        """Tell all others what to do; for the first process.
+    def first(self, work: Callable[[], T]) -> T:
+        """Call a function on rank 0 alone, and return its result on every rank.
+
+        Other ranks receive the result as JSON. They wait as long as the function takes: rank 0 broadcasts a message
+        every WAIT_SECONDS, which fails if a rank has died.
 
         Raises:
-            LostError: another process has ended, or does not answer.
+            EndedError: the function raised; rank 0 raises the exception itself.
         """
-        text = json.dumps(order).encode()
+        if not self.is_first:
+            value: T = self.wait_for_first()
+            return value
+        with self.others_waiting() as message:
+            value = message["value"] = work()
+        return value
+
+    @contextlib.contextmanager
+    def others_waiting(self) -> Iterator[dict[str, Any]]:
+        """Rank 0: keep the ranks in `wait_for_first` during the block, then send them its "value" or exception."""
+        over, failures = threading.Event(), list[Exception]()
+
+        def keep_waiting() -> None:
+            try:
+                while not over.wait(WAIT_SECONDS):
+                    self._broadcast({"wait": True})
+            except Exception as error:
+                failures.append(error)
+
+        def end_waiting(message: dict[str, Any]) -> None:
+            over.set()
+            thread.join()
+            if failures:
+                raise failures[0]
+            self._broadcast(message)
+
+        thread, message = threading.Thread(target=keep_waiting, daemon=True), {"value": None}
+        thread.start()
+        try:
+            yield message
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # the block's exception takes precedence
+                end_waiting({"error": described(error, "the first process has ended this run")})
+                self.agreed = True
+            raise
+        end_waiting(message)
+
+    def wait_for_first(self) -> Any:
+        """Return the result of rank 0's `first` or `others_waiting`."""
+        while "wait" in (message := self._received()):
+            pass
+        if "error" in message:
+            self.agreed = True
+            raise EndedError(**message["error"])
+        return message["value"]
+
+    def _broadcast(self, message: dict[str, Any]) -> None:
+        text = json.dumps(message).encode()
         head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
-        with self.together():
-            dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
-            if rest := text[ROOM - 8 :]:
-                dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
+        dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
+        if rest := text[ROOM - 8 :]:
+            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
 
-    def next_order(self) -> Order:
-        """Return what the first process tells this one to do.
-
-        Raises:
-            LostError: it has ended, or does not answer.
-        """
+    def _received(self) -> dict[str, Any]:
         head = torch.empty(ROOM, dtype=torch.uint8)
-        with self.together():
-            dist.broadcast(head, 0)
-            content = bytes(head.tolist())
-            length = int.from_bytes(content[:8], "little")
-            text = content[8 : 8 + length]
-            if length > ROOM - 8:
-                rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
-                dist.broadcast(rest, 0)
-                text += bytes(rest.tolist())
-        order: Order = json.loads(text)
-        return order
+        dist.broadcast(head, 0)
+        content = bytes(head.tolist())
+        length = int.from_bytes(content[:8], "little")
+        text = content[8 : 8 + length]
+        if length > ROOM - 8:
+            rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
+            dist.broadcast(rest, 0)
+            text += bytes(rest.tolist())
+        message: dict[str, Any] = json.loads(text)
+        return message
 
-    def tell(self, what: str, value: Any) -> None:
-        """Say something to the first process, which need not listen; a thread of its own may do so."""
-        self._store.set(f"{what}/{self.launch.rank}", json.dumps(value))
+    def report(self, what: str, value: Any = None, problems: Sequence[str] = ()) -> None:
+        """Report a value or problems to rank 0 through the store, from any thread."""
+        lines = [f"process {self.launch.rank} of {self.launch.size}: {line}" for line in problems]
+        key = _PROBLEMS if problems else str(self.launch.rank)
+        self._store.set(f"{what}/{key}", json.dumps(lines or value))
 
     def reports(self, what: str) -> list[Any] | None:
-        """Return what all processes have reported, None as long as one has not; it is then forgotten."""
+        """Return the reported values of all ranks, and delete them; None until all have reported.
+
+        Raises:
+            UserError: a rank has reported problems.
+        """
+        if self._store.check([f"{what}/{_PROBLEMS}"]):
+            raise UserError(*json.loads(self._store.get(f"{what}/{_PROBLEMS}")))
         keys = [f"{what}/{rank}" for rank in range(self.launch.size)]
         if not self._store.check(keys):
             return None
@@ -216,8 +275,11 @@ class Group(Processes):
             connections.destroy()
 
     def abandon(self, end: Mapping[str, Any]) -> None:
-        """End a group that is not as far as to hear orders: whatever others wait for raises at once, and they raise
-        what `end` says of it, or of what another process has met before."""
+        """End a group whose ranks have not agreed to leave it.
+
+        Pending collectives of other ranks raise at once. They raise `end`, or the reason that another rank reported
+        before.
+        """
         if not self.is_open:
             return
         self._report(end)
@@ -256,22 +318,18 @@ class Group(Processes):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Work together, while the block lasts, on an order that all processes have.
+        """Convert errors of collectives during the block.
 
         Raises:
             LostError: another process has ended, or does not answer.
-            EndedError: another process could not go on, and gave its reason.
+            EndedError: another process could not go on, and reported its reason.
         """
-        was_busy, self.busy = self.busy, True
         try:
             yield
-        except LostError:
-            raise
         except RuntimeError as error:
-            if not is_lost(error):
+            if self.agreed or isinstance(error, LostError) or not is_lost(error):
                 raise
             raise self._lost(_what(error)) from error
-        self.busy = was_busy
 
     def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
         """Return all processes as a grid, of which axes of one process are left out, but that of shards."""
@@ -431,6 +489,19 @@ def check_gpus(launch: Launch, there: int) -> None:
         )
 
 
+def described(error: BaseException, what: str) -> dict[str, Any]:
+    """Return the arguments of the `EndedError` that other ranks raise for an exception."""
+    lines = error.lines if isinstance(error, UserError) else str(error).splitlines()
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    reason = ": ".join([*kinds[: not isinstance(error, UserError)], *lines[:1]])
+    number = vars(error).get("signal")
+    return {
+        "text": f"{what}: {reason}",
+        "kinds": kinds,
+        "signal": int(number) if isinstance(number, signal.Signals) else None,
+    }
+
+
 def is_lost(error: BaseException) -> bool:
     """Tell whether an error says that another process does not answer."""
     text = str(error).lower()
@@ -452,6 +523,7 @@ def _silence() -> str:
 
 _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 _ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
+_PROBLEMS = "problems"
 _PROCESS = uuid4().hex
 """A name that no other process has, such as one that torchrun starts in its place."""
 LEAVE = "leave"

@@ -131,12 +131,14 @@ def _at_least_seconds(session: Session, decisions: Decisions) -> float:
 
 
 def resolved_session(
-    folder: RunFolder, material: Material, processes: Processes = ALONE
+    folder: RunFolder,
+    material: Material,
+    processes: Processes = ALONE,
+    session_type: type[Session] = Session,
 ) -> tuple[Session, Decisions]:
-    """Return the session of a run that was settled before; nothing is decided or measured.
+    """Return the session of a resolved run; nothing is decided or measured.
 
-    Of several processes each has memory for its part of the model, without values: `Session.initialise` gives it these.
-    With `OneOf` them, the model is on the meta device, which says what the whole one is.
+    A rank of several has memory for its shards, without values: `Session.initialise` sets them.
     """
     run, layout = folder.spec, processes.layout
     decisions = decided(run.machine, folder.environment())
@@ -150,7 +152,7 @@ def resolved_session(
     if run.machine.fused == "liger":
         fuse(model, run.machine)
     processes.cut(model)
-    return Session(run, model, make_batches(run, material), processes), decisions
+    return session_type(run, model, make_batches(run, material), processes), decisions
 
 
 def make_model(

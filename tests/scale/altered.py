@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from archwright.cli import main
 from archwright.model.model import Decoder
-from archwright.scale import connections
+from archwright.scale import connections, group
 from archwright.spec.errors import UserError
 from archwright.training import finalize, ranks
 
@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 
 def _slow() -> None:
-    ranks.WAIT_SECONDS = PATIENCE / 4
     finalize._sample = _for_too_long(finalize._sample)
 
 
@@ -34,7 +33,7 @@ def _reading() -> None:
 def _for_too_long(plain: Callable[..., T]) -> Callable[..., T]:
     """Return a function that takes longer than processes wait for each other, from now on."""
     assert timedelta(seconds=PATIENCE) < connections.PATIENCE
-    connections.PATIENCE = timedelta(seconds=PATIENCE)
+    connections.PATIENCE, group.WAIT_SECONDS = timedelta(seconds=PATIENCE), PATIENCE / 4
 
     def slow(*args: Any) -> T:
         time.sleep(1.7 * PATIENCE)
