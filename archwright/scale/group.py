@@ -47,8 +47,6 @@ LOOK_SECONDS = 0.1
 """Time between looks of the first process at whether the others have heard what it begins with."""
 WAIT_SECONDS = 10.0
 """Time between messages of rank 0 to the ranks that wait for it."""
-ROOM = 2048
-"""Bytes of a message that are sent at once."""
 
 
 class Group(Processes):
@@ -164,17 +162,17 @@ class Group(Processes):
     def first(self, work: Callable[[], T]) -> T:
         """Call a function on rank 0 alone, and return its result on every rank.
 
-        Other ranks receive the result as JSON. They wait as long as the function takes: rank 0 broadcasts a message
-        every WAIT_SECONDS, which fails if a rank has died.
+        Other ranks wait as long as the function takes: rank 0 broadcasts a message every WAIT_SECONDS, which fails if
+        a rank has died.
 
         Raises:
             EndedError: the function raised; rank 0 raises the exception itself.
         """
-        if not self.is_first:
-            value: T = self.wait_for_first()
-            return value
-        with self.others_waiting() as message:
-            value = message["value"] = work()
+        if self.is_first:
+            with self.others_waiting() as message:
+                value = message["value"] = work()
+        else:
+            value = self.wait_for_first()
         return value
 
     @contextlib.contextmanager
@@ -209,32 +207,19 @@ class Group(Processes):
 
     def wait_for_first(self) -> Any:
         """Return the result of rank 0's `first` or `others_waiting`."""
-        while "wait" in (message := self._received()):
+        while "wait" in (message := self._broadcast()):
             pass
         if "error" in message:
             self.agreed = True
             raise EndedError(**message["error"])
         return message["value"]
 
-    def _broadcast(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message).encode()
-        head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
-        dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
-        if rest := text[ROOM - 8 :]:
-            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
-
-    def _received(self) -> dict[str, Any]:
-        head = torch.empty(ROOM, dtype=torch.uint8)
-        dist.broadcast(head, 0)
-        content = bytes(head.tolist())
-        length = int.from_bytes(content[:8], "little")
-        text = content[8 : 8 + length]
-        if length > ROOM - 8:
-            rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
-            dist.broadcast(rest, 0)
-            text += bytes(rest.tolist())
-        message: dict[str, Any] = json.loads(text)
-        return message
+    def _broadcast(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the message of rank 0 on every rank."""
+        messages = [message]
+        dist.broadcast_object_list(messages, 0, device=torch.device("cpu"))
+        assert messages[0] is not None
+        return messages[0]
 
     def report(self, what: str, value: Any = None, problems: Sequence[str] = ()) -> None:
         """Report a value or problems to rank 0 through the store, from any thread."""

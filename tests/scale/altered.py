@@ -15,7 +15,7 @@ from archwright.cli import main
 from archwright.model.model import Decoder
 from archwright.scale import connections, group
 from archwright.spec.errors import UserError
-from archwright.training import finalize, ranks
+from archwright.training import finalize, ranks, sharded
 
 PATIENCE = 12.0
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def _unread() -> None:
 
 
 def _undrawn() -> None:
-    plain = ranks.initial_draws
+    plain = sharded.initial_draws
 
     def draw() -> NoReturn:
         raise AssertionError("the initial value of a weight is drawn")
@@ -61,7 +61,7 @@ def _undrawn() -> None:
         for name, drawn in plain(model, *args, **kwargs):
             yield name, draw if name in weights else drawn
 
-    ranks.initial_draws = draws
+    sharded.initial_draws = draws
 
 
 if __name__ == "__main__":
