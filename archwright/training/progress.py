@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar on a terminal, now and then a line elsewhere."""
+"""Progress of a run: a live bar on a terminal or in a notebook, lines elsewhere."""
 
 import math
 import time
@@ -11,23 +11,23 @@ from archwright.format import duration
 from archwright.notebook import Cell, in_notebook
 
 LINE_EVERY = 15.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines without a terminal."""
 CELL_EVERY = 0.5
-"""Seconds between two states of the bar below a notebook's cell, each of which is sent to a browser."""
+"""Seconds between updates of a notebook's bar, which are sent to a browser."""
 
 
 class Progress(shown.Silent):
-    """Shows steps, loss and speed; this one shows nothing."""
+    """Shows steps, loss and speed; the base class shows nothing."""
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Show a step that was done."""
+        """Show a completed step."""
 
     def expect(self, num_steps: float) -> None:
-        """Take note of another estimate of the run's number of steps."""
+        """Update the estimated number of steps."""
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Show, while the block lasts, what is done between two steps."""
+        """Show an activity between two steps during the block."""
         yield
 
 
@@ -50,7 +50,7 @@ def progress(num_steps: int, start: int, quiet: bool, *, estimated: bool = False
 
 
 def speaker(quiet: bool) -> "Progress":
-    """Return what prints the lines before and after training."""
+    """Return the printer of lines before and after training."""
     return Silent() if quiet else Lines()
 
 
@@ -132,7 +132,7 @@ class CellBar(shown.Lines, Progress):
 
 
 class Lines(shown.Lines, Progress):
-    """A line every quarter of a minute, for logs."""
+    """A line every 15 seconds, for logs."""
 
     def __init__(self, num_steps: int = 0, start: int = 0, *, estimated: bool = False) -> None:
         self.num_steps, self._first = num_steps, start

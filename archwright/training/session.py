@@ -72,7 +72,7 @@ class Session:
 
     @property
     def num_steps(self) -> float:
-        """Steps of the run; for a time budget, an estimate from the progress so far."""
+        """Steps of the run; for a time budget, an estimate from the progress."""
         steps, standing = self.run.machine.num_steps, self.standing
         assert steps != "auto"
         return standing.step / standing.progress if standing.progress else steps
