@@ -78,13 +78,19 @@ def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
         UserError: mistakes in the text or the tokenizer.
     """
     if not run.data.task.is_none:
-        return _task_material(run, folder)
-    sweep()
-    if run.data.pairs:
-        tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, open_pairs(run.data).train)
-        folder.write_tokenizer(tokenizer)
-        return pair_material(run, tokenizer)
-    material = text_material(run)
+        material, inherited = task_material(run), _inherited(run)
+        if inherited and inherited.fingerprint != material.tokenizer.fingerprint:
+            raise UserError(
+                f'data.text: found the task "{run.data.task.kind}", whose tokens are others than those of init.from; '
+                "start from a run on the same task, or leave init.from out"
+            )
+    else:
+        sweep()
+        if run.data.pairs:
+            tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, open_pairs(run.data).train)
+            material = pair_material(run, tokenizer)
+        else:
+            material = text_material(run)
     folder.write_tokenizer(material.tokenizer)
     return material
 
@@ -111,14 +117,14 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
         UserError: the text or the tokenizer has changed.
     """
     recorded = _recorded(folder)
-    if not run.data.task.is_none:
-        return _task_reloaded(run, folder, recorded)
-    tokenizer = Tokenizer.load(folder.tokenizer_folder)
+    material = None if run.data.task.is_none else task_material(run)
+    tokenizer = material.tokenizer if material else Tokenizer.load(folder.tokenizer_folder)
     if tokenizer.fingerprint != recorded["tokenizer"]:
         raise UserError(_changed(folder, "tokenizer"))
     if run.data.pairs:
         material = pair_material(run, tokenizer)
-        if any(getattr(material, s).fingerprint != recorded[s]["text"] for s in SIDES):
+    if material:
+        if any(_record(getattr(material, s))["text"] != recorded[s]["text"] for s in SIDES):
             raise UserError(_changed(folder, "text"))
         return material
     stores = _recorded_stores(recorded) or prepare(open_corpus(run.data), tokenizer)
@@ -155,27 +161,6 @@ def pair_material(run: RunSpec, tokenizer: Tokenizer) -> Material:
 def settled_task(task: Task, model: ModelSpec) -> Task:
     """Return a task with a number for each "auto"."""
     return task.model_copy(update=task.numbers(model.sizes))
-
-
-def _task_material(run: RunSpec, folder: RunFolder) -> Material:
-    material = task_material(run)
-    inherited = _inherited(run)
-    if inherited and inherited.fingerprint != material.tokenizer.fingerprint:
-        raise UserError(
-            f'data.text: found the task "{run.data.task.kind}", whose tokens are others than those of init.from; '
-            "start from a run on the same task, or leave init.from out"
-        )
-    folder.write_tokenizer(material.tokenizer)
-    return material
-
-
-def _task_reloaded(run: RunSpec, folder: RunFolder, recorded: dict[str, Any]) -> Material:
-    material = task_material(run)
-    if recorded["tokenizer"] != material.tokenizer.fingerprint:
-        raise UserError(_changed(folder, "tokenizer"))
-    if any(_record(getattr(material, s))["text"] != recorded[s]["text"] for s in SIDES):
-        raise UserError(_changed(folder, "text"))
-    return material
 
 
 def _recorded(folder: RunFolder) -> dict[str, Any]:

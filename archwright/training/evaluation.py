@@ -4,13 +4,12 @@ import math
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte, why_no_bits
@@ -108,7 +107,7 @@ def held_out_windows(
     max_bytes: int | None = None,
 ) -> Windows:
     """Return the windows of a text; see `HeldOut`, `TaskWindows` and `PairWindows`."""
-    batch_size = rows_at_once(context_length)
+    batch_size = max(1, ROW_TOKENS // context_length)
     if isinstance(text, TaskText):
         return TaskWindows(text, context_length, batch_size, max_tokens)
     examples = Examples(objective, Vocabulary.of(tokenizer))
@@ -128,11 +127,6 @@ def held_out_windows(
         max_bytes,
         lossless=change == "",
     )
-
-
-def rows_at_once(context_length: int) -> int:
-    """Return the batch size of an evaluation."""
-    return max(1, ROW_TOKENS // context_length)
 
 
 class Reading(NamedTuple):
@@ -171,21 +165,14 @@ def evaluate(
         for out, batch, mine in _predictions(model, windows, precision, processes):
             # A row for each rank: the sums over ranks are the rows of all batches, in order.
             rows += ([0.0] * COLUMNS for _ in range(processes.size))
-            if out is None or not mine:
-                continue
-            loss, second = cross_entropy(out.logits, batch.targets), _Second()
-            second.add(out, batch)
-            right = _num_right(windows, out.logits, batch.targets)
-            found = [loss.nll_sum.item(), int(loss.num_targets), right, *astuple(second)]
-            rows[processes.rank - processes.size] = found
+            if out is not None and mine:
+                rows[processes.rank - processes.size] = _sums(windows, out, batch)
             del out  # before the next batch's logits exist
     sums = processes.sums([value for row in rows for value in row])
     totals = [0.0] * COLUMNS
     for start in range(0, len(sums), COLUMNS):
         totals = [a + b for a, b in zip(totals, sums[start : start + COLUMNS], strict=True)]
-    nats, num_targets, num_right, second_nats, *counts = totals
-    second = _Second(second_nats, *map(int, counts))
-    return _evaluation(windows, nats, int(num_targets), int(num_right), second)
+    return _evaluation(windows, totals)
 
 
 @torch.inference_mode()
@@ -193,15 +180,12 @@ def evaluate_halves(
     model: Decoder, windows: Windows, precision: Precision
 ) -> tuple[Evaluation, Halves]:
     """Evaluate a model on held-out windows, and on each half of them."""
-    total, num_right, rows, second = 0.0, 0, [], _Second()
+    totals, rows = [0.0] * COLUMNS, []
     for out, batch, _ in _predictions(model, windows, precision):
         assert out is not None, "a single process has the whole model"
-        logits, targets = out.logits, batch.targets
-        second.add(out, batch)
-        total += cross_entropy(logits, targets).nll_sum.item()  # the same sum as in `evaluate`
-        num_right += _num_right(windows, logits, targets)
-        rows += [cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
-        del out, logits  # before the next batch's logits exist
+        totals = [a + b for a, b in zip(totals, _sums(windows, out, batch), strict=True)]
+        rows += [cross_entropy(*row) for row in zip(out.logits, batch.targets, strict=True)]
+        del out  # before the next batch's logits exist
     nats = np.array([row.nll_sum.item() for row in rows])
     tokens = np.array([int(row.num_targets) for row in rows])
     documents, numbers = windows.places
@@ -223,37 +207,22 @@ def evaluate_halves(
         bits = bits_per_byte(float(nats[tunes].sum()), max(1, int(size[tunes].sum())))
         judged_bytes = tuple(int(size[at].sum()) for at in judged)
         halves = replace(halves, tuning_bits_per_byte=bits, judged_bytes=judged_bytes)
-    return _evaluation(windows, total, int(tokens.sum()), num_right, second), halves
+    return _evaluation(windows, totals), halves
 
 
-@dataclass
-class _Second:
-    """Sums of the second task, and the number of tokens predicted right."""
-
-    nats: float = 0.0
-    cases: int = 0
-    right: int = 0
-    tokens_right: int = 0
-
-    def add(self, out: Output, batch: Batch) -> None:
-        """Add a batch, if it has a second task."""
-        if not second_cases(batch):
-            return
-        nats, right = second_answers(out, batch)
-        self.nats += nats.sum().item()
-        self.cases += len(nats)
-        self.right += int(right.sum())
-        self.tokens_right += int((out.logits.argmax(-1) == batch.targets).sum())
-
-    def means(self, num_targets: int) -> dict[str, float]:
-        """Return the fields of an evaluation; none without a second task."""
-        if not self.cases:
-            return {}
-        return {
-            "token_accuracy": self.tokens_right / max(1, num_targets),
-            "second_loss": self.nats / self.cases,
-            "second_accuracy": self.right / self.cases,
-        }
+def _sums(windows: Windows, out: Output, batch: Batch) -> list[float]:
+    """Return nats, targets and right answers of a batch; then nats, cases and right answers of its second task, and
+    the number of tokens predicted right."""
+    loss = cross_entropy(out.logits, batch.targets)
+    has_second = second_cases(batch) > 0
+    right = 0
+    if windows.counts_answers or has_second:
+        right = int((out.logits.argmax(-1) == batch.targets).sum())
+    sums = [loss.nll_sum.item(), int(loss.num_targets), right if windows.counts_answers else 0]
+    if not has_second:
+        return [*sums, 0.0, 0, 0, 0]
+    nats, is_right = second_answers(out, batch)
+    return [*sums, nats.sum().item(), len(nats), int(is_right.sum()), right]
 
 
 def _predictions(
@@ -272,14 +241,12 @@ def _predictions(
     model.train(was_training)
 
 
-def _num_right(windows: Windows, logits: Tensor, targets: Tensor) -> int:
-    """Return the number of answers with the largest logit; 0 if answers are not counted."""
-    return int((logits.argmax(-1) == targets).sum()) if windows.counts_answers else 0
-
-
-def _evaluation(
-    windows: Windows, nats: float, num_targets: int, num_right: int, second: _Second
-) -> Evaluation:
+def _evaluation(windows: Windows, sums: Sequence[float]) -> Evaluation:
+    """Return the evaluation of summed `_sums`."""
+    nats, second_nats = sums[0], sums[3]
+    num_targets, num_right, cases, second_right, tokens_right = (
+        int(sums[i]) for i in (1, 2, 4, 5, 6)
+    )
     mean = nats / num_targets if num_targets else math.nan
     defined = windows.defines_bits_per_byte
     return Evaluation(
@@ -290,7 +257,9 @@ def _evaluation(
         num_bytes=windows.num_bytes,
         accuracy=num_right / max(1, num_targets) if windows.counts_answers else None,
         num_answers=num_targets if windows.counts_answers else None,
-        **second.means(num_targets),
+        token_accuracy=tokens_right / max(1, num_targets) if cases else None,
+        second_loss=second_nats / cases if cases else None,
+        second_accuracy=second_right / cases if cases else None,
     )
 
 
