@@ -75,7 +75,9 @@ def resolve(
         _decide_fused(decisions, session)
     else:
         session = Session(run, model, batches, OneOf(layout))
-        _decide_without_trial(decisions, layout)
+        for key in ("compile", "fused"):  # trials of one process cannot measure several
+            if getattr(decisions.machine, key) == "auto":
+                decisions.decide(key, "none", f"not tried where {layout.size} processes train")
     if run.machine.num_steps == "auto" and not run.budget.seconds:
         decisions.decide("num_steps", budget_steps(session), f"budget of {run.budget}")
     axes = {name: getattr(layout, name) for name in (*AXES, "expert", "sequence")}
@@ -84,13 +86,6 @@ def resolve(
     num_steps = decisions.machine.num_steps
     session.run = run if num_steps == "auto" else with_steps(run, num_steps)
     return session, decisions
-
-
-def _decide_without_trial(decisions: Decisions, layout: Layout) -> None:
-    """Decide "auto" without the trials of a single process, which cannot measure several ranks."""
-    for key in ("compile", "fused"):
-        if getattr(decisions.machine, key) == "auto":
-            decisions.decide(key, "none", f"not tried where {layout.size} processes train")
 
 
 def _decide_compile(decisions: Decisions, session: Session) -> None:

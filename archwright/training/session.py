@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from archwright import checkpoint
 from archwright.data.batches import BatchSource
 from archwright.data.eval_windows import Windows
-from archwright.inspection.probes import PASSES, STEPS, Probes
+from archwright.inspection.probes import PASSES, STEPS, Probes, WholeParameters
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.model import Decoder
@@ -178,23 +178,16 @@ class Session:
     def gradient_norms(self) -> dict[str, float]:
         """Return each parameter's gradient norm before clipping, and restore the untrained session."""
         norms: dict[str, float] = {}
-        parameters = dict(self.model.named_parameters())
 
-        def look(name: str, parameter: torch.Tensor) -> None:
-            assert parameter.grad is not None
-            norms[name] = parameter.grad.float().norm().item()
+        def look(name: str, gradient: torch.Tensor) -> None:
+            norms[name] = gradient.float().norm().item()
 
-        hooks = [
-            p.register_post_accumulate_grad_hook(partial(look, name))
-            for name, p in parameters.items()
-            if p.requires_grad
-        ]
+        remove_hooks = WholeParameters(self.model).watch_gradients(look)
         try:
             with self._state_restored():
                 self.make_step(0, 1e-3)
         finally:
-            for hook in hooks:
-                hook.remove()
+            remove_hooks()
         return norms
 
     @contextmanager

@@ -2,8 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -66,16 +66,16 @@ def train(
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
     since, callbacks = time.perf_counter(), Callbacks(on_step, on_evaluation)
-    with _for_scripts():
-        if not is_first():
-            return open_run(follow(callbacks).path)
-        with ranks.leading():
-            run = load_run(run).override(*assignments, **values)
-            enforce_run(run)
-            check_layout(run, layout := layout_of(run.scale, launched()))
-            folder = RunFolder.create(Path(out) if out else RUNS / (run.name or "run"), run)
-            complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
-    return open_run(folder.path)
+
+    def lead() -> RunFolder:
+        spec = load_run(run).override(*assignments, **values)
+        enforce_run(spec)
+        check_layout(spec, layout := layout_of(spec.scale, launched()))
+        folder = RunFolder.create(Path(out) if out else RUNS / (spec.name or "run"), spec)
+        complete(folder, callbacks, quiet=quiet, verbose=verbose, since=since, layout=layout)
+        return folder
+
+    return _on_all_ranks(lead, callbacks)
 
 
 def resume(
@@ -100,13 +100,33 @@ def resume(
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
     callbacks = Callbacks(on_step, on_evaluation)
-    with _for_scripts():
-        if not is_first():
-            return open_run(follow(callbacks).path)
-        with ranks.leading():
-            if not isinstance(folder, RunFolder):
-                folder = RunFolder.open(folder)
-            complete(folder, callbacks, quiet=quiet, verbose=verbose)
+
+    def lead() -> RunFolder:
+        opened = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
+        complete(opened, callbacks, quiet=quiet, verbose=verbose)
+        return opened
+
+    return _on_all_ranks(lead, callbacks)
+
+
+def _on_all_ranks(lead: Callable[[], RunFolder], callbacks: Callbacks) -> OpenRun:
+    """Call `lead` on rank 0, follow on others, and return the finished run.
+
+    Every rank raises the exception that ends a run, so that a script may catch it and train the next run. If the
+    processes cannot train another run, they exit.
+    """
+    try:
+        if is_first():
+            with ranks.leading():
+                folder = lead()
+        else:
+            folder = follow(callbacks)
+    except Exception as error:
+        if ranks.is_stuck():
+            raise SystemExit(_last_words(error)) from error
+        if isinstance(error, EndedError):
+            raise _as_raised_first(error) from None
+        raise
     return open_run(folder.path)
 
 
@@ -121,22 +141,6 @@ def follow(callbacks: Callbacks | None = None) -> RunFolder:
         Program(folder, material, session, callbacks, quiet=True).run(finish)
 
     return ranks.follow(program)
-
-
-@contextmanager
-def _for_scripts() -> Iterator[None]:
-    """Raise the exception that ends a run on every rank, so that a script may catch it and train the next run.
-
-    If the processes cannot train another run, exit.
-    """
-    try:
-        yield
-    except Exception as error:
-        if ranks.is_stuck():
-            raise SystemExit(_last_words(error)) from error
-        if isinstance(error, EndedError):
-            raise _as_raised_first(error) from None
-        raise
 
 
 def _last_words(error: Exception) -> str | int:

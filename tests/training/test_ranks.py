@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+import archwright
 from archwright.scale.group import Group
 from archwright.scale.launch import VARIABLES, EndedError, LostError
 from archwright.spec.errors import UserError
 from archwright.training import ranks
-from archwright.training.train import _for_scripts
+from archwright.training import train as train_room
+from archwright.training.callbacks import Callbacks
 from tests.scale.together import SHORT, left_of, played
 from tests.tiny import tiny_words
 
@@ -137,10 +139,18 @@ def test_a_script_ends_where_its_processes_cannot_train_again(
     """As on GPUs, where nobody hears of a failure: the one that has met it says so, before the next run begins."""
     for name in VARIABLES:
         monkeypatch.setenv(name, "1" if name == "RANK" else "2")
-    with pytest.raises(UserError), _for_scripts():
-        raise UserError("disk: full")
+
+    def ended(error: Exception) -> None:
+        def follow(callbacks: Callbacks) -> None:
+            raise error
+
+        monkeypatch.setattr(train_room, "follow", follow)
+        archwright.resume("run")
+
+    with pytest.raises(UserError):
+        ended(UserError("disk: full"))
     monkeypatch.setattr(Group, "is_stuck", True)
-    with pytest.raises(SystemExit, match=r"archwright: disk: full; .* so all end"), _for_scripts():
-        raise UserError("disk: full")
-    with pytest.raises(SystemExit, match=r"^1$"), _for_scripts():
-        raise LostError("has ended", is_first=False)
+    with pytest.raises(SystemExit, match=r"archwright: disk: full; .* so all end"):
+        ended(UserError("disk: full"))
+    with pytest.raises(SystemExit, match=r"^1$"):
+        ended(LostError("has ended", is_first=False))
