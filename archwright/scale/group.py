@@ -1,4 +1,4 @@
-"""The processes that torchrun started, and what they tell one another."""
+"""The process group of a run that torchrun started."""
 
 import contextlib
 import json
@@ -42,25 +42,20 @@ Order = dict[str, Any]
 """How rank 0 begins a run, as JSON."""
 
 START = timedelta(days=7)
-"""Time that the others wait for the first to prepare a run: reading a large text takes its time."""
+"""Longest time in which rank 0 prepares a run, such as reading a large text."""
 LOOK_SECONDS = 0.1
-"""Time between looks of the first process at whether the others have heard what it begins with."""
+"""Time between checks whether all ranks have received the order to begin."""
 WAIT_SECONDS = 10.0
 """Time between messages of rank 0 to the ranks that wait for it."""
 
 
 class Group(Processes):
-    """All processes of a run, of which this is one.
-
-    Args:
-        launch: the place of this process.
-    """
+    """All processes of a run."""
 
     number = 0
-    """How many groups this process has been in; all processes have been in as many."""
+    """Number of groups of this process so far, which is the same in all processes."""
     is_stuck = False
-    """Whether a group has failed so that its processes cannot be in another: a GPU that waits for others hears of
-    nothing."""
+    """True if a group failed so that its processes cannot form another: collectives of GPUs cannot be ended."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.layout, self.device = launch, ONE, torch.device("cpu")
@@ -68,19 +63,19 @@ class Group(Processes):
         self.agreed = False
         """True if every rank has the exception that ends the run, so that the group can be left in order."""
         self.stop_asked = False
-        """Whether this process was asked to stop, or, behind a sum, any."""
+        """True after SIGTERM to this process; after a sum, to any process."""
         with awaited(launch):
             store, _, _ = next(rendezvous("env://", timeout=START))
         self._ends = PrefixStore("archwright/ends", store)
-        # A script may train twice. Until `begin` and `wait_to_begin` this is a place that processes which torchrun has
-        # started again share with those before them; from then on, one of this group alone.
+        # A script may train twice. Until `begin` and `wait_to_begin`, restarted processes share this prefix with their
+        # predecessors; then, each group has its own.
         self._store = PrefixStore(f"archwright/{Group.number}", store)
         Group.number += 1
         self._looks: list[Look] = []
-        """What sees the gradients of a step."""
+        """Functions that receive the gradients of a step."""
         self._shards: ModelShards | None = None
         self._stage: dist.ProcessGroup | None = None
-        """Those that compute the same layers; None: all."""
+        """Ranks with the same layers; None: all."""
         self._pipeline: Pipeline | None = None
 
     @property
@@ -93,12 +88,11 @@ class Group(Processes):
 
     @property
     def counts(self) -> bool:
-        """Whether what this process found counts in a sum: that of others of its tensor group is the same, and other
-        stages have found nothing."""
+        """True if this rank's values count in a sum: those of its tensor group are the same."""
         return self.launch.rank % self.layout.tensor == 0
 
     def begin(self, order: Order) -> None:
-        """Let the others begin with an order, and join them; for the first process.
+        """Rank 0: send the order to begin to all ranks, and open the group.
 
         Raises:
             LostError: another process has ended, or does not answer.
@@ -109,13 +103,11 @@ class Group(Processes):
             self._open(order)
 
     def _answer_all(self, order: Order) -> None:
-        """Give an order to each of the others that asks for it, until all have it.
+        """Answer the requests of ranks with an order, until all have confirmed it.
 
-        torchrun often keeps one store over all restarts, and nothing that it tells a process is the same on all
-        machines and new after each restart: TORCHELASTIC_RESTART_COUNT counts what one machine's torchrun saw fail. So
-        each process that follows asks under a name of its own, which no order of earlier processes answers. What the
-        first one finds may have been asked by processes that are dead: it gives the order to every name that it
-        finds, until each of the others says, at a place that this group alone has, that it has heard.
+        torchrun may keep one store over restarts, and sets no variable that is new after each restart and equal on all
+        machines. Therefore, each rank requests the order under a unique name. Some names may belong to dead processes,
+        so all are answered. Ranks confirm under a prefix of this group.
         """
         everyone, name = self._store, uuid4().hex
         self._store = PrefixStore(name, everyone)
@@ -125,7 +117,7 @@ class Group(Processes):
         until = time.monotonic() + connections.PATIENCE.total_seconds()
         while not self._store.check(heard):
             if time.monotonic() > until:
-                if order["do"] == LEAVE:  # there is nothing to do without them either
+                if order["do"] == LEAVE:  # nothing to do for them
                     return
                 raise self._lost(_silence())
             if everyone.check(asking):
@@ -133,11 +125,11 @@ class Group(Processes):
                 for asker in new:
                     everyone.set(f"{_BEGIN}/{asker.decode()}", answer)
                 answered |= new
-            # One process alone looks again and again: the others wait in the store.
+            # Only rank 0 polls; the others wait in the store.
             time.sleep(LOOK_SECONDS)
 
     def wait_to_begin(self) -> Order:
-        """Return the order that the first process begins with, and join it if there is something to do."""
+        """Return rank 0's order to begin, and open the group unless the order is to leave."""
         everyone, name = self._store, uuid4().hex
         everyone.set(f"{_ASKING}/{self.launch.rank}", name)
         everyone.wait([f"{_BEGIN}/{name}"], START)
@@ -248,10 +240,10 @@ class Group(Processes):
         dist.barrier()
 
     def leave(self) -> None:
-        """Part in good order.
+        """Close the group after all ranks have finished.
 
         Raises:
-            LostError, EndedError: another process has not come so far.
+            LostError, EndedError: another rank has ended before.
         """
         if self.is_open:
             with self.together():
@@ -275,21 +267,22 @@ class Group(Processes):
             Group.is_stuck = True
 
     def remember_end(self, run: str, end: Mapping[str, Any] | None) -> None:
-        """Write down why a run ended for good, for those that torchrun starts in its place; None: it goes on."""
+        """Store the reason that a run ended for good, for processes that torchrun restarts; None: not ended."""
         self._ends.set(run, json.dumps([_PROCESS, end]))
 
     def end_before(self, run: str) -> dict[str, Any] | None:
-        """Return why a run ended for good before torchrun started these processes in place of those that trained it;
-        None where it did not, or torchrun has kept no store since."""
+        """Return the reason that a run ended for good before a restart of torchrun; None if unknown."""
         if not self._ends.check([run]):
             return None
         process, end = json.loads(self._ends.get(run))
-        # A script may take up a run that it has stopped itself.
+        # A script may resume a run that it stopped itself.
         return None if process == _PROCESS else end
 
     def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
-        """Say why all processes end, where no other one has; return whether that is so, and the reason that the
-        first one gave: what an `EndedError` is made of, None where it has only seen that another is gone."""
+        """Store a reason to end unless another rank has; return if this rank was first, and the first reason.
+
+        A reason has the arguments of an `EndedError`; None if a rank only noticed that another is gone.
+        """
         mine = json.dumps({"process": self.launch.rank, "end": end})
         try:
             first = self._store.compare_set(_REPORTED, "", mine).decode()
@@ -307,7 +300,7 @@ class Group(Processes):
 
         Raises:
             LostError: another process has ended, or does not answer.
-            EndedError: another process could not go on, and reported its reason.
+            EndedError: another process failed and reported its reason.
         """
         try:
             yield
@@ -317,7 +310,7 @@ class Group(Processes):
             raise self._lost(_what(error)) from error
 
     def _grid(self, sizes: dict[str, int]) -> DeviceMesh:
-        """Return all processes as a grid, of which axes of one process are left out, but that of shards."""
+        """Return the device mesh without axes of size 1, except the axis of shards."""
         axes = {name: n for name, n in sizes.items() if n > 1 or name == "shard"}
         return connections.new_mesh(self.device.type, axes)
 
@@ -333,7 +326,7 @@ class Group(Processes):
                 {"pipeline": layout.pipeline, "shard": layout.size // layout.pipeline}
             )
             self._stage = grid.get_group("shard")
-        # Context groups stand among those of shards, and so do expert groups.
+        # Context and expert groups are parts of shard groups.
         outer = {"pipeline": layout.pipeline, "replicate": layout.replicate}
         tensor = {"tensor": layout.tensor}
         experts, shards = None, layout.num_shards
@@ -358,8 +351,7 @@ class Group(Processes):
     def drawn(
         self, model: Decoder, draws: Iterable[tuple[str, Callable[[], Tensor]]]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of a model by name, in the memory of the CPU, which all processes have then. Each draws one of
-        those that come next, while the others draw theirs."""
+        """Yield tensors of a model by name, in CPU memory on all ranks; ranks draw different tensors in parallel."""
         like, left = dict(model.named_parameters()) | dict(model.named_buffers()), iter(draws)
         while hand := list(islice(left, self.launch.size)):
             own = hand[self.launch.rank][1]() if self.launch.rank < len(hand) else None
@@ -370,11 +362,11 @@ class Group(Processes):
                     value = torch.empty(like[name].shape, dtype=like[name].dtype)
                 dist.broadcast(value, turn)
                 yield name, value
-                del value  # a table may be large, and the next one as well
+                del value  # a table may be large
 
     @property
     def shards(self) -> ModelShards:
-        """What this process holds of the model."""
+        """Shards of the model on this rank."""
         assert self._shards is not None, "a model is cut up first"
         return self._shards
 
@@ -394,11 +386,11 @@ class Group(Processes):
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         own = [number * self.counts for number in numbers]
-        # That a process was asked to stop rides along, which costs no message of its own.
+        # The stop flag is all-reduced with the sums, without another message.
         values = torch.tensor([*own, self.stop_asked], dtype=torch.float64)
         dist.all_reduce(values)
         *found, asked = values.tolist()
-        if asked:  # else a signal that came meanwhile would be forgotten
+        if asked:  # otherwise, keep a signal that arrived in the meantime
             self.stop_asked = True
         return found
 
@@ -431,8 +423,8 @@ class Group(Processes):
             self._pipeline.backward(parts, passes)
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        # FSDP2 keeps the tensors that its first pass gathers into, and asks later ones for their version, which those
-        # of inference mode do not have (torch 2.13): a run of which the end alone is left begins with an evaluation.
+        # FSDP2 keeps the buffers of its first pass and later reads their version, which inference tensors lack (torch
+        # 2.13). A resumed run may begin with the final evaluation.
         return torch.no_grad()
 
     def output(self, model: nn.Module, batch: Batch) -> Output | None:
@@ -488,7 +480,7 @@ def described(error: BaseException, what: str) -> dict[str, Any]:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Tell whether an error says that another process does not answer."""
+    """True if an error means that another process does not answer."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(words in text for words in _ENGINES)
 
@@ -497,7 +489,7 @@ def _what(error: Exception) -> str:
     text = str(error)
     if "timed out waiting" in text.lower():
         return _silence()
-    # NCCL's errors look alike whatever went wrong between GPUs: its first line tells which it was.
+    # Only the first line distinguishes NCCL's errors.
     detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
     return f"has ended{detail}"
 
@@ -510,6 +502,6 @@ _ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by pe
 _ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
 _PROBLEMS = "problems"
 _PROCESS = uuid4().hex
-"""A name that no other process has, such as one that torchrun starts in its place."""
+"""Unique name of this process, unlike its restarts."""
 LEAVE = "leave"
-"""The order to part."""
+"""Order to leave without a run."""

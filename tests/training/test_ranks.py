@@ -22,7 +22,6 @@ from tests.scale.together import SHORT, left_of, played
 from tests.tiny import tiny_words
 
 SECONDS = 30.0
-"""Limit of a test, far more than it needs."""
 
 
 class Two:
