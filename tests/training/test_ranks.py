@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -75,9 +76,7 @@ def test_problems_of_reading_are_raised_at_once(
 ) -> None:
     """Rank 0 raises them, though other ranks still read."""
 
-    def changed(*_: object) -> None:
-        raise UserError("the text has changed")
-
+    changed = Mock(side_effect=UserError("the text has changed"))
     monkeypatch.setattr(ranks, "reload_data", changed)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(ranks._read_meanwhile, FOLDER, group)
@@ -90,11 +89,7 @@ def test_problems_of_reading_are_raised_at_once(
 def test_an_end_is_received_while_a_rank_reads(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     has_read = threading.Event()
     monkeypatch.setattr(ranks, "reload_data", lambda *_: has_read.wait(SECONDS))
-
-    def ended() -> None:
-        raise EndedError("full", ["UserError"], None)
-
-    group.wait_for_first = ended
+    group.wait_for_first = Mock(side_effect=EndedError("full", ["UserError"], None))
     with pytest.raises(EndedError, match="full"):
         ranks._read_meanwhile(FOLDER, group)
     has_read.set()
