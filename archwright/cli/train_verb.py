@@ -160,7 +160,7 @@ def _follow(parser: Parser, words: Sequence[str]) -> int:
     if options.dry_run:
         return 0
     prepare_process(shares=True)
-    from archwright.training.ranks import follow
+    from archwright.training.train import follow
 
     try:
         follow()

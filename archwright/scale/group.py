@@ -1,11 +1,13 @@
-"""The ranks that torchrun started: rendezvous, orders of rank 0, reports, and failures."""
+"""The process group of a run that torchrun started."""
 
 import contextlib
 import json
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -20,51 +22,48 @@ from archwright.scale.launch import EndedError, Launch, LostError, awaited
 from archwright.scale.layout import Layout
 from archwright.spec.errors import UserError
 
+T = TypeVar("T")
 Order = dict[str, Any]
-"""Order of rank 0 to the other ranks, as JSON."""
+"""How rank 0 begins a run, as JSON."""
 
 START = timedelta(days=7)
-"""Time limit of the other ranks while rank 0 prepares a run, such as a large text."""
+"""Longest time in which rank 0 prepares a run, such as reading a large text."""
 LOOK_SECONDS = 0.1
-"""Seconds between rank 0's checks for ranks that have joined."""
-ROOM = 2048
-"""Bytes of the first message of an order."""
-LEAVE = "leave"
-"""Order to leave the group."""
-_ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
-_ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
-_PROCESS = uuid4().hex
-"""Unique name of this process, which differs after a restart by torchrun."""
+"""Time between checks whether all ranks have received the order to begin."""
+WAIT_SECONDS = 10.0
+"""Time between messages of rank 0 to the ranks that wait for it."""
 
 
 class Group(Distributed):
-    """All ranks of a run. Rank 0 sends orders, and the others execute them.
-
-    Attributes:
-        number: Number of groups that this process has joined, equal on all ranks.
-        is_stuck: True if a failed group prevents another one, because a GPU still waits for other ranks.
-        busy: True if all ranks execute an order and would not receive another one.
-    """
+    """All ranks of a run."""
 
     number = 0
+    """Number of groups of this process so far, which is the same in all processes."""
     is_stuck = False
+    """True if a group failed so that its processes cannot form another: collectives of GPUs cannot be ended."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
-        self.is_open = self.busy = False
+        self.is_open = False
+        self.agreed = False
+        """True if every rank has the exception that ends the run, so that the group can be left in order."""
         with awaited(launch):
             store, _, _ = next(rendezvous("env://", timeout=START))
         self._ends = PrefixStore("archwright/ends", store)
-        # A script may train twice, so groups are numbered. Restarted processes use the same numbers, so `begin` and
-        # `wait_to_begin` replace this store by one with a unique name.
+        # A script may train twice. Until `begin` and `wait_to_begin`, restarted processes share this prefix with their
+        # predecessors; then, each group has its own.
         self._store = PrefixStore(f"archwright/{Group.number}", store)
         Group.number += 1
 
+    @property
+    def is_first(self) -> bool:
+        return self.launch.rank == 0
+
     def begin(self, order: Order) -> None:
-        """Send the first order, and connect; called by rank 0.
+        """Rank 0: send the order to begin to all ranks, and open the group.
 
         Raises:
-            LostError: Another rank has ended or does not answer.
+            LostError: another process has ended, or does not answer.
         """
         with self.together():
             self._answer_all(order)
@@ -72,22 +71,21 @@ class Group(Distributed):
             self._open(order)
 
     def _answer_all(self, order: Order) -> None:
-        """Send an order to each rank that asks for it, until all have received it.
+        """Answer the requests of ranks with an order, until all have confirmed it.
 
-        torchrun often keeps one store over all restarts, and no value that it sets is equal on all machines and new
-        after each restart: TORCHELASTIC_RESTART_COUNT counts the failures that one machine's torchrun has noticed. So
-        each rank asks under a unique name, which no order to earlier processes answers. Some names may belong to ended
-        processes: rank 0 answers every name, until each rank has confirmed in the store of this group.
+        torchrun may keep one store over restarts, and sets no variable that is new after each restart and equal on all
+        machines. Therefore, each rank requests the order under a unique name. Some names may belong to dead processes,
+        so all are answered. Ranks confirm under a prefix of this group.
         """
         everyone, name = self._store, uuid4().hex
         self._store = PrefixStore(name, everyone)
         ranks = range(1, self.launch.size)
-        asking, heard = ([f"{key}/{rank}" for rank in ranks] for key in (_ASKING, _HEARD))
+        asking, heard = ([f"{what}/{rank}" for rank in ranks] for what in (_ASKING, _HEARD))
         answer, answered = json.dumps({"group": name, "order": order}), set[bytes]()
         until = time.monotonic() + connections.PATIENCE.total_seconds()
         while not self._store.check(heard):
             if time.monotonic() > until:
-                if order["do"] == LEAVE:  # there is nothing to do without the other ranks either
+                if order["do"] == LEAVE:  # nothing to do for them
                     return
                 raise self._lost(_silence())
             if everyone.check(asking):
@@ -99,7 +97,7 @@ class Group(Distributed):
             time.sleep(LOOK_SECONDS)
 
     def wait_to_begin(self) -> Order:
-        """Return the first order, and connect if there is something to do."""
+        """Return rank 0's order to begin, and open the group unless the order is to leave."""
         everyone, name = self._store, uuid4().hex
         everyone.set(f"{_ASKING}/{self.launch.rank}", name)
         everyone.wait([f"{_BEGIN}/{name}"], START)
@@ -121,61 +119,99 @@ class Group(Distributed):
         with self.together():
             connections.open_all(backend, self._store, self.launch)
 
-    def order(self, order: Order) -> None:
-        """Broadcast an order; called by rank 0.
+    def first(self, work: Callable[[], T]) -> T:
+        """Call a function on rank 0 alone, and return its result on every rank.
+
+        Other ranks wait as long as the function takes: rank 0 broadcasts a message every WAIT_SECONDS, which fails if
+        a rank has died.
 
         Raises:
-            LostError: Another rank has ended or does not answer.
+            EndedError: the function raised; rank 0 raises the exception itself.
         """
-        text = json.dumps(order).encode()
-        head = len(text).to_bytes(8, "little") + text[: ROOM - 8]
-        with self.together():
-            dist.broadcast(torch.frombuffer(bytearray(head.ljust(ROOM)), dtype=torch.uint8), 0)
-            if rest := text[ROOM - 8 :]:
-                dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
+        if self.is_first:
+            with self.others_waiting() as message:
+                value = message["value"] = work()
+        else:
+            value = self.wait_for_first()
+        return value
 
-    def next_order(self) -> Order:
-        """Receive an order from rank 0.
+    @contextlib.contextmanager
+    def others_waiting(self) -> Iterator[dict[str, Any]]:
+        """Rank 0: keep the ranks in `wait_for_first` during the block, then send them its "value" or exception."""
+        over, failures = threading.Event(), list[Exception]()
+
+        def keep_waiting() -> None:
+            try:
+                while not over.wait(WAIT_SECONDS):
+                    self._broadcast({"wait": True})
+            except Exception as error:
+                failures.append(error)
+
+        def end_waiting(message: dict[str, Any]) -> None:
+            over.set()
+            thread.join()
+            if failures:
+                raise failures[0]
+            self._broadcast(message)
+
+        thread, message = threading.Thread(target=keep_waiting, daemon=True), {"value": None}
+        thread.start()
+        try:
+            yield message
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # the block's exception takes precedence
+                end_waiting({"error": described(error, "the first process has ended this run")})
+                self.agreed = True
+            raise
+        end_waiting(message)
+
+    def wait_for_first(self) -> Any:
+        """Return the result of rank 0's `first` or `others_waiting`."""
+        while "wait" in (message := self._broadcast()):
+            pass
+        if "error" in message:
+            self.agreed = True
+            raise EndedError(**message["error"])
+        return message["value"]
+
+    def _broadcast(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the message of rank 0 on every rank."""
+        messages = [message]
+        dist.broadcast_object_list(messages, 0, device=torch.device("cpu"))
+        assert messages[0] is not None
+        return messages[0]
+
+    def report(self, what: str, value: Any = None, problems: Sequence[str] = ()) -> None:
+        """Report a value or problems to rank 0 through the store, from any thread."""
+        lines = [f"process {self.launch.rank} of {self.launch.size}: {line}" for line in problems]
+        key = _PROBLEMS if problems else str(self.launch.rank)
+        self._store.set(f"{what}/{key}", json.dumps(lines or value))
+
+    def reports(self, what: str) -> list[Any] | None:
+        """Return the reported values of all ranks, and delete them; None until all have reported.
 
         Raises:
-            LostError: Rank 0 has ended or does not answer.
+            UserError: a rank has reported problems.
         """
-        head = torch.empty(ROOM, dtype=torch.uint8)
-        with self.together():
-            dist.broadcast(head, 0)
-            content = bytes(head.tolist())
-            length = int.from_bytes(content[:8], "little")
-            text = content[8 : 8 + length]
-            if length > ROOM - 8:
-                rest = torch.empty(length - ROOM + 8, dtype=torch.uint8)
-                dist.broadcast(rest, 0)
-                text += bytes(rest.tolist())
-        order: Order = json.loads(text)
-        return order
-
-    def tell(self, key: str, value: Any) -> None:
-        """Report a value to rank 0 without waiting. Another thread may call this."""
-        self._store.set(f"{key}/{self.launch.rank}", json.dumps(value))
-
-    def reports(self, key: str) -> list[Any] | None:
-        """Return and delete the reports of all ranks; None until all have reported."""
-        keys = [f"{key}/{rank}" for rank in range(self.launch.size)]
+        if self._store.check([f"{what}/{_PROBLEMS}"]):
+            raise UserError(*json.loads(self._store.get(f"{what}/{_PROBLEMS}")))
+        keys = [f"{what}/{rank}" for rank in range(self.launch.size)]
         if not self._store.check(keys):
             return None
-        values = [json.loads(self._store.get(key)) for key in keys]
+        found = [json.loads(self._store.get(key)) for key in keys]
         for key in keys:
             self._store.delete_key(key)
-        return values
+        return found
 
     def meet(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all processes."""
         dist.barrier()
 
     def leave(self) -> None:
-        """Disconnect after all ranks have arrived.
+        """Close the group after all ranks have finished.
 
         Raises:
-            LostError, EndedError: Another rank has ended before.
+            LostError, EndedError: another rank has ended before.
         """
         if self.is_open:
             with self.together():
@@ -184,9 +220,11 @@ class Group(Distributed):
             connections.destroy()
 
     def abandon(self, end: Mapping[str, Any]) -> None:
-        """Disconnect a rank that cannot execute orders.
+        """End a group whose ranks have not agreed to leave it.
 
-        Pending operations of other ranks fail at once. Their exceptions report `end`, or an earlier failure."""
+        Pending collectives of other ranks raise at once. They raise `end`, or the reason that another rank reported
+        before.
+        """
         if not self.is_open:
             return
         self._report(end)
@@ -197,27 +235,26 @@ class Group(Distributed):
             Group.is_stuck = True
 
     def remember_end(self, run: str, end: Mapping[str, Any] | None) -> None:
-        """Store the reason of a run's end for processes that torchrun restarts; None: the run continues."""
+        """Store the reason that a run ended for good, for processes that torchrun restarts; None: not ended."""
         self._ends.set(run, json.dumps([_PROCESS, end]))
 
     def end_before(self, run: str) -> dict[str, Any] | None:
-        """Return the reason of a run's end before a restart by torchrun; None if the run did not end."""
+        """Return the reason that a run ended for good before a restart of torchrun; None if unknown."""
         if not self._ends.check([run]):
             return None
         process, end = json.loads(self._ends.get(run))
-        # A script may resume a run that it has stopped itself.
+        # A script may resume a run that it stopped itself.
         return None if process == _PROCESS else end
 
     def _report(self, end: Mapping[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
-        """Store the reason of a failure, unless another rank has; None: only the loss of another rank is known.
+        """Store a reason to end unless another rank has; return if this rank was first, and the first reason.
 
-        Returns:
-            Whether this rank is the first, and the stored reason, which are the arguments of an `EndedError`.
+        A reason has the arguments of an `EndedError`; None if a rank only noticed that another is gone.
         """
         mine = json.dumps({"process": self.launch.rank, "end": end})
         try:
             first = self._store.compare_set(_REPORTED, "", mine).decode()
-        except (dist.DistError, RuntimeError):  # the process with the store has ended
+        except (dist.DistError, RuntimeError):  # the store is gone with the process that kept it
             return self.launch.rank == 0, None
         return first == mine, json.loads(first)["end"]
 
@@ -227,42 +264,69 @@ class Group(Distributed):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Execute an order on all ranks.
+        """Convert errors of collectives during the block.
 
         Raises:
-            LostError: Another rank has ended or does not answer.
-            EndedError: Another rank has failed and reported the reason.
+            LostError: another process has ended, or does not answer.
+            EndedError: another process failed and reported its reason.
         """
-        was_busy, self.busy = self.busy, True
         try:
             yield
-        except LostError:
-            raise
         except RuntimeError as error:
-            text = str(error)
-            if not isinstance(error, dist.DistError) and not any(
-                words in text.lower() for words in _ENGINES
-            ):
+            if self.agreed or isinstance(error, LostError) or not is_lost(error):
                 raise
-            # NCCL's errors differ only in their first line.
-            detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
-            is_late = "timed out waiting" in text.lower()
-            raise self._lost(_silence() if is_late else f"has ended{detail}") from error
-        self.busy = was_busy
-
-
-def _silence() -> str:
-    return f"does not answer for {duration(connections.PATIENCE.total_seconds())}"
+            raise self._lost(_what(error)) from error
 
 
 def check_gpus(launch: Launch, there: int) -> None:
-    """Refuse more ranks on a machine than it has GPUs.
+    """Refuse more processes on a machine than it has GPUs.
 
     Raises:
-        UserError: There are fewer GPUs than ranks.
+        UserError: it has fewer.
     """
     if launch.local_size > there:
         raise UserError(
             f"--nproc-per-node: found {launch.local_size} processes on a machine of {there} GPU{'s' * (there != 1)}; "
             f"expected at most {there}"
         )
+
+
+def described(error: BaseException, what: str) -> dict[str, Any]:
+    """Return the arguments of the `EndedError` that other ranks raise for an exception."""
+    lines = error.lines if isinstance(error, UserError) else str(error).splitlines()
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    reason = ": ".join([*kinds[: not isinstance(error, UserError)], *lines[:1]])
+    number = vars(error).get("signal")
+    return {
+        "text": f"{what}: {reason}",
+        "kinds": kinds,
+        "signal": int(number) if isinstance(number, signal.Signals) else None,
+    }
+
+
+def is_lost(error: BaseException) -> bool:
+    """True if an error means that another process does not answer."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(words in text for words in _ENGINES)
+
+
+def _what(error: Exception) -> str:
+    text = str(error)
+    if "timed out waiting" in text.lower():
+        return _silence()
+    # Only the first line distinguishes NCCL's errors.
+    detail = f" ({text.splitlines()[0]})" if "nccl" in text.lower() else ""
+    return f"has ended{detail}"
+
+
+def _silence() -> str:
+    return f"does not answer for {duration(connections.PATIENCE.total_seconds())}"
+
+
+_ENGINES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+_ASKING, _BEGIN, _HEARD, _REPORTED = "asking", "begin", "heard", "reported"
+_PROBLEMS = "problems"
+_PROCESS = uuid4().hex
+"""Unique name of this process, unlike its restarts."""
+LEAVE = "leave"
+"""Order to leave without a run."""

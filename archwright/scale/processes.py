@@ -1,6 +1,6 @@
 """Operations of a training step on all ranks; in this module, on a single rank."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -36,6 +36,17 @@ class Processes:
     """All ranks of a run; here, a single one with all sequences and complete parameters. `Group` has several."""
 
     layout = ONE
+    stop_asked = False
+    """True if another rank received SIGTERM."""
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that decides, prints and writes."""
+        return True
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Call a function on rank 0 alone, and return its result on every rank."""
+        return work()
 
     @property
     def rank(self) -> int:
