@@ -13,7 +13,7 @@ from archwright.classic.spec import disentangled as spec
 from archwright.parts.context import Context
 from archwright.parts.linear import Embedding, Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
-from archwright.parts.mixers.base import Heads
+from archwright.parts.mixers.attention import Heads
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import distances
 from archwright.parts.sharing import LayerInfo

@@ -12,7 +12,7 @@ from archwright.parts.context import Context
 from archwright.parts.kernels import prepare
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask, Dilated, MaskPattern, Ranges, spaced, united
-from archwright.parts.mixers.base import Heads
+from archwright.parts.mixers.attention import Heads
 from archwright.parts.positions import rotation
 from archwright.parts.sharing import LayerInfo, Shared
 from archwright.parts.states import KVCache

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, ScoreMods, prepare
 from archwright.parts.linear import Linear, project, set_blocks
-from archwright.parts.mixers.base import Heads, Mixer
+from archwright.parts.mixers.attention import Heads
+from archwright.parts.mixers.base import Mixer
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo

@@ -14,7 +14,7 @@ from archwright.parts.kernels.costs import visible_pairs
 from archwright.parts.leaves import LeafCosts, leaf
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask
-from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.mixers.attention import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
