@@ -30,7 +30,7 @@ from archwright.cpu.gradients import (
     by_autograd,
     input_gradients,
 )
-from archwright.parts.kernels import costs, prepare_dense, register_kernel
+from archwright.parts.kernels import KERNELS, Kernel, costs, prepare_dense
 from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.leaves import leaf
@@ -278,4 +278,4 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 
 attend_operator.register_autograd(_backward, setup_context=_setup)
 
-register_kernel("blockwise", blockwise, _prepare)
+KERNELS["blockwise"] = Kernel(blockwise, _prepare)

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.context import Context
-from archwright.parts.kernels import KERNELS, ScoreMods, kernel_of, prepare
+from archwright.parts.kernels import KERNELS, ScoreMods, kernel_of
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
+from archwright.parts.leaves import is_watched
 from archwright.parts.linear import Linear, project, set_blocks
 from archwright.parts.masks import AttentionMask, max_length
 from archwright.parts.mixers.base import Mixer
@@ -144,7 +145,7 @@ class AttentionMixer(Mixer):
         """Return the attention output, computed by the selected kernel."""
         if mask.pattern.repeats:
             scores = replace(scores, bias=RepeatedKeys(mask.log_times, scores.bias))
-        return self.kernel(query, key, value, mask, scores)
+        return self.kernel.run(query, key, value, mask, scores)
 
     def new_state(self, batch: int) -> KVCache:
         return KVCache(max_length(self.pattern.value))
@@ -154,9 +155,18 @@ class AttentionMixer(Mixer):
         return (length if window is None else min(length, window)) * self.kept_per_token * itemsize
 
     def prepare(self, context: Context) -> None:
-        prepare(self.kernel, context.mask(self.pattern, self.num_heads))
+        self.prepare_mask(context.mask(self.pattern, self.num_heads))
         if self.rotary is not None:
             context.rotation(self.rotary)
+
+    def prepare_mask(self, mask: AttentionMask) -> None:
+        """Prepare a mask for the kernel, outside of compiled layers; a trace needs no mask."""
+        if is_watched():
+            return
+        self.kernel.prepare(mask)
+        # A compiled layer only reads the cached property.
+        if mask.pattern.needs_length:
+            _ = mask.text_lengths
 
     def kernels(self) -> Sequence[str]:
         return [name for name in KERNELS if name != "flex"] if self.has_kernel else []
