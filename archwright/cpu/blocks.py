@@ -71,26 +71,26 @@ class Blocks(NamedTuple):
     """Number of rows with different blocks."""
 
 
-def blocks_of(view: AttentionMask) -> Blocks:
+def blocks_of(mask: AttentionMask) -> Blocks:
     """Return the blocks of a mask, computed once for all layers."""
-    return view.once(f"blocks of {BLOCK}", _cut)
+    return mask.once(f"blocks of {BLOCK}", _cut)
 
 
-def has_blocks(view: AttentionMask) -> bool:
+def has_blocks(mask: AttentionMask) -> bool:
     """True if the blocks of a mask are computed."""
-    return f"blocks of {BLOCK}" in view.made
+    return f"blocks of {BLOCK}" in mask.made
 
 
-def _cut(view: AttentionMask) -> Blocks:
-    length, device = view.layout.length, view.layout.device
+def _cut(mask: AttentionMask) -> Blocks:
+    length, device = mask.layout.length, mask.layout.device
     table: list[Block] = []
     stretches: list[Tensor] = []
     used = pairs = 0
     for first in range(0, length, BLOCK):
         stop = min(first + BLOCK, length)
-        for rows, ranges in _joined(view.ranges_of_rows(first, stop)):
+        for rows, ranges in _joined(mask.ranges_of_rows(first, stop)):
             # [rows, heads, queries, keys]
-            hidden = ~torch.cat([view.block(first, stop, *keys, rows) for keys in ranges], -1)
+            hidden = ~torch.cat([mask.block(first, stop, *keys, rows) for keys in ranges], -1)
             low, high = _masked_columns(hidden)
             stretch = hidden[..., low:high]
             if low < high and not (stretches and torch.equal(stretch, stretches[-1])):
@@ -98,7 +98,7 @@ def _cut(view: AttentionMask) -> Blocks:
                 used += stretch.numel()
             # A stretch equal to the last one shares its memory.
             at = used - stretch.numel()
-            row_range = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
+            row_range = (0, 0) if mask.num_rows == 1 else (rows.start, rows.stop)
             further = tuple(end for keys in ranges[1:] for end in keys)
             where = (*row_range, first, stop, *ranges[0], low, high, at, *hidden.shape[:2])
             table.append(Block._make([*where, further]))
@@ -108,9 +108,9 @@ def _cut(view: AttentionMask) -> Blocks:
     mask_bias = torch.zeros(hides.shape, dtype=torch.bfloat16, device=device)
     mask_bias.masked_fill_(hides, -torch.inf)
     workspace = torch.empty((), device=device).expand(pairs)
-    blocks = Blocks(_as_tensor(table), mask_bias, workspace, view.num_rows)
+    blocks = Blocks(_as_tensor(table), mask_bias, workspace, mask.num_rows)
     dynamo = sys.modules.get("torch._dynamo")  # its import takes seconds
-    if dynamo is not None and not view.is_plain:
+    if dynamo is not None and not mask.is_plain:
         # The next batch has another number of blocks.
         for tensor in (blocks.table, blocks.mask_bias, blocks.workspace):
             dynamo.maybe_mark_dynamic(tensor, 0)

@@ -39,28 +39,28 @@ from archwright.parts.masks import AttentionMask
 
 @leaf(costs.blockwise)
 def blockwise(
-    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scores: ScoreMods
 ) -> Tensor:
     """Reference attention, computed in blocks."""
-    if view.kept is not None:  # a cache: few queries, so blocks cost more than they save
-        return sdpa(query, key, value, view, scores)
-    bias_band, (least, most) = None, _columns(view)
+    if mask.kept is not None:  # a cache: few queries, so blocks cost more than they save
+        return sdpa(query, key, value, mask, scores)
+    bias_band, (least, most) = None, _columns(mask)
     if scores.bias is not None:
-        at = view.layout
+        at = mask.layout
         by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
         # Column differences equal distances only without padding and with default positions.
         if not (by_distance and at.padding_mask is None and at.position_ids is at.index):
-            mixed: Tensor = _outside_graph(by_autograd, query, key, value, view, scores)
+            mixed: Tensor = _outside_graph(by_autograd, query, key, value, mask, scores)
             return mixed
         bias_band = _bias_band(
-            scores.bias, min(cut.BLOCK, view.layout.length), least, most, query.dtype
+            scores.bias, min(cut.BLOCK, mask.layout.length), least, most, query.dtype
         )
-    computed = cut.has_blocks(view)
-    blocks = cut.blocks_of(view) if computed else _outside_graph(cut.blocks_of, view)
+    computed = cut.has_blocks(mask)
+    blocks = cut.blocks_of(mask) if computed else _outside_graph(cut.blocks_of, mask)
     inputs = (query, key, value, bias_band, scores.sinks)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     # Columns are counted from a block's first query among the queries.
-    origin = least + view.first_column
+    origin = least + mask.first_column
     how = (blocks.rows, origin, scores.scale, scores.softcap, scores.dropout, save)
     out: Tensor = _run(*inputs, blocks.table, blocks.mask_bias, blocks.workspace, *how)
     return out
@@ -89,18 +89,18 @@ def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtyp
     return moved[..., queries - 1 :]
 
 
-def _columns(view: AttentionMask) -> tuple[int, int]:
+def _columns(mask: AttentionMask) -> tuple[int, int]:
     """Return the range of a block's key columns, counted from its first query among the keys."""
-    length, lookback, lookahead = view.keys_at.length, view.pattern.lookback, view.pattern.lookahead
+    length, lookback, lookahead = mask.keys_at.length, mask.pattern.lookback, mask.pattern.lookahead
     least = -length if lookback is None else max(-length, -lookback - cut.ALIGNED)
     return least, length if lookahead is None else min(length, cut.BLOCK + lookahead)
 
 
-def _prepare(view: AttentionMask) -> None:
-    if view.kept is None:
-        cut.blocks_of(view)
+def _prepare(mask: AttentionMask) -> None:
+    if mask.kept is None:
+        cut.blocks_of(mask)
     else:
-        prepare_dense(view)
+        prepare_dense(mask)
 
 
 def _run(*inputs: Any) -> Tensor:

@@ -151,7 +151,7 @@ def _(
 
 
 def by_autograd(
-    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scores: ScoreMods
 ) -> Tensor:
     """Compute blocks by autograd, for a bias that depends on more than distances."""
     kv, heads, length = key.shape[2], query.shape[2], query.shape[1]
@@ -159,10 +159,10 @@ def by_autograd(
     parts = []
     for first in range(0, length, cut.BLOCK):
         stop = min(first + cut.BLOCK, length)
-        rows = view.ranges_of_rows(first, stop)
+        rows = mask.ranges_of_rows(first, stop)
         ranges = united([keys for row in rows for keys in row])
         # [rows, heads, queries, keys]
-        hidden = view.once(
+        hidden = mask.once(
             f"hidden from {first}", partial(_hidden, first, stop, ranges), shared=False
         )
         # [b, kv, group, queries, d]
@@ -186,5 +186,5 @@ def by_autograd(
     return torch.cat(parts, 2).transpose(1, 2)
 
 
-def _hidden(first: int, stop: int, ranges: Ranges, view: AttentionMask) -> Tensor:
-    return ~torch.cat([view.block(first, stop, *keys) for keys in ranges], -1)
+def _hidden(first: int, stop: int, ranges: Ranges, mask: AttentionMask) -> Tensor:
+    return ~torch.cat([mask.block(first, stop, *keys) for keys in ranges], -1)

@@ -23,7 +23,7 @@ from archwright.parts.positions import follows_length, rotation
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
-from archwright.spec import attention as spec
+from archwright.spec import attention as specs
 from archwright.spec.masks import Mask
 from archwright.spec.norms import Norm
 from archwright.spec.scores import NoQueryTemperature
@@ -191,7 +191,7 @@ class SoftmaxAttention(AttentionMixer):
     """
 
     def __init__(
-        self, spec: spec.SoftmaxAttention, dim: int, layer: LayerInfo | None = None
+        self, spec: specs.SoftmaxAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
         layer, sizes = layer or LayerInfo(), spec.heads(dim)
         num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
@@ -300,6 +300,7 @@ class SoftmaxAttention(AttentionMixer):
         if self.key is None:
             q, k, v = self._with_shared_keys(projected[0], context)
         else:
+            # q, k, v = W_q x, W_k x, W_v x by head, q and k rotated
             q, k, v = self._with_own_keys(projected, x, context, mask, state)
         q = self._apply_query_temperature(q, mask)
         bias = None
@@ -308,11 +309,13 @@ class SoftmaxAttention(AttentionMixer):
         dropout = self.spec.dropout if self.training else 0.0
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)
-        mixed = self.attend(q, k, v, mask, mods)  # [batch, length, heads, value_dim]
+        # softmax(scale q k^T) v: [batch, length, heads, value_dim]
+        mixed = self.attend(q, k, v, mask, mods)
         if self.gate is not None:
             # One gate for each head or each value: [batch, length, heads, 1 or value_dim].
             mixed = mixed * torch.sigmoid(projected[-1]).view(*mixed.shape[:3], -1)
-        out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))  # [batch, length, dim]
+        # W_o mixed: [batch, length, dim]
+        out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))
         return out
 
     def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:
