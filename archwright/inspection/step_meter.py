@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from archwright.model.model import Decoder
+from archwright.parts.kernels import Kernel
 from archwright.parts.norms import NORMS
 from archwright.planning.counter import OTHER, PartStack, followed
 
@@ -90,11 +91,13 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
     with ExitStack() as attached:
         attached.enter_context(followed(parts_of(model), meter))
         for module in model.modules():
-            if "kernel" in vars(module):
-                _meter_function(module, "kernel", KERNEL, meter, attached)
+            if isinstance(kernel := vars(module).get("kernel"), Kernel):
+                timed = kernel._replace(run=_timed(kernel.run, KERNEL, meter))
+                _set(module, "kernel", timed, attached)
         for rotary in chain(*(stack.rotaries.values() for stack in model.stacks)):
             for name in ("rotate_query", "rotate_key"):
-                _meter_function(rotary, name, "positions", meter, attached)
+                timed_rotation = _timed(getattr(rotary, name), "positions", meter)
+                _set(rotary, name, timed_rotation, attached)
         yield
 
 
@@ -118,15 +121,18 @@ def parts_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
     yield from (("norms", m) for m in model.modules() if isinstance(m, norms))
 
 
-def _meter_function(
-    module: nn.Module, name: str, part: str, meter: StepMeter, attached: ExitStack
-) -> None:
-    """Time calls of a function of a module until `attached` closes."""
-    function, is_set = getattr(module, name), name in vars(module)
+def _timed(function: Callable[..., Any], part: str, meter: StepMeter) -> Callable[..., Any]:
+    """Return a function that charges its time to a part."""
 
-    def metered(*args: Any, **kwargs: Any) -> Any:
+    def timed(*args: Any, **kwargs: Any) -> Any:
         with meter.region(part):
             return function(*args, **kwargs)
 
-    setattr(module, name, metered)
-    attached.callback(*((setattr, module, name, function) if is_set else (delattr, module, name)))
+    return timed
+
+
+def _set(module: nn.Module, name: str, value: Any, attached: ExitStack) -> None:
+    """Set an attribute of a module until `attached` closes."""
+    before, is_set = getattr(module, name), name in vars(module)
+    setattr(module, name, value)
+    attached.callback(*((setattr, module, name, before) if is_set else (delattr, module, name)))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from archwright.model.model import Decoder, Layer, Stack
 from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
-from archwright.parts.mixers.base import AttentionMixer
+from archwright.parts.mixers.attention import AttentionMixer
 from archwright.parts.tensor_parallel import TensorParallel, parallel_of
 from archwright.spec.choice import Choice
 

@@ -135,7 +135,7 @@ class StageShards:
         assert isinstance(model, Decoder), "refused before"
         context, x = model.new_context(tokens, **layout), self.stream
         if x is None:
-            x = model.embed(model.embedding(tokens, token_type_ids), context)
+            x = model.add_positions(model.embedding(tokens, token_type_ids), context)
             x = model.begin(x, context)
         x = model.through(self.runs[self.now], x, context)
         return model.end(x) if self.is_last else x
